@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// coordinator is what all parts of one running coordinator share. The parts embed it: [requestHandler], [reader],
-// and, on the one that leads, those of [leader].
+// coordinator holds what all parts of one running coordinator share. [requestHandler] and [reader] embed it. The parts
+// that run only on the leading coordinator embed it through [leader].
 type coordinator struct {
 	cfg        Config
 	conn       *jetstream.Conn
@@ -24,7 +24,7 @@ type coordinator struct {
 	projection *projection
 	hosts      *hosts
 	images     *hostImages
-	hostsRead  []signal // all given: the tables of hosts and of operators' intents have been read
+	hostsRead  []signal // once all are given, the tables of hosts and of operators' intents have been read
 	hostTable  hostTable
 	reads      *reader
 
@@ -35,8 +35,8 @@ type coordinator struct {
 	storing    sync.Mutex                      // held while stored copies of a sandbox's state are written or purged
 }
 
-// Run creates the streams, and waits for NATS to do so for as long as it takes. Then it serves until ctx ends: it takes
-// no new requests, finishes those in progress, and releases the scheduler's lock. It returns nil after such an end.
+// Run creates the streams, and waits for NATS as long as that takes. Then it serves until ctx ends. At the end it takes
+// no new requests, finishes those in progress, releases the scheduler's lock, and returns nil.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.setDefaults(); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	requests := newRequestHandler(c)
 	group.Go(func() error { return requests.run(ctx) })
 	group.Go(func() error {
-		// With half a table of hosts, the scheduler might fail a sandbox that a missing host would take.
+		// With an incomplete table of hosts, the scheduler might fail a sandbox that a missing host would take.
 		if !await(ctx, hosts, imports, intents) {
 			return ctx.Err()
 		}
@@ -113,8 +113,8 @@ func (c *coordinator) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// followLog restores the projection and follows the log, again where the log was rewound. caughtUp is given once the
-// log was followed to its end.
+// followLog restores the projection and follows the log. It does both again if the log was rewound. It gives caughtUp
+// once it has reached the end of the log.
 func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caughtUp signal) {
 	group.Go(func() error {
 		from := uint64(0) // the snapshots are still to be read
@@ -135,7 +135,8 @@ func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caug
 	})
 }
 
-// followBuckets follows hosts, images and what operators want of them. The signals are given once each was read.
+// followBuckets follows the tables of hosts and images, and the intents of operators. It gives each signal once that
+// table was read.
 func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, hosts, imports, intents signal) {
 	follow := func(what string, f func() error) {
 		group.Go(func() error { return c.retry(ctx, what, f) })
@@ -156,7 +157,7 @@ func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, 
 	})
 }
 
-// signal is given once; giving it again does nothing.
+// signal is an event that happens once. Calling give again does nothing.
 type signal struct {
 	given chan struct{}
 	give  func()
@@ -201,7 +202,7 @@ func (c *coordinator) retry(ctx context.Context, what string, f func() error) er
 		if err == nil {
 			return nil
 		}
-		c.log.Warn("trying again", "what", what, "error", err)
+		c.log.Warn("a step failed; retrying", "what", what, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}

@@ -27,7 +27,8 @@ func (d *deployment) remove(id string) {
 	}
 }
 
-// over says how many sandboxes a coordinator knows that are over, and living ones, and of how many it has a fold.
+// counts returns how many deleted (over) and how many living sandboxes a coordinator knows, and how many folds it keeps
+// in memory.
 func (c *coordinator) counts() (over, living, folds int) {
 	c.projection.mu.RLock()
 	defer c.projection.mu.RUnlock()
@@ -68,7 +69,7 @@ func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}
 	first, stop := d.inMemory(Config{Name: "c1", Timing: timing})
-	const n = 40 // more than are read at once
+	const n = 40 // more than the coordinator reads at once
 	labels := func(i int) map[string]string { return map[string]string{"odd": fmt.Sprint(i % 2)} }
 	for i := range n {
 		d.create(fmt.Sprint("s", i), protocol.SandboxSpec{Image: "i", Labels: labels(i)})
@@ -146,7 +147,7 @@ func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 	look(second)
 }
 
-// Snapshots as an earlier version wrote them are honoured, and brought into the present form.
+// A coordinator reads the snapshots of an earlier version, and stores them again in the present form.
 func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -183,7 +184,7 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	})
 }
 
-// A new leader reads only the reservations that came after the checkpoint, before which all ids have a history.
+// A new leader reads only the reservations made after the checkpoint: every id reserved before it has a history.
 func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

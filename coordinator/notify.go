@@ -10,12 +10,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notifier notifies workers again about sandboxes that are pending on their side. The first notification follows each
-// append, see [projection.appended]; it may be lost.
+// notifier notifies workers again about sandboxes that wait for them. [projection.appended] sends the first
+// notification after each append, but that one may be lost.
 type notifier struct{ *leader }
 
-// At most notifiedPerRound sandboxes are notified per notifyRound. A notification makes a worker read a history; a
-// thousand workers that start at once would leave no room for anything else.
+// The notifier sends at most notifiedPerRound notifications per notifyRound. Each makes a worker read a history.
+// Without the limit, a thousand workers that start at once would keep NATS too busy for anything else.
 const (
 	notifyRound      = 20 * time.Millisecond
 	notifiedPerRound = 100
@@ -47,8 +47,8 @@ func (n *notifier) notifyRegistered(ctx context.Context) error {
 	})
 }
 
-// send sends notifications in rounds, for about one scan, so that workers that register meanwhile do not wait longer.
-// It returns those that are left.
+// send sends notifications in rounds. It stops after about one scan, so that workers that register in the meantime do
+// not wait longer, and returns the notifications that are left.
 func (n *notifier) send(ctx context.Context, due []notification) []notification {
 	for began := time.Now(); len(due) > 0 && time.Since(began) < max(n.cfg.Timing.Scan, notifyRound); {
 		size := min(notifiedPerRound, len(due))
@@ -57,7 +57,7 @@ func (n *notifier) send(ctx context.Context, due []notification) []notification 
 				continue
 			}
 			if err := n.conn.NotifyWithoutBatch(d.worker, d.key.Tenant, d.key.ID); err != nil {
-				n.log.Warn("could not notify a worker; it is notified again later", "worker", d.worker, "error", err)
+				n.log.Warn("could not notify a worker; it will be notified again", "worker", d.worker, "error", err)
 			}
 		}
 		if due = due[size:]; len(due) > 0 && (!backoff.Sleep(ctx, notifyRound) || n.lease.Check() != nil) {
@@ -69,14 +69,14 @@ func (n *notifier) send(ctx context.Context, due []notification) []notification 
 
 // notified is the last notification of a worker about a pending sandbox.
 type notified struct {
-	sequence uint64 // of the sandbox
+	sequence uint64 // the sandbox's sequence at that time
 	at       time.Time
 	pause    backoff.Backoff
-	next     time.Duration // before the next notification
+	next     time.Duration // how long to wait before the next notification
 }
 
-// maxRepeatPauses is how many times longer than the first the pause between notifications becomes: what is pending may
-// take long, as an exec does.
+// maxRepeatPauses limits the growing pause between notifications, as a multiple of the first pause. It grows because
+// pending work, such as an exec, may take long.
 const maxRepeatPauses = 12
 
 // notifyPending notifies workers again about sandboxes that stay pending.
@@ -89,7 +89,7 @@ func (n *notifier) notifyPending(ctx context.Context) error {
 		ready := func(hostID string) bool { return workers[hostID] != "" }
 		n.projection.work.eachPending(ready, func(k key, b *protocol.Sandbox) {
 			last := known[k]
-			if last == nil || last.sequence != b.Sequence { // the append has just notified it
+			if last == nil || last.sequence != b.Sequence { // a new append has just sent a notification
 				last = &notified{sequence: b.Sequence, at: now, pause: backoff.New(first, maxRepeatPauses*first)}
 				last.next = last.pause.Next()
 			}

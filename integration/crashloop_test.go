@@ -96,7 +96,8 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its first run may take the 6 s of the guard, the window is 12 s, and failing the sandbox may take 5.
+	// 23 s at most: the first run may last almost as long as the guard (6 s), then the window (12 s) begins, and
+	// failing the sandbox may take another 5 s.
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonOOMKilled || b.Error == nil || b.Error.Code != protocol.ResourceExhausted {
 		t.Errorf("the sandbox failed with %s: %v", b.Reason, b.Error)

@@ -26,12 +26,12 @@ import (
 
 const mebibyte = 1 << 20
 
-// warehouse is a registry with a door, in front of its own engine.
+// warehouse is a registry, an engine that pulls from it, and the doors through which engines reach it.
 type warehouse struct {
 	*registry.Registry
 	engine *engines.Engine
-	door   *registry.Door // for this engine
-	back   *registry.Door // for the machine's engine, to push through
+	door   *registry.Door // for engine
+	back   *registry.Door // for main, the machine's engine, which pushes images
 	main   *engines.Engine
 }
 
@@ -331,7 +331,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 				}
 			}
 			deleteWithin("deleted-1")
-			time.Sleep(time.Second) // the subject: the other sandbox still needs the pull
+			time.Sleep(time.Second) // the pull must go on: the other sandbox still needs it
 			if n := h.door.GivenUp(); n != gone {
 				t.Error("the pull ended while a sandbox waits for it")
 			}
@@ -380,8 +380,8 @@ func imagesOf(t *testing.T, host string) string {
 	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
 }
 
-// TestUnusedImagesAreRemovedAboveTheBound sets a bound on pulled images. Above it, large and long unused ones are removed first. Images that
-// are in use, configured to be kept, or foreign stay.
+// TestUnusedImagesAreRemovedAboveTheBound sets a bound on pulled images. Above it, the worker removes large and long
+// unused ones first. It keeps images that are in use, configured to be kept, or foreign.
 func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -393,7 +393,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	foreign, _ := h.push("foreign:1", 3*mebibyte)
 	docker(t, h.engine.Host, "pull", "-q", foreign)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// There is room for three of them; each also has the two megabytes of the base.
+	// The bound leaves room for three of these images: each has 2 MB of base in addition to its own 3 MB.
 	role := fleet.Role{Engine: h.engine.Host,
 		Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept},
 			HighWater: 100, Sweep: 200 * time.Millisecond}}
@@ -423,7 +423,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second) // the subject: no sweep may remove an image below the bound
+	time.Sleep(time.Second) // sweeps run meanwhile, and must remove nothing below the bound
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
 		t.Errorf("below the bound, an image was removed; left: %s", got)
 	}
@@ -436,7 +436,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(time.Second) // the subject: several more sweeps must remove nothing else
+	time.Sleep(time.Second) // more sweeps run meanwhile, and must remove nothing else
 	got := imagesOf(t, h.engine.Host)
 	for _, ref := range []string{kept, used, two, foreign, fleet.Image} {
 		if !strings.Contains(got, ref) {

@@ -34,7 +34,7 @@ type streams struct {
 // or anySequence.
 func (s *streams) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64, error) {
 	if why := s.room.broken(); why != "" && isUnder(m.Subject, protocol.AppendFilter) {
-		return 0, Room{Failed: why}.Err() // the server would not answer
+		return 0, Room{Failed: why}.Err() // the server cannot append, so it would not answer
 	}
 	ctx, cancel := s.await(ctx)
 	defer cancel()
@@ -116,8 +116,8 @@ func (s *streams) leaderGetOnce(ctx context.Context, stream string, query []byte
 	return m, nil
 }
 
-// Limits of one batched direct get, and of how many run at once on a connection: a server disconnects a client that
-// has far more to read than it reads.
+// Limits of one batched direct get, and of how many run at once on a connection. A server disconnects a client that
+// falls too far behind in reading what it asked for.
 const (
 	directBatch   = 512
 	directBytes   = 2 << 20
@@ -148,8 +148,8 @@ func (s *streams) scan(ctx context.Context, stream, subject string, from uint64,
 
 var errUnanswered = protocol.Errorf(protocol.DeadlineExceeded, "", "no answer in time")
 
-// scanBatch sends one request and visits the messages after all of them have arrived, since visits may take long and
-// other readers must not wait for them. next is the sequence after the last visited message.
+// scanBatch sends one request. It visits the messages only after all of them have arrived, since visits may take long
+// and would keep other readers waiting. next is the sequence after the last visited message.
 func (s *streams) scanBatch(ctx context.Context, stream, subject string, from uint64,
 	visit func(*stored) (bool, error)) (next uint64, more bool, err error) {
 	messages, more, failed := s.directGet(ctx, stream, subject, from)
@@ -173,7 +173,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		return nil, false, translate(ctx.Err(), "read "+stream)
 	}
 	inbox := s.nc.NewRespInbox()
-	// The client's subscriptions for a single reader have buffers for 64 Ki messages, which take 512 KB.
+	// A channel of our own is small. The client's synchronous subscriptions buffer 64 Ki messages, which takes 512 KB.
 	answers := make(chan *nats.Msg, directBatch+8)
 	sub, err := s.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
@@ -223,8 +223,8 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 	}
 }
 
-// nextAnswer waits for one message of an answer. Each message may take as long as a single answer, since the time of
-// all depends on their number.
+// nextAnswer waits for one message of an answer. The time limit is for each message, because a longer answer takes
+// longer in total.
 func (s *streams) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
 	select {
 	case msg := <-answers:

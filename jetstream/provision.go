@@ -19,8 +19,8 @@ import (
 type Provisioner struct{ *streams }
 
 // Provision makes missing streams and buckets and updates the others. It reads and compares all of them before it
-// changes anything, and never weakens one: a setting that would is refused. Several coordinators may run it at once,
-// and any number of times. While a cluster is starting, it waits until ctx ends.
+// changes anything, and refuses any setting that would weaken one. Several coordinators may run it at once, and any
+// number of times. While a cluster is starting, it waits until ctx ends.
 //
 // Errors: failed_precondition with reason would_weaken or needs_migration, and the field; with reason server_settings
 // if the server has no room for the limits; unavailable.
@@ -61,7 +61,7 @@ func (pr *Provisioner) found(ctx context.Context, a *Assets) (map[string]found, 
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
 	}
-	for _, name := range append(names, streamMoving) { // last, since it exists while the output's stream does not
+	for _, name := range append(names, streamMoving) { // last: it replaces the stream of output during a move
 		info, err := pr.streamInfo(ctx, name)
 		switch {
 		case err == nil:
@@ -77,7 +77,8 @@ func isReason(err error, reason string) bool {
 	return err != nil && protocol.AsError(err).Reason == reason
 }
 
-// carryOut executes a plan. again says that another process has made a stream meanwhile: the plan must be made again.
+// carryOut executes a plan. If it returns again, another process has made a stream in the meantime, and the caller must
+// make a new plan.
 func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err error) {
 	if again, err := pr.createAll(ctx, p); again || err != nil {
 		return again, err
@@ -85,7 +86,7 @@ func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err e
 	for _, cfg := range p.update {
 		err := pr.updateStream(ctx, cfg)
 		if err != nil && p.late[cfg.Name] && noRoom(err) {
-			pr.log.Warn("could not set a limit: the server has too little room for it",
+			pr.log.Warn("could not change a stream's size limit: the server has too little storage left to reserve it",
 				"stream", cfg.Name, "limit", protocol.Bytes(cfg.MaxBytes))
 			continue
 		}
@@ -96,11 +97,11 @@ func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err e
 	return false, nil
 }
 
-// leastFraction is the smallest fraction of its default size, as 1/leastFraction, that a stream is made with.
+// leastFraction limits how far createAll shrinks a stream: no smaller than 1/leastFraction of its default size.
 const leastFraction = 16
 
 // createAll makes the missing streams. If the server has too little room, it halves the size of all new streams with a
-// default size, also of those already made, until they fit.
+// default size until they fit, including streams that it has already made.
 func (pr *Provisioner) createAll(ctx context.Context, p *plan) (again bool, err error) {
 	fraction := int64(1)
 	fitted := func(cfg jetstream.StreamConfig) jetstream.StreamConfig {
@@ -146,7 +147,7 @@ func (pr *Provisioner) createStream(ctx context.Context, cfg jetstream.StreamCon
 }
 
 // apply sends an idempotent change until it is answered, since a starting cluster drops some requests. The error is the
-// server's own.
+// server's, not translated.
 func (pr *Provisioner) apply(ctx context.Context, doing string, change func(context.Context) error) error {
 	ctx, cancel := pr.bound(ctx)
 	defer cancel()
@@ -169,7 +170,7 @@ func (pr *Provisioner) updateStream(ctx context.Context, cfg jetstream.StreamCon
 	})
 }
 
-// noRoom reports whether the server lacks the room for a stream's limit.
+// noRoom reports whether the server has too little storage left to reserve a stream's size limit.
 func noRoom(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && (api.ErrorCode == codeInsufficientStorage ||

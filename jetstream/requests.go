@@ -57,7 +57,7 @@ type Answers struct {
 	prefix string
 
 	mu      sync.Mutex
-	waiting map[string]chan<- *protocol.Reply // by the part of the subject after the prefix
+	waiting map[string]chan<- *protocol.Reply // keyed by the part of the inbox after the prefix
 	next    uint64
 }
 
@@ -118,7 +118,7 @@ type Delivery struct {
 	Sequence              uint64
 	StoredAt              time.Time
 	inbox                 string
-	waits                 bool // the client distinguishes "still waiting" from an outcome
+	waits                 bool // the client can tell "still waiting" from an outcome
 }
 
 // answerType returns the content type of the answer to a payload: the payload's own if it is supported.
@@ -155,7 +155,7 @@ func (q *RequestQueue) AnswerWaiting(d *Delivery, why *protocol.Error) {
 const (
 	requestsConsumer = "coordinators"
 	endingConsumer   = "coordinators-ending"
-	// requestsHeld is the most requests that all coordinators together hold.
+	// requestsHeld is how many requests all coordinators together may hold.
 	requestsHeld = 1024
 	endingHeld   = 64
 	requestsPull = 512
@@ -166,7 +166,7 @@ const (
 	extendPeriod = requestAckWait / 4
 	// trimPeriod is how often settled requests are removed.
 	trimPeriod = 250 * time.Millisecond
-	trimMost   = 2 * time.Second // longest pause while one is not settled yet
+	trimMost   = 2 * time.Second // longest pause while a request stays unsettled
 	// MaxAttempts is how often a request may fail because of a defect before it becomes a dead letter.
 	MaxAttempts = 6
 )
@@ -189,14 +189,14 @@ func (q *RequestQueue) ConsumeRequests(ctx context.Context, handle HandleRequest
 	return q.Requests().Consume(ctx, handle)
 }
 
-// Consume calls handle with each request, concurrently for all that the server delivers, until ctx ends; then it waits
+// Consume calls handle with each request until ctx ends, with all delivered requests concurrently. At the end it waits
 // for the calls in flight. A request stays with this coordinator while handle runs. If the coordinator dies in handle,
 // the request goes to another one.
 //
-// The stream is not a work queue: there each acknowledgement would remove its message with a durable write of its own,
-// which cost a tenth of all the work for an exec. The consumer holds acknowledgements in memory, and settled requests
-// are removed up to four times a second, many at once. A server that restarts in between delivers them again, which
-// decides nothing twice.
+// The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
+// own, which cost a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
+// trimRequests removes many settled requests at once, up to four times a second. A server that restarts in between
+// delivers them again, but no request is decided twice.
 func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	var settled atomic.Int64
 	background, stop := context.WithCancel(ctx)
@@ -225,9 +225,9 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	})
 }
 
-// ConsumeEnding calls handle with the cancels, stops and deletes, ahead of all waiting requests, until ctx ends. A
-// decided request is removed from the queue, because the other consumer would reach it later and decide it on a newer
-// state.
+// ConsumeEnding calls handle with the cancels, stops and deletes, ahead of all waiting requests, until ctx ends. It
+// removes each decided request from the queue. Otherwise the other consumer would reach it later and decide it again,
+// on a newer state.
 func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) error {
 	var filters []string
 	for _, verb := range []string{protocol.VerbCancel, protocol.VerbStop, protocol.VerbDelete} {
@@ -310,12 +310,12 @@ func (q *RequestQueue) remove(ctx context.Context, sequence uint64) {
 		err = stream.DeleteMsg(ctx, sequence)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		q.log.Warn("could not remove a decided request from the queue; it is decided again", "error", err)
+		q.log.Warn("could not remove a decided request from the queue; it will be decided again", "error", err)
 	}
 }
 
-// trimRequests removes requests up to the first unsettled one, each time requests were settled, until no settled
-// request is left.
+// trimRequests removes requests up to the first unsettled one. It does so after requests were settled, and repeats it
+// until the server reports all delivered requests as settled.
 func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	trimmed, retries := int64(0), backoff.New(trimPeriod, trimMost)
 	for pause := retries.Next(); backoff.Sleep(ctx, pause); {
@@ -330,7 +330,7 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 		if err != nil && ctx.Err() == nil {
 			q.log.Warn("could not remove settled requests; retrying", "error", err)
 		}
-		if all && err == nil { // otherwise a request may take long to settle
+		if all && err == nil { // otherwise keep asking, at longer intervals: a request may take long to settle
 			trimmed = n
 			retries.Reset()
 		}
@@ -338,8 +338,8 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 	}
 }
 
-// trimRequestsOnce reports whether all delivered requests are settled according to the server, which may receive
-// acknowledgements later than this question.
+// trimRequestsOnce removes the requests that the server knows to be settled, and reports whether those are all
+// delivered ones. The server may not have received the latest acknowledgements yet.
 func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()
@@ -368,8 +368,8 @@ func requestID(h nats.Header) string {
 	return h.Get(jetstream.MsgIDHeader)
 }
 
-// StoreDeadLetter stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if two
-// coordinators file it, or if the same request is sent again and fails again.
+// StoreDeadLetter stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if
+// two coordinators store it, or if a client sends the same request again and it fails again.
 func (q *RequestQueue) StoreDeadLetter(ctx context.Context, d *Delivery, why *protocol.Error) error {
 	subject := protocol.DeadSubject(d.Tenant, d.Verb, d.Sandbox)
 	last, err := q.lastOnSubject(ctx, protocol.StreamDead, subject)
@@ -404,8 +404,8 @@ type consumption struct {
 	handle func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup)
 }
 
-// consume calls the handler with messages until ctx ends. It makes the consumer again whenever that is lost: the
-// consumer's state is in memory, but unacknowledged messages are in the stream.
+// consume calls the handler with messages until ctx ends. It makes the consumer again whenever the server has lost it.
+// The server keeps the consumer only in memory, but messages that are not acknowledged stay in the stream.
 func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
 	var inHand sync.WaitGroup
 	defer inHand.Wait()
@@ -435,7 +435,7 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *s
 	stop := context.AfterFunc(ctx, messages.Stop)
 	defer stop()
 	defer messages.Stop()
-	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
+	// A restarted server has lost the consumer. Without this, the client would notice only after missed heartbeats.
 	// Messages that have already arrived are still handled.
 	defer q.OnReconnect(messages.Drain)()
 	for {
@@ -447,7 +447,8 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *s
 	}
 }
 
-// openQueue makes the consumer or finds it. The consumer has a name, so the request can be repeated.
+// openQueue makes the consumer, or finds it if it exists. The consumer has a name, so repeating the request does no
+// harm.
 func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()

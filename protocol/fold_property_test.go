@@ -74,7 +74,7 @@ func checkInvariants(t failer, s *State) {
 	}
 }
 
-// choices chooses the next event, by rapid's generators or a fuzzer's bytes.
+// choices makes the random choices of a test, from rapid's generators or from a fuzzer's bytes.
 type choices interface {
 	// below returns a number from 0 to n-1.
 	below(n int, what string) int
@@ -82,7 +82,7 @@ type choices interface {
 
 type rapidChoices struct{ t *rapid.T }
 
-// It draws bits, because rapid's ranges prefer small numbers, which would keep histories short.
+// below draws single bits, because rapid's ranges prefer small numbers, which would keep histories short.
 func (c rapidChoices) below(n int, what string) int {
 	v := 0
 	for range bits.Len(uint(n)) {
@@ -225,8 +225,8 @@ func checkTrim(t failer, s *State, keep int) {
 	}
 }
 
-// checkReplay encodes the history as messages and folds the decoded ones, once with a snapshot on
-// the way.
+// checkReplay encodes the history as messages, decodes them and folds them. The result must be the state want. Between
+// messages it sometimes replaces the state with a decoded snapshot of it.
 func checkReplay(t failer, c choices, want *State, history []Event) {
 	t.Helper()
 	replayed := &State{}

@@ -98,12 +98,12 @@ func unmetFeatures(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.E
 	return all
 }
 
-// Limits are the most that any host of the fleet offers. A requirement that no host meets does not keep a sandbox
-// waiting: it goes to any host, whose Engine gives the exact reason for refusing it.
+// Limits are the most that any host of the fleet offers. A sandbox does not wait because of a requirement that no
+// host meets. It goes to any host, whose engine refuses it with the exact reason.
 type Limits struct {
-	quotas bool           // some host can limit what a container writes
-	cores  float64        // of one container
-	memory protocol.Bytes // of one sandbox
+	quotas bool           // at least one host can limit how much a container writes
+	cores  float64        // for one container
+	memory protocol.Bytes // for one sandbox
 	disk   protocol.Bytes
 }
 
@@ -120,7 +120,7 @@ func LimitsOf(hosts []*protocol.Host) (most Limits) {
 	return most
 }
 
-// unmetLimits lists the limits of single containers that a host cannot enforce or allow, where another host may.
+// unmetLimits lists the limits of single containers that a host cannot enforce or allow, if another host can.
 func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all []*protocol.Error) {
 	check := func(field string, disk protocol.Bytes, cores float64, pids int64) {
 		if h.MostPIDs > 0 && pids > h.MostPIDs {
@@ -146,7 +146,8 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 }
 
 // unmetTotals lists the resources that a sandbox and its services reserve together and that exceed an empty host. A
-// sandbox that resumes fitted before; it waits for the operator who lowered the host's capacity.
+// sandbox that resumes misses none, because it fitted before. If an operator has lowered the host's capacity since, it
+// waits.
 func unmetTotals(
 	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
 ) (all []*protocol.Error) {
@@ -208,7 +209,8 @@ func unmetFiles(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host) 
 	return all
 }
 
-// requestedMounts returns the mounts to check: those of the request. A worker has checked those of its own defaults.
+// requestedMounts returns the mounts that a client asked for. The mounts in a worker's own defaults need no check here:
+// the worker has checked them.
 func requestedMounts(b *protocol.Sandbox) []protocol.Mount {
 	if b.Resuming {
 		return b.Spec.Mounts
@@ -216,7 +218,7 @@ func requestedMounts(b *protocol.Sandbox) []protocol.Mount {
 	return b.AcceptedSpec().Mounts
 }
 
-// deniedRange is the index of the first allowed range that a host's operator denies entirely, -1 where there is none.
+// deniedRange is the index of the first allowed range that a host's operator denies entirely, -1 if there is none.
 func deniedRange(n *protocol.Network, h *protocol.Host) int {
 	denied := prefixes(h.DenyNetworks)
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
@@ -244,12 +246,13 @@ func prefixes(texts []string) (list []netip.Prefix) {
 	return list
 }
 
-// unregistered reports that a host is known only from the sandboxes on it. Its worker is away and may offer anything.
+// unregistered reports whether a host is known only from the sandboxes assigned to it. Its worker is away, so nobody
+// knows what it offers.
 func unregistered(h *protocol.Host) bool { return h.Instance == "" }
 
-// mountRefusal returns why a host does not allow a mount, and which field of the mount is at fault; "" where it
+// mountRefusal returns why a host does not allow a mount, and which field of the mount is at fault, or "" if the host
 // allows it. The narrowest entry of the host's allow-list decides whether the path may be written. The worker checks
-// again with links resolved.
+// again, because only it can resolve links.
 func mountRefusal(m protocol.Mount, h *protocol.Host) (field, reason string) {
 	source, narrowest := path.Clean(m.Source), ""
 	for _, dir := range h.Mounts {
@@ -275,8 +278,8 @@ func isBelow(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// Impossible returns the error for a sandbox that no host would ever take, whatever its load. It returns nil where
-// waiting may help, and while the worker of a known host has not registered.
+// Impossible returns the error for a sandbox that no host would ever take, whatever its load. It returns nil if waiting
+// may help, and as long as the worker of any known host has not registered.
 func Impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	if len(hosts) == 0 || slices.ContainsFunc(hosts, unregistered) {
 		return nil
@@ -316,7 +319,7 @@ func mountAllowedNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.
 		refused := ""
 		allows := func(h *protocol.Host) bool {
 			field, reason := mountRefusal(m, h)
-			refused = max(refused, field) // "writable" from a host that allows reading wins over "source"
+			refused = max(refused, field) // blame "writable" rather than "source" if any host allows reading
 			return reason == ""
 		}
 		if !slices.ContainsFunc(hosts, allows) {
@@ -331,7 +334,7 @@ func mountAllowedNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.
 	return nil
 }
 
-// unmetTogether returns the error where every host misses some requirement, but no requirement is missed by all.
+// unmetTogether returns the error if each host fails some requirement, but no requirement fails on all hosts.
 func unmetTogether(hosts []*protocol.Host, all [][]*protocol.Error) *protocol.Error {
 	reason := "no host alone meets all requirements"
 	for i, h := range hosts {

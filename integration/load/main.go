@@ -27,21 +27,21 @@ func main() {
 
 // options are the command-line options.
 type options struct {
-	workers      int           // hosts
-	processes    int           // that run the workers
-	coordinators int           // processes
-	sandboxes    int           // to create
+	workers      int           // simulated hosts
+	processes    int           // number of processes that run the workers
+	coordinators int           // number of coordinator processes
+	sandboxes    int           // number of sandboxes to create
 	rate         float64       // creates a second; 0: as fast as they are accepted
-	parallel     int           // creates at once, without a rate
+	parallel     int           // concurrent creates if there is no rate
 	living       int           // sandboxes that exist before the run
 	over         int           // sandboxes that were deleted before the run
 	backlog      bool          // accept all creates before there is a host
-	create       time.Duration // how long the timer takes for a create
+	create       time.Duration // how long the simulated engine takes for a create
 	settle       time.Duration // how long to measure idle coordinators; 0: not at all
-	restart      bool          // of NATS
-	failOver     bool          // of the scheduler
+	restart      bool          // restart NATS once all sandboxes are ready
+	failOver     bool          // kill the scheduling coordinator during the creates
 	profile      string        // directory for CPU profiles
-	limit        time.Duration // of each step
+	limit        time.Duration // longest time of each step
 	short        bool          // do not check goals
 }
 

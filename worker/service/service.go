@@ -27,7 +27,7 @@ type Service struct {
 
 	stop    context.CancelFunc
 	done    chan struct{}   // closed when the goroutine has ended
-	changed wake.Signal     // something about it has changed
+	changed wake.Signal     // wakes the goroutine when something about the service has changed
 	network func()          // closes networkUp
 	netUp   chan struct{}   // closed once the sandbox's network exists
 	settled chan struct{}   // closed once it is ready, or has failed
@@ -37,13 +37,13 @@ type Service struct {
 	attached *attach.Attachment
 	dirty    bool // the container may have changed
 	down     bool // the container does not run
-	givenUp  bool // and will not by itself
+	givenUp  bool // the worker will not start the container again
 	proc     control.Primary
 	crash    decide.CrashLoop
 	problem  string // why it is not ready yet
 
 	// Used by the goroutine only.
-	epoch    int64 // of the engine, when the container was last known to run
+	epoch    int64 // the engine's epoch when the container was last known to run
 	restarts *restarts
 }
 
@@ -90,7 +90,7 @@ func (v *Service) Err() *protocol.Error { return v.err }
 // NetworkExists lets the service make its container.
 func (v *Service) NetworkExists() { v.network() }
 
-// Inspect has the service inspect its container.
+// Inspect makes the service's goroutine inspect its container.
 func (v *Service) Inspect() {
 	v.mu.Lock()
 	v.dirty = true
@@ -99,7 +99,7 @@ func (v *Service) Inspect() {
 }
 
 // Container returns the connection to the supervisor, nil if there is none. down says that the container does not run,
-// givenUp that it will not run again by itself.
+// givenUp that the worker will not start it again.
 func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -117,8 +117,8 @@ func (v *Service) Detach() {
 	}
 }
 
-// EndAll has the supervisor end everything in the container, and publishes the rest of the output. It reports whether
-// the supervisor did. The goroutine must have ended.
+// EndAll asks the supervisor to end everything in the container, and publishes the rest of the output. It reports
+// whether the supervisor ended everything. Call it after the goroutine has ended.
 func (v *Service) EndAll(ctx context.Context, grace time.Duration) bool {
 	a := v.attachment()
 	if a == nil {
@@ -129,7 +129,7 @@ func (v *Service) EndAll(ctx context.Context, grace time.Duration) bool {
 	return ended
 }
 
-// NotReady is the error of a service whose sandbox has waited long enough.
+// NotReady is the error for a service that was not ready before the sandbox stopped waiting for it.
 func (v *Service) NotReady() *protocol.Error {
 	v.mu.Lock()
 	problem := v.problem
@@ -145,7 +145,7 @@ func ContainerName(deployment string, k protocol.SandboxKey, name string) string
 	return docker.ObjectName(deployment, k) + "." + name
 }
 
-// run brings the service up, unless the log says that it is ready or has failed, and watches it from then on.
+// run brings the service up, unless the log already says that it is ready or has failed. Then it watches the service.
 func (v *Service) run(ctx context.Context) {
 	defer close(v.done)
 	publishing := make(chan struct{})
@@ -166,7 +166,7 @@ func (v *Service) run(ctx context.Context) {
 	case protocol.ServiceStateFailed:
 		v.err = v.failure(status.Error)
 	default:
-		v.health.passed = time.Now().Add(-v.cfg.Host.Now().Sub(status.Since)) // an earlier worker tested it
+		v.health.passed = time.Now().Add(-v.cfg.Host.Now().Sub(status.Since)) // an earlier worker has tested it
 	}
 	close(v.settled)
 	v.restarts.watch(ctx)
@@ -185,7 +185,7 @@ func (v *Service) process() control.Primary {
 	return v.proc
 }
 
-// field of the sandbox's spec that describes a service.
+// field names the field of the sandbox's spec that describes the service.
 func field(v *Service) string { return v.cfg.Sandbox.ServiceField(v.cfg.Name) }
 
 // status is the state of the service in the log.
@@ -199,7 +199,8 @@ const (
 	retryMost  = 5 * time.Second
 )
 
-// append appends events about the service. It retries until the log has them, or no longer wants the service here.
+// append appends events about the service. It retries until the log has them, or until this host is no longer
+// responsible for the service.
 func (v *Service) append(ctx context.Context, events []protocol.Event) error {
 	for pause := backoff.New(retryFirst, retryMost); ; {
 		err := v.cfg.Log.Append(ctx, v.cfg.Generation, func(st *protocol.State) []protocol.Event {
@@ -215,7 +216,7 @@ func (v *Service) append(ctx context.Context, events []protocol.Event) error {
 	}
 }
 
-// recordEnds appends that the service's command has ended, if the log does not have it.
+// recordEnds appends that the service's command has ended, unless the log says so already.
 func (v *Service) recordEnds(ctx context.Context) {
 	a, p := v.attachment(), v.process()
 	if a == nil || decide.EndsOf(&p) == 0 {
@@ -234,7 +235,7 @@ func (v *Service) recordEnds(ctx context.Context) {
 // fail appends that the service failed, with the end of its output if the command caused it. It returns the error that
 // its sandbox fails with if it is required.
 func (v *Service) fail(ctx context.Context, err error) *protocol.Error {
-	if hook := (*hookFailure)(nil); errors.As(err, &hook) { // the log has it
+	if hook := (*hookFailure)(nil); errors.As(err, &hook) { // the log has the failure already
 		return v.failure(hook.why)
 	}
 	e := *protocol.AsError(err)
@@ -256,7 +257,7 @@ func (v *Service) failure(why *protocol.Error) *protocol.Error {
 	if why != nil {
 		e = *why
 	}
-	if hosterr.Temporary(&e) { // it was retried long enough
+	if hosterr.Temporary(&e) { // retrying has not helped for long enough, so the client should not retry either
 		e.Code = protocol.FailedPrecondition
 	}
 	if e.Field == "" {
@@ -266,7 +267,7 @@ func (v *Service) failure(why *protocol.Error) *protocol.Error {
 	return &e
 }
 
-// events passes what the service's supervisor reports on.
+// events passes the reports of the service's supervisor to the service and its execs.
 type events struct {
 	Execs
 	v *Service
