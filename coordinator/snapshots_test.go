@@ -273,7 +273,8 @@ func setBack(t *testing.T, restarted, whole bool) {
 		if !whole { // its create is still among the requests, and was carried out again
 			delete(all, "lost")
 		}
-		return len(all) == 2 && all["a"].ActiveExecs == 3 && all["b"].ActiveExecs == 1
+		return len(all) == 2 && all["a"] != nil && all["b"] != nil &&
+			all["a"].ActiveExecs == 3 && all["b"].ActiveExecs == 1
 	})
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs, &protocol.Query{Sandbox: "a", Limit: 10})
 	if err != nil || len(reply.Execs) != 3 {
