@@ -29,7 +29,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%d bytes of text cost %d bytes of memory", len(text), used)
 		}
 		checkTyped(t, err)
-		if err != nil && !strings.Contains(err.Error(), "f: line ") && !strings.Contains(err.Error(), "holds no document") {
+		if err != nil && !strings.Contains(err.Error(), "f: line ") && !strings.Contains(err.Error(), "has no document") {
 			t.Errorf("the error has no line: %v", err)
 		}
 		_, err = ParseDefaults([]byte(text), Options{Env: env})
