@@ -74,7 +74,7 @@ var forbidden = []struct{ from, to, why string }{
 	{"worker/service", module + "/worker/network", "its sandbox has the network"},
 	{"worker/attach", module + "/jetstream/...", "a connection to a supervisor needs no log"},
 	{"worker/attach", module + "/worker/decide", "a connection reports; it decides nothing"},
-	{"worker/epoch", module + "/worker/docker", "an epoch is a count; who asks the engine passes the question in"},
+	{"worker/epoch", module + "/worker/docker", "an epoch is a count; its caller passes in how to ask the engine"},
 }
 
 // onlyImporters lists technologies that exactly one package imports directly.

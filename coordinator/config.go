@@ -98,7 +98,7 @@ func (cfg *Config) setDefaults() error {
 // Timing holds the periods of the coordinator's loops.
 type Timing struct {
 	Scan     time.Duration // time between two scans for work that no event announces; default 1 s
-	Suspect  time.Duration // a host that was silent for so long gets no new work, and may be lost; default 5 s
+	Suspect  time.Duration // a host that was silent for this long gets no new work, and may be lost; default 5 s
 	Retell   time.Duration // time until a worker is notified again about a pending sandbox; default 5 s
 	Seize    time.Duration // time between two attempts to take a silent host's lock; default 3 s
 	Snapshot time.Duration // time between two rounds of snapshots; default 30 s

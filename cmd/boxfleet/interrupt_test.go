@@ -282,7 +282,7 @@ func TestWhatEndsAClient(t *testing.T) {
 		expect(t, "logs talker --tail 2 --since 1h", 0, "talk\ntalk\n")
 		if _, stdout, stderr := call(t.Context(), "", "logs", "talker", "--since", "2999-01-01"); stdout != "" ||
 			stderr != "" {
-			t.Errorf("what was stored in times to come: %q, %s", stdout, stderr)
+			t.Errorf("logs since a time in the future: %q, %s", stdout, stderr)
 		}
 		expect(t, "sandbox events talker", 0, "primary.started")
 	})
