@@ -114,7 +114,7 @@ func (e *engineWatch) handle(ctx context.Context, event docker.Event) {
 
 func (e *engineWatch) setHealth(err error) {
 	w := e.w
-	if !w.health.set(err) {
+	if !w.health.Set(err) {
 		return
 	}
 	if err != nil {

@@ -3,7 +3,6 @@ package worker
 import (
 	"cmp"
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,30 +16,6 @@ const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
 )
-
-// health is whether the engine answers.
-type health struct {
-	mu      sync.Mutex
-	problem string
-}
-
-func (h *health) set(err error) (changed bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	problem := ""
-	if err != nil {
-		problem = err.Error()
-	}
-	changed = (h.problem == "") != (problem == "")
-	h.problem = problem
-	return changed
-}
-
-func (h *health) get() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.problem
-}
 
 // listening counts how often the worker began to hear notifications, each time after some may have been lost. The
 // coordinators read it from the heartbeats.
@@ -104,7 +79,7 @@ func (r *registration) entry() *protocol.Host {
 func (r *registration) condition() (healthy bool, problem, firewall string) {
 	w := r.w
 	firewall, unprotected := w.isolation.Status()
-	if problem = w.health.get(); problem != "" {
+	if problem = w.health.Get(); problem != "" {
 		return false, problem, firewall
 	}
 	return true, unprotected, firewall

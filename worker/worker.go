@@ -57,7 +57,7 @@ type worker struct {
 	abilities  *abilities.Abilities
 	isolation  *network.Isolation
 	output     *output.Host
-	health     health
+	health     hosterr.Problem
 	listening  *listening
 	epoch      epoch.Epoch
 	recovery   epoch.Recovery

@@ -1,4 +1,5 @@
-// Package hosterr translates errors of the worker's own machine, and says which errors may pass.
+// Package hosterr translates errors of the worker's own machine, says which errors may pass, and keeps the present
+// problem of a part of the host.
 //
 //	os, unix ──► Wrap ──► *protocol.Error
 //

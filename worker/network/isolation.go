@@ -11,6 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 // Config describes how one host isolates the networks of its sandboxes. The texts are as in the worker's configuration.
@@ -45,7 +46,7 @@ type Isolation struct {
 	subnets *Subnets
 	engine  Engine
 	orphans orphanBridges // used by Sync only
-	health  health
+	health  hosterr.Problem
 }
 
 // New checks the operator's network settings. The caller calls [Isolation.Close]. Error: invalid_argument.
@@ -70,7 +71,7 @@ func New(cfg Config) (*Isolation, error) {
 			fw.Close()
 			return nil, err
 		}
-		i.health.set(protocol.Errorf(protocol.Unavailable, protocol.ReasonFirewall,
+		i.health.Set(protocol.Errorf(protocol.Unavailable, protocol.ReasonFirewall,
 			"the firewall rules for sandbox networks are not written yet"))
 	}
 	return i, nil
@@ -100,7 +101,7 @@ func (i *Isolation) Status() (kind, problem string) {
 	if !i.required {
 		return protocol.FirewallOff, ""
 	}
-	if problem = i.health.get(); problem != "" {
+	if problem = i.health.Get(); problem != "" {
 		return "", problem
 	}
 	return protocol.FirewallNFTables, ""
@@ -108,7 +109,7 @@ func (i *Isolation) Status() (kind, problem string) {
 
 // ConnectionsUnlimited reports whether the rules work but the kernel cannot limit the connections of a sandbox.
 func (i *Isolation) ConnectionsUnlimited() bool {
-	return i.required && i.health.get() == "" && !i.firewall.LimitsConnections()
+	return i.required && i.health.Get() == "" && !i.firewall.LimitsConnections()
 }
 
 // Check refuses a network policy that this host cannot or must not provide, even if the coordinator accepted it.

@@ -33,7 +33,7 @@ func (i *Isolation) Sync(ctx context.Context, mark uint64, networks []docker.Net
 			i.log.Warn("could not remove orphan bridges; retrying at the next reconciliation", "error", err)
 		}
 	}
-	if !i.health.set(err) {
+	if !i.health.Set(err) {
 		return false
 	}
 	if err != nil {
