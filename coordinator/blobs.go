@@ -22,13 +22,13 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 		}
 		// At once: the previous leader may have been gone for most of a blob's life.
 		read, work := l.projection.read, l.projection.work
-		for digest := range neededBlobs(append(work.pendingSandboxes(), read.replaceableWithCopies()...)) {
+		for upload := range neededBlobs(append(work.pendingSandboxes(), read.replaceableWithCopies()...)) {
 			if l.lease.Check() != nil {
 				break
 			}
-			if err := l.conn.RenewBlob(ctx, digest); err != nil && ctx.Err() == nil {
+			if err := l.conn.RenewBlob(ctx, upload.tenant, upload.digest); err != nil && ctx.Err() == nil {
 				l.log.Warn("could not renew an upload that a sandbox needs; it is renewed later",
-					"digest", digest, "error", err)
+					"tenant", upload.tenant, "digest", upload.digest, "error", err)
 			}
 		}
 		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // they are renewed from half of their life on
@@ -54,16 +54,19 @@ func (l *leader) removeImageFiles(ctx context.Context) error {
 	}
 }
 
-// neededBlobs returns the digests of the trees that will be copied into sandboxes, or would be if their host is lost.
-func neededBlobs(sandboxes []*protocol.Sandbox) map[string]bool {
-	needed := map[string]bool{}
+// uploadKey identifies an uploaded tree.
+type uploadKey struct{ tenant, digest string }
+
+// neededBlobs returns the trees that will be copied into sandboxes, or would be if their host is lost.
+func neededBlobs(sandboxes []*protocol.Sandbox) map[uploadKey]bool {
+	needed := map[uploadKey]bool{}
 	for _, b := range sandboxes {
 		replaceable := b.State == protocol.StateReady && b.Spec.OnHostLoss == protocol.OnHostLossReplace
 		if (b.State != protocol.StatePending || b.Resuming) && !replaceable {
 			continue
 		}
 		for _, tree := range b.Spec.Copies {
-			needed[tree.Digest] = true
+			needed[uploadKey{b.Tenant, tree.Digest}] = true
 		}
 	}
 	return needed

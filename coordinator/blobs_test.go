@@ -25,13 +25,13 @@ func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}}
 	stop := d.run(cfg)
 	digest := digestOf("tree")
-	if err := d.conn.PutBlob(t.Context(), digest, strings.NewReader("tree")); err != nil {
+	if err := d.conn.PutBlob(t.Context(), "default", digest, strings.NewReader("tree")); err != nil {
 		t.Fatal(err)
 	}
 	d.create("waits", protocol.SandboxSpec{Image: "x", Copies: []protocol.Copy{{Digest: digest, Target: "/x"}}})
 	stop()
 	fresh := func() bool {
-		fresh, err := d.conn.FreshBlob(t.Context(), digest)
+		fresh, err := d.conn.FreshBlob(t.Context(), "default", digest)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestTheTreesOfReplaceableSandboxesAreKept(t *testing.T) {
 		of(protocol.StatePending, protocol.OnHostLossWait), of(protocol.StateReady, protocol.OnHostLossWait),
 		of(protocol.StateReady, protocol.OnHostLossReplace), of(protocol.StateStopped, protocol.OnHostLossReplace),
 	})
-	if len(needed) != 2 || !needed["pendingwait"] || !needed["readyreplace"] {
+	if len(needed) != 2 || !needed[uploadKey{"", "pendingwait"}] || !needed[uploadKey{"", "readyreplace"}] {
 		t.Errorf("needed are %v", needed)
 	}
 }

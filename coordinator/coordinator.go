@@ -95,6 +95,9 @@ func (c *coordinator) run(ctx context.Context) error {
 	if !await(ctx, serving) {
 		return group.Wait()
 	}
+	group.Go(func() error {
+		return c.retry(ctx, "receive uploads", func() error { return c.conn.ServeUploads(ctx) })
+	})
 	c.cfg.OnState(true, standingBy)
 	group.Go(func() error { return c.forgetPurged(ctx) })
 	requests := newRequestHandler(c)

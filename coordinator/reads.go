@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/boxfleet/boxfleet/jetstream"
@@ -21,6 +22,7 @@ type reader struct {
 	names            *nameRegistry
 	getting, listing readSlots // of reads of past execs
 	paging           readSlots // of reads of events and output
+	following        readSlots // of reads by clients that follow a history or output
 }
 
 func newReader(c *coordinator) *reader {
@@ -28,6 +30,7 @@ func newReader(c *coordinator) *reader {
 		coordinator: c, names: &nameRegistry{c},
 		getting: make(readSlots, getsAtOnce), listing: make(readSlots, listsAtOnce), paging: make(readSlots,
 			pagesAtOnce),
+		following: make(readSlots, followersAtOnce),
 	}
 }
 
@@ -35,7 +38,7 @@ func newReader(c *coordinator) *reader {
 // sandbox first check whether the log has more: a caller that has just seen an event, here or in another process,
 // reads no older state. Lists may lag by what is in flight.
 func (rd *reader) endpoints() map[string]jetstream.Endpoint {
-	return rd.byName(map[string]jetstream.Endpoint{
+	all := rd.byName(map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(rd.ping),
 		protocol.EndpointGet:     uses(rd.get, "sandbox", "min_sequence"),
 		protocol.EndpointList:    uses(rd.list, "labels", "name", "states", "limit", "page"),
@@ -50,6 +53,8 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointDefaults: uses(rd.defaults),
 		protocol.EndpointAwaited:  uses(rd.awaited, "images"),
 	})
+	maps.Copy(all, rd.storedPages())
+	return all
 }
 
 // uses refuses queries with fields that the endpoint would ignore, and checks the others. An id is required unless its
@@ -63,7 +68,8 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 			"sandbox": q.Sandbox != "", "exec": q.Exec != "", "min_sequence": q.MinSequence != 0,
 			"labels": len(q.Labels) > 0, "states": len(q.States) > 0, "limit": q.Limit != 0, "page": q.Page != "",
 			"images": len(q.Images) > 0, "from": q.From != 0, "service": q.Service != "", "stream": q.Stream != "",
-			"offset": q.Offset != 0, "name": q.Name != "",
+			"offset": q.Offset != 0, "name": q.Name != "", "after": q.After != 0, "newest": q.Newest,
+			"digest": q.Digest != "",
 		} {
 			if present && !slices.Contains(fields, field) && !slices.Contains(fields, field+"?") {
 				return nil, protocol.Invalid(field, "is not used by this read")

@@ -11,9 +11,11 @@ import (
 const (
 	getsAtOnce    = 16
 	listsAtOnce   = 4
-	pagesAtOnce   = 8                       // of events and output, for all clients together
-	recordsAtOnce = 8                       // of one list
-	readWithin    = 1500 * time.Millisecond // the SDK asks again after 2 s, and would never get the error
+	pagesAtOnce   = 8 // of events and output, for all clients together
+	recordsAtOnce = 8 // of one list
+
+	followersAtOnce = 16                      // reads by clients that follow a history or output
+	readWithin      = 1500 * time.Millisecond // the SDK asks again after 2 s, and would never get the error
 )
 
 // readSlots bound the concurrent reads of one kind.

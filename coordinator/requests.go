@@ -42,6 +42,11 @@ func newRequestHandler(c *coordinator) *requestHandler {
 // run decides the requests of the queue until ctx ends. While the gate is closed, requests that end something are
 // taken from behind those that wait.
 func (h *requestHandler) run(ctx context.Context) error {
+	stop, err := h.announceElections()
+	if err != nil {
+		return err
+	}
+	defer stop()
 	queue := h.conn.Requests()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return queue.Consume(ctx, h.handle) })
@@ -65,9 +70,21 @@ func (h *requestHandler) announceWaiting(why *protocol.Error) {
 			h.log.Info("requests are decided again")
 		}
 	}
-	s := &protocol.Status{Version: protocol.Version, Coordinator: h.cfg.Name, Waiting: why, Time: h.conn.Now()}
+	h.publishStatus(why, false)
+}
+
+// announceElections tells clients that live messages may be missing, each time a stream has a new leader, until stop is
+// called.
+func (h *requestHandler) announceElections() (stop func(), err error) {
+	return h.conn.OnLoss(func() { h.publishStatus(h.announced.Load(), true) })
+}
+
+func (h *requestHandler) publishStatus(why *protocol.Error, elected bool) {
+	s := &protocol.Status{
+		Version: protocol.Version, Coordinator: h.cfg.Name, Waiting: why, Elected: elected, Time: h.conn.Now(),
+	}
 	if err := h.conn.PublishStatus(s); err != nil {
-		h.log.Debug("could not announce what requests wait for", "error", err)
+		h.log.Debug("could not publish this coordinator's status", "error", err)
 	}
 }
 

@@ -96,7 +96,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "f"), strings.Repeat("x", 300_000+try), 0o644, time.Now())
 	there := func(digest string) bool {
-		found, err := f.Conn.HasBlob(ctx, digest)
+		found, err := f.Conn.HasBlob(ctx, "default", digest)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 	conclusive = uploads == 0
 	uploads = 0
 	f.Eventually(age, "the tree is half its age", func() error {
-		if fresh, err := f.Conn.FreshBlob(ctx, other.Digest); fresh || err != nil {
+		if fresh, err := f.Conn.FreshBlob(ctx, "default", other.Digest); fresh || err != nil {
 			return fmt.Errorf("it is too young: %w", err)
 		}
 		return nil
@@ -210,7 +210,7 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 		t.Errorf("the sandbox has %q", got)
 	}
 	f.Eventually(3*age, "the tree is removed once no sandbox needs it", func() error {
-		if there, err := f.Conn.HasBlob(ctx, copied.Digest); err != nil || there {
+		if there, err := f.Conn.HasBlob(ctx, "default", copied.Digest); err != nil || there {
 			return fmt.Errorf("it still exists: %w", err)
 		}
 		return nil

@@ -84,7 +84,7 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 	up := strings.Repeat("../", 12)
 	fine, fineDigest := tarOf(t, tar.Header{Name: "fine", Typeflag: tar.TypeReg})
 	upload := func(data []byte, digest string) string {
-		if err := f.Conn.PutBlob(ctx, digest, bytes.NewReader(data)); err != nil {
+		if err := f.Conn.PutBlob(ctx, "default", digest, bytes.NewReader(data)); err != nil {
 			t.Fatal(err)
 		}
 		return digest
@@ -189,7 +189,7 @@ func TestATreeSwappedDuringUploadNeverLeadsOutside(t *testing.T) {
 			continue
 		}
 		uploaded++
-		blob, err := f.Conn.Blob(ctx, copied.Digest)
+		blob, err := f.Conn.Blob(ctx, "default", copied.Digest)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -110,7 +110,7 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	data, hostile := tarOf(t, tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink})
-	if err := f.Conn.PutBlob(ctx, hostile, bytes.NewReader(data)); err != nil {
+	if err := f.Conn.PutBlob(ctx, "default", hostile, bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	w := f.Processes("worker")[0]

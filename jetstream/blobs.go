@@ -8,7 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// BlobStore stores uploads under their digests until they expire.
+// BlobStore stores uploads under their tenants and digests until they expire. A tenant that knows the digest of another
+// tenant's upload cannot read it.
 type BlobStore struct {
 	*streams
 
@@ -16,16 +17,16 @@ type BlobStore struct {
 }
 
 // PutBlob stores content under its digest, unless it is already stored and fresh.
-func (b *BlobStore) PutBlob(ctx context.Context, digest string, r io.Reader) error {
+func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Reader) error {
 	// Storing it again would remove the chunks that others are reading.
-	if fresh, err := b.FreshBlob(ctx, digest); fresh || err != nil {
+	if fresh, err := b.FreshBlob(ctx, tenant, digest); fresh || err != nil {
 		return err
 	}
-	old, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, digest)
+	old, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if err != nil {
 		return err
 	}
-	if err := b.objects.putObject(ctx, protocol.BucketBlobs, digest, r); err != nil {
+	if err := b.objects.putObject(ctx, protocol.BucketBlobs, blobName(tenant, digest), r); err != nil {
 		return err
 	}
 	if old != nil {
@@ -36,8 +37,8 @@ func (b *BlobStore) PutBlob(ctx context.Context, digest string, r io.Reader) err
 
 // FreshBlob reports whether content with this digest is stored and less than half of its life is over, so that a
 // caller that finds it now has time to use it.
-func (b *BlobStore) FreshBlob(ctx context.Context, digest string) (bool, error) {
-	info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, digest)
+func (b *BlobStore) FreshBlob(ctx context.Context, tenant, digest string) (bool, error) {
+	info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if err != nil || info == nil {
 		return false, err
 	}
@@ -61,12 +62,12 @@ func (b *BlobStore) BlobLife(ctx context.Context) (time.Duration, error) {
 }
 
 // RenewBlob restarts the life of stored content that is no longer fresh, by storing it again.
-func (b *BlobStore) RenewBlob(ctx context.Context, digest string) error {
-	fresh, err := b.FreshBlob(ctx, digest)
+func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error {
+	fresh, err := b.FreshBlob(ctx, tenant, digest)
 	if err != nil || fresh {
 		return err
 	}
-	content, err := b.Blob(ctx, digest)
+	content, err := b.Blob(ctx, tenant, digest)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return nil // it was never stored, or has expired
 	}
@@ -74,17 +75,24 @@ func (b *BlobStore) RenewBlob(ctx context.Context, digest string) error {
 		return err
 	}
 	defer content.Close()
-	return b.PutBlob(ctx, digest, content)
+	return b.PutBlob(ctx, tenant, digest, content)
 }
 
 // HasBlob reports whether content with this digest is stored.
-func (b *BlobStore) HasBlob(ctx context.Context, digest string) (bool, error) {
-	info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, digest)
+func (b *BlobStore) HasBlob(ctx context.Context, tenant, digest string) (bool, error) {
+	info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	return info != nil, err
 }
 
 // Blob opens stored content, which the caller closes. Reads verify the store's own digest. Error: not_found.
 // A read fails with unavailable if the content is removed meanwhile.
-func (b *BlobStore) Blob(ctx context.Context, digest string) (io.ReadCloser, error) {
-	return b.objects.openObject(ctx, protocol.BucketBlobs, digest)
+func (b *BlobStore) Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error) {
+	content, err := b.objects.openObject(ctx, protocol.BucketBlobs, blobName(tenant, digest))
+	if protocol.CodeOf(err) == protocol.NotFound {
+		// Clients of the version before stored uploads without a tenant.
+		return b.objects.openObject(ctx, protocol.BucketBlobs, digest)
+	}
+	return content, err
 }
+
+func blobName(tenant, digest string) string { return tenant + "/" + digest }

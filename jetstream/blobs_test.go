@@ -26,8 +26,8 @@ func TestABlobIsCompleteAsSoonAsItIsStored(t *testing.T) {
 		a, b, ctx := d.opened(t), d.opened(t), t.Context()
 		for range 60 {
 			content, digest := randomBlob(1 << 20)
-			must(t, a.PutBlob(ctx, digest, bytes.NewReader(content)))
-			r, err := b.Blob(ctx, digest)
+			must(t, a.PutBlob(ctx, "default", digest, bytes.NewReader(content)))
+			r, err := b.Blob(ctx, "default", digest)
 			must(t, err)
 			got, err := io.ReadAll(r)
 			must(t, err)
@@ -54,6 +54,7 @@ func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 		for deadline := time.Now().Add(time.Minute); ; {
 			err := c.PutBlob(
 				ctx,
+				"default",
 				digest,
 				&halfway{Reader: bytes.NewReader(content), left: len(content) / 2, then: change},
 			)
@@ -69,7 +70,7 @@ func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 			refused++
 			change = func() {}
 		}
-		r, err := d.opened(t).Blob(ctx, digest)
+		r, err := d.opened(t).Blob(ctx, "default", digest)
 		must(t, err)
 		got, err := io.ReadAll(r)
 		must(t, err)
@@ -88,7 +89,7 @@ func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	d := startCluster(t)
 	c, ctx, nc := d.opened(t), t.Context(), d.raw(t)
 	content, digest := randomBlob(1)
-	must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
+	must(t, c.PutBlob(ctx, "default", digest, bytes.NewReader(content)))
 	for range 20 {
 		_, _ = nc.Request(
 			"$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs,
@@ -96,7 +97,7 @@ func TestLeaderReadsWaitForAnElection(t *testing.T) {
 			time.Second,
 		) // refused while one is elected
 		for range 50 {
-			there, err := c.HasBlob(ctx, digest)
+			there, err := c.HasBlob(ctx, "default", digest)
 			must(t, err)
 			if !there {
 				t.Fatal("the stored message was not found")

@@ -121,6 +121,13 @@ func (s *storeClock) now() (now time.Time, measure bool) {
 	return s.epoch.Add(boot), measure
 }
 
+// measured ends a measurement that now asked for.
+func (s *storeClock) measured() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.measuring = false
+}
+
 // distrust has the clock measured again soon, because another server may lead the event log.
 func (s *storeClock) distrust() {
 	s.mu.Lock()
@@ -137,7 +144,9 @@ func (s *storeClock) distrust() {
 // store's clock is set back, so waits inside a process use the process's monotonic clock.
 func (c *core) Now() time.Time {
 	now, measure := c.clock.now()
-	if measure {
+	if measure && c.withoutStreams {
+		c.clock.measured()
+	} else if measure {
 		go c.measureClock()
 	}
 	return now.UTC()
@@ -160,11 +169,7 @@ func (c *core) StoreTime(wall time.Time) time.Time {
 
 // measureClock asks for the store's time once.
 func (c *core) measureClock() {
-	defer func() {
-		c.clock.mu.Lock()
-		defer c.clock.mu.Unlock()
-		c.clock.measuring = false
-	}()
+	defer c.clock.measured()
 	if c.nc == nil || !c.nc.IsConnected() {
 		return
 	}

@@ -32,8 +32,13 @@ type Config struct {
 	Timeout   time.Duration              // of one call if the caller's context has no deadline; default 10 s
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called on each change; may be nil
-	Clock     Clock                      // for tests: the machine's clocks
-	Options   func(*nats.Options)        // for tests: changes the client's options last
+
+	// WithoutStreams says that the user has no right to JetStream's API, so the connection never calls it. It can
+	// send requests and queries, and receive what is published.
+	WithoutStreams bool
+
+	Clock   Clock               // for tests: the machine's clocks
+	Options func(*nats.Options) // for tests: changes the client's options last
 }
 
 // Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
@@ -62,6 +67,7 @@ type Conn struct {
 	*OutputLog
 	*RequestQueue
 	*Queries
+	*StoredPages
 	*StoreHealth
 	*Provisioner
 	*Growth
@@ -77,7 +83,10 @@ type connection struct {
 	timeout time.Duration
 	login   credentials
 	closed  chan struct{} // closed with the connection
-	life    atomic.Uint64 // number of lost connections: the next server may have another log
+
+	withoutStreams bool // as [Config.WithoutStreams]
+
+	life atomic.Uint64 // number of lost connections: the next server may have another log
 
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
@@ -157,6 +166,7 @@ func newConn(cfg Config) *Conn {
 	}
 	c.clock.machine = cfg.Clock
 	c.clock.machine.setDefaults()
+	c.withoutStreams = cfg.WithoutStreams
 	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
 
 	s := &streams{core: &c.core, directs: make(chan struct{}, directsAtOnce)}
@@ -177,6 +187,7 @@ func newConn(cfg Config) *Conn {
 	c.ImageStore, c.BlobStore = &ImageStore{s, c.objectStore}, &BlobStore{s, c.objectStore}
 	c.OutputLog = &OutputLog{s}
 	c.RequestQueue, c.Queries = &RequestQueue{s, c.quorum}, &Queries{&c.core, c.quorum}
+	c.StoredPages = &StoredPages{histories: c.Histories, output: c.OutputLog, blobs: c.BlobStore}
 	c.StoreHealth, c.Provisioner = &StoreHealth{streams: s}, &Provisioner{s}
 	c.Growth = &Growth{s, c.Provisioner}
 	return c

@@ -93,23 +93,23 @@ func TestABlobReadsAsItWasStored(t *testing.T) {
 		_, _ = rand.Read(content) // never fails
 		sum := sha256.Sum256(content)
 		digest := "sha256-" + hex.EncodeToString(sum[:])
-		if there, err := c.HasBlob(ctx, digest); there || err != nil {
+		if there, err := c.HasBlob(ctx, "default", digest); there || err != nil {
 			t.Fatal(there, err)
 		}
-		_, err := c.Blob(ctx, digest)
+		_, err := c.Blob(ctx, "default", digest)
 		wantError(t, err, protocol.NotFound, "")
-		must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
-		if there, err := c.HasBlob(ctx, digest); !there || err != nil {
+		must(t, c.PutBlob(ctx, "default", digest, bytes.NewReader(content)))
+		if there, err := c.HasBlob(ctx, "default", digest); !there || err != nil {
 			t.Fatal(there, err)
 		}
-		r, err := d.opened(t).Blob(ctx, digest)
+		r, err := d.opened(t).Blob(ctx, "default", digest)
 		must(t, err)
 		defer r.Close()
 		first := make([]byte, 1<<20)
 		_, err = io.ReadFull(r, first)
 		must(t, err)
 		// The same tree is uploaded again while it is being read.
-		must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
+		must(t, c.PutBlob(ctx, "default", digest, bytes.NewReader(content)))
 		rest, err := io.ReadAll(r)
 		must(t, err)
 		if !bytes.Equal(append(first, rest...), content) {

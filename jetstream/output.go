@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync"
@@ -97,17 +98,27 @@ func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string)
 func (o *OutputLog) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
 	visit func(Chunk) error) (next uint64, err error) {
 	next = from
+	var failed error
+	err = o.ReadStoredOutput(ctx, tenant, sandbox, exec, from, func(record uint64, k Chunk) bool {
+		next = record + 1
+		failed = visit(k)
+		return failed == nil
+	})
+	return next, cmp.Or(failed, err)
+}
+
+// ReadStoredOutput is ReadOutput with the record of each chunk, until visit returns false.
+func (o *OutputLog) ReadStoredOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
+	visit func(record uint64, k Chunk) bool) error {
 	subject := protocol.LogSubject(tenant, sandbox, exec)
-	err = o.scan(ctx, protocol.StreamLogs, subject, from, func(m *stored) (bool, error) {
+	return o.scan(ctx, protocol.StreamLogs, subject, from, func(m *stored) (bool, error) {
 		k, err := chunkOf(m.header, m.data)
 		if err != nil {
 			return false, err
 		}
-		next = m.sequence + 1
 		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server writes it
-		return true, visit(k)
+		return visit(m.sequence, k), nil
 	})
-	return next, err
 }
 
 // LiveOutput receives the chunks of an exec as they are published, until stop is called. Messages are lost while the

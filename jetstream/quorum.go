@@ -130,6 +130,9 @@ func (q *quorum) missing() string {
 	if !q.nc.IsConnected() {
 		return "" // the only server is unreachable and may be back soon
 	}
+	if q.withoutStreams {
+		return ""
+	}
 	asked, end := context.WithTimeout(context.Background(), dialWithin)
 	defer end()
 	_, err := q.js.AccountInfo(asked)

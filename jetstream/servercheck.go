@@ -24,7 +24,7 @@ func (c *connection) checkServer(ctx context.Context) error {
 	if err := c.checkPayload(); err != nil {
 		return err
 	}
-	if here, _ := c.nc.ConnectedServerJetStream(); here {
+	if here, _ := c.nc.ConnectedServerJetStream(); here || c.withoutStreams {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkWithin) // another server of the cluster may have JetStream

@@ -1,5 +1,7 @@
 package protocol
 
+import "time"
+
 // EventPage is a page of a sandbox's history, the answer of the endpoint "events". [Reply.Sequence] is the
 // sequence of the last event; there are more events while Next is not greater.
 type EventPage struct {
@@ -25,6 +27,44 @@ type OutputPage struct {
 	// Truncated reports that the exec wrote more to either stream than its output_limit retains.
 	Truncated bool   `json:"truncated,omitempty"`
 	Lost      *Error `json:"output_error,omitempty"` // why output that the exec wrote after End is missing
+}
+
+// BatchPage is a page of the messages of a sandbox's history, as the event log stores them: the answer of the endpoint
+// "batches". It is for clients that fold or follow a history; [EventPage] is easier to read.
+type BatchPage struct {
+	Batches []StoredBatch `json:"batches"` // in the order of their records
+	More    bool          `json:"more,omitempty"`
+}
+
+// StoredBatch is one message of the event log.
+type StoredBatch struct {
+	Record uint64 `json:"record"` // its sequence in the stream
+	Data   []byte `json:"data"`   // for [DecodeBatch]
+}
+
+// ChunkPage is a page of the messages in which the output of an exec, a service or the sandbox's own command is stored:
+// the answer of the endpoint "chunks". [OutputPage] is easier to read.
+type ChunkPage struct {
+	Chunks []StoredChunk `json:"chunks"` // in the order of their records
+	Next   uint64        `json:"next"`   // record of the last message that was read, for the next page's After
+	More   bool          `json:"more,omitempty"`
+}
+
+// StoredChunk is one message of the stream of output. A chunk may be stored twice, and after some that follow it, as
+// its offset shows.
+type StoredChunk struct {
+	Stream     string    `json:"stream"`
+	Offset     int64     `json:"offset"` // of the first byte of Data in its stream
+	Data       []byte    `json:"data"`
+	At         time.Time `json:"at"`          // when it was stored
+	NextStdout int64     `json:"next_stdout"` // up to this offset everything is stored once this chunk is
+	NextStderr int64     `json:"next_stderr"`
+}
+
+// Upload is the answer to each message of an upload, and of the endpoint "uploaded".
+type Upload struct {
+	ID     string `json:"id,omitempty"`     // where to send the pieces, in the answer to the first message
+	Stored bool   `json:"stored,omitempty"` // the content is stored and will be kept for long enough to be used
 }
 
 // MaxOutputPage is the maximum size of a page of output in bytes.

@@ -40,6 +40,9 @@ type Reply struct {
 	Awaited   []string     `json:"awaited,omitempty"`  // the Images that pending sandboxes wait for
 	History   *EventPage   `json:"history,omitempty"`
 	Output    *OutputPage  `json:"output,omitempty"`
+	Batches   *BatchPage   `json:"batches,omitempty"`
+	Chunks    *ChunkPage   `json:"chunks,omitempty"`
+	Upload    *Upload      `json:"upload,omitempty"`
 }
 
 // Query is the request of every endpoint of the read service. An endpoint rejects fields that it does not use.
@@ -59,6 +62,9 @@ type Query struct {
 	Stream  string   `json:"stream,omitempty"`  // stdout (default) or stderr
 	Offset  int64    `json:"offset,omitempty"`  // byte offset at which to start
 	Name    string   `json:"name,omitempty"`    // only sandboxes with this name
+	After   uint64   `json:"after,omitempty"`   // record after which to start
+	Newest  bool     `json:"newest,omitempty"`  // only the newest batch
+	Digest  string   `json:"digest,omitempty"`  // of an upload
 }
 
 // Endpoints of the read service.
@@ -73,6 +79,11 @@ const (
 	EndpointEvents  = "events"  // Sandbox, From, Limit
 	EndpointOutput  = "output"  // Sandbox, Exec or Service, Stream, Offset, Limit
 	EndpointResolve = "resolve" // Sandbox: also a unique prefix of a generated id
+
+	EndpointBatches = "batches" // Sandbox, After or From or Newest
+	EndpointChunks  = "chunks"  // Sandbox, Exec or Service or neither, After
+
+	EndpointUploaded = "uploaded" // Digest
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; across all tenants, for workers
@@ -355,6 +366,10 @@ type Status struct {
 	Coordinator string    `json:"coordinator"`
 	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are
 	Time        time.Time `json:"time"`
+
+	// Elected reports that the event log or the output log has a new leader. The old one may not have published what it
+	// stored last, so followers should read it.
+	Elected bool `json:"elected,omitempty"`
 }
 
 const (

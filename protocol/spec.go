@@ -310,8 +310,8 @@ func (s *SandboxSpec) validateCopies(primary targetGuard) error {
 	services := map[string]targetGuard{}
 	for i, c := range s.Copies {
 		field := fmt.Sprintf("spec.copies[%d]", i)
-		if !digestPattern.MatchString(c.Digest) {
-			return Invalid(field+".digest", "must be \"sha256-\" and 64 hex digits, got %.80q", c.Digest)
+		if err := ValidateDigest(field+".digest", c.Digest); err != nil {
+			return err
 		}
 		if c.Size < 0 {
 			return Invalid(field+".size", "must not be negative")
@@ -510,4 +510,12 @@ func sortedKeys[V any](m map[string]V) []string {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// ValidateDigest checks the digest of an upload. field names it in the error, invalid_argument.
+func ValidateDigest(field, digest string) error {
+	if !digestPattern.MatchString(digest) {
+		return Invalid(field, "must be \"sha256-\" and 64 hex digits, got %.80q", digest)
+	}
+	return nil
 }

@@ -96,9 +96,31 @@ func LogSubject(tenant, sandbox, exec string) string {
 // ServiceLog returns what takes the place of the exec id in [LogSubject] for a service's own output.
 func ServiceLog(service string) string { return "@" + service }
 
+// ServiceOfLog returns the service whose [ServiceLog] this is. ok is false for any other output.
+func ServiceOfLog(log string) (service string, ok bool) {
+	service, ok = strings.CutPrefix(log, ServiceLog(""))
+	return service, ok && service != ""
+}
+
 // PrimaryLog takes the place of the exec id in [LogSubject] for the output of a sandbox's own command. It is
 // neither a valid exec id nor a possible [ServiceLog].
 const PrimaryLog = "@"
+
+// BlobSubject returns the subject of one message of an upload. upload is the digest of the content in the first
+// message, and the id of the upload afterwards.
+func BlobSubject(tenant, upload, piece string) string {
+	return root + "blob." + tenant + "." + upload + "." + piece
+}
+
+// SplitBlobSubject splits a subject of an upload. ok is false for any other subject.
+func SplitBlobSubject(subject string) (tenant, upload, piece string, ok bool) {
+	rest, found := strings.CutPrefix(subject, root+"blob.")
+	parts := strings.Split(rest, ".")
+	if !found || len(parts) != 3 {
+		return "", "", "", false
+	}
+	return parts[0], parts[1], parts[2], true
+}
 
 // DeadSubject returns the subject under which a dead letter, a request that could not be processed, is stored.
 func DeadSubject(tenant, verb, sandbox string) string {

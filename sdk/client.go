@@ -3,6 +3,8 @@ package sdk
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,6 +49,7 @@ type Options struct {
 // Client drives a fleet. It is safe for concurrent use and reconnects by itself without limit.
 type Client struct {
 	conn           *jetstream.Conn
+	reads          *jetstream.TenantReads
 	ownsConn       bool
 	tenant         string
 	requestTimeout time.Duration
@@ -61,9 +64,11 @@ type Client struct {
 	ctx   context.Context // repairs of feeds run under it; Close cancels it
 	close context.CancelFunc
 
-	mu    sync.Mutex
-	feeds map[string]*feed // by sandbox id
-	wg    sync.WaitGroup   // repairs of feeds
+	mu     sync.Mutex
+	feeds  map[string]*feed // by sandbox id
+	losses map[int]func()   // called when live messages may have been lost
+	nextID int              // of losses
+	wg     sync.WaitGroup   // repairs of feeds
 }
 
 // Connect connects to NATS, retrying until ctx ends; without a deadline it tries once. It does not check that a
@@ -91,19 +96,21 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		o.RequestTimeout = defaultRequestTimeout
 	}
 	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, prefixes: o.IDPrefixes,
-		feeds: map[string]*feed{}, log: o.Logger}
+		feeds: map[string]*feed{}, losses: map[int]func(){}, log: o.Logger}
 	if c.log == nil {
 		c.log = slog.Default()
 	}
 	var err error
 	if c.conn == nil {
 		c.ownsConn = true
-		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger}
+		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger,
+			WithoutStreams: true}
 		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
 			return nil, failed(ctx, err, "connect")
 		}
 	}
+	c.reads = c.conn.TenantReads(c.tenant)
 	if err := c.subscribe(); err != nil {
 		c.unsubscribe()
 		if c.ownsConn {
@@ -120,10 +127,13 @@ func (c *Client) subscribe() (err error) {
 	if c.answers, err = c.conn.Answers(); err != nil {
 		return err
 	}
-	if c.stopStatus, err = c.conn.FollowStatus(c.status.update); err != nil {
-		return err
-	}
-	c.stopOnLoss, err = c.conn.OnLoss(c.mayHaveMissed)
+	c.stopOnLoss = c.onLoss(c.mayHaveMissed)
+	c.stopStatus, err = c.conn.FollowStatus(func(s *protocol.Status) {
+		c.status.update(s)
+		if s.Elected {
+			c.callLoss()
+		}
+	})
 	return err
 }
 
@@ -180,8 +190,7 @@ const nowTimeout = time.Second
 func (c *Client) Now(ctx context.Context) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, nowTimeout)
 	defer cancel()
-	_ = c.conn.Open(ctx) // reads the store's clock; without it Now falls back to this machine's
-	return c.conn.Now()
+	return c.reads.Now(ctx)
 }
 
 // Defaults reads the values that this tenant's sandboxes get for fields that their specs omit, as the operator
@@ -204,17 +213,42 @@ func (c *Client) query(ctx context.Context, endpoint string, q protocol.Query) (
 	return reply, failed(ctx, err, "ask for "+endpoint)
 }
 
-// history reads a sandbox's batches after a record: first in bulk, from any replica, then what that replica lacked.
+// history reads a sandbox's batches after a record.
 func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	batches, err := c.conn.History(ctx, c.tenant, sandbox, after)
-	if err != nil {
-		return nil, err
+	var batches []*protocol.Batch
+	err := c.reads.AfterRecord(ctx, sandbox, after, func(b *protocol.Batch) bool {
+		batches = append(batches, b)
+		return true
+	})
+	return batches, err
+}
+
+// onLoss calls f when live messages may have been lost that nobody sends again, until stop is called: after each
+// reconnect, and when coordinators report that a stream has a new leader, because the old one may not have published
+// what it stored last. f must not block. The reports can be lost too, so callers that wait for something also poll now
+// and then.
+func (c *Client) onLoss(f func()) (stop func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := c.nextID
+	c.nextID++
+	c.losses[id] = f
+	stopReconnect := c.conn.OnReconnect(f)
+	return func() {
+		stopReconnect()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.losses, id)
 	}
-	if n := len(batches); n > 0 {
-		after = batches[n-1].Record
+}
+
+func (c *Client) callLoss() {
+	c.mu.Lock()
+	calls := slices.Collect(maps.Values(c.losses))
+	c.mu.Unlock()
+	for _, f := range calls {
+		f()
 	}
-	tail, err := c.conn.HistoryTail(ctx, c.tenant, sandbox, after)
-	return append(batches, tail...), err
 }
 
 // giveUpAfter bounds how long a call without a deadline waits for a part of the fleet that does not answer. It is

@@ -129,7 +129,7 @@ func (r *eventReader) run(ctx context.Context, follow bool) error {
 func (r *eventReader) replay(ctx context.Context) error {
 	unknown := protocol.Errorf(protocol.NotFound, "",
 		"sandbox %s has no history: unknown id, or its history has expired", r.sandbox)
-	last, err := r.client.conn.LastBatch(ctx, r.client.tenant, r.sandbox)
+	last, err := r.client.reads.Newest(ctx, r.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return unknown
 	}
@@ -141,7 +141,7 @@ func (r *eventReader) replay(ctx context.Context) error {
 			"there is no event %d of sandbox %s: the last one is %d", r.from, r.sandbox, last.Last())
 	}
 	var expired error
-	err = r.client.conn.ReadEvents(ctx, r.client.tenant, r.sandbox, r.from, func(b *protocol.Batch) bool {
+	err = r.client.reads.FromEvent(ctx, r.sandbox, r.from, func(b *protocol.Batch) bool {
 		next := r.from
 		if r.end != nil {
 			next = r.end.Last() + 1

@@ -112,10 +112,7 @@ func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
 		return err
 	}
 	r.closers = append(r.closers, stop)
-	stopOnLoss, err := r.client.conn.OnLoss(r.changed.Wake)
-	if err != nil {
-		return err
-	}
+	stopOnLoss := r.client.onLoss(r.changed.Wake)
 	watching, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -134,7 +131,7 @@ func (r *logReader) close() {
 
 // read passes on what the log has and the sink lacks.
 func (r *logReader) read(ctx context.Context) (err error) {
-	r.next, err = r.client.conn.ReadOutput(ctx, r.client.tenant, r.sandbox, r.log, r.next, func(k jetstream.Chunk) error {
+	r.next, err = r.client.reads.Output(ctx, r.sandbox, r.log, r.next, func(k jetstream.Chunk) error {
 		skip := max(0, r.offset[k.Stream]-k.Offset)
 		if skip >= int64(len(k.Data)) {
 			return nil

@@ -83,11 +83,7 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 		return nil, err
 	}
 	t.closers = append(t.closers, t.stop)
-	stopOnLoss, err := c.conn.OnLoss(t.mayHaveMissed)
-	if err != nil {
-		t.close()
-		return nil, err
-	}
+	stopOnLoss := c.onLoss(t.mayHaveMissed)
 	t.closers = append(t.closers, t.recheck(), stopOnLoss, func() { close(t.done) })
 	return t, nil
 }
@@ -217,9 +213,9 @@ func (t *tail) newest(ctx context.Context, info *ExecInfo) (*ExecInfo, error) {
 
 // endOf reads the event that ended the exec.
 func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
-	b, err := t.client.conn.Record(ctx, info.Record)
+	b, err := t.client.reads.AtRecord(ctx, info.Sandbox, info.Record)
 	for isTransient(err) && backoff.Sleep(ctx, retryPause) { // while a leader is elected
-		b, err = t.client.conn.Record(ctx, info.Record)
+		b, err = t.client.reads.AtRecord(ctx, info.Sandbox, info.Record)
 	}
 	if err != nil {
 		return nil, err
@@ -264,7 +260,7 @@ func (t *tail) takeAhead() error {
 // readLog passes on what the log has and the sink lacks.
 func (t *tail) readLog(ctx context.Context) error {
 	var err error
-	t.next, err = t.client.conn.ReadOutput(ctx, t.client.tenant, t.sandbox, t.exec, t.next, t.takeStored)
+	t.next, err = t.client.reads.Output(ctx, t.sandbox, t.exec, t.next, t.takeStored)
 	if errors.Is(err, errEnough) {
 		return nil
 	}

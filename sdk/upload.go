@@ -59,7 +59,7 @@ func (c *Client) Upload(ctx context.Context, source, target string, opts ...Uplo
 		return copied, failed(ctx, err, "read "+source)
 	}
 	copied.Digest, copied.Size = u.digest, Bytes(u.size)
-	exists, err := c.conn.FreshBlob(ctx, u.digest)
+	exists, err := c.reads.Uploaded(ctx, u.digest)
 	if err == nil && !exists {
 		err = retryUpload(ctx, func() error { return u.send(ctx) })
 	}
@@ -135,7 +135,7 @@ func (u *upload) send(ctx context.Context) error {
 	if u.progress != nil {
 		from = &progressReader{r: r, total: u.size, report: u.progress}
 	}
-	putErr := u.client.conn.PutBlob(ctx, u.digest, from)
+	putErr := u.client.reads.Upload(ctx, u.digest, from)
 	r.CloseWithError(putErr)
 	if err := <-readErr; err != nil && !errors.Is(err, io.ErrClosedPipe) && (putErr == nil || !errors.Is(err, putErr)) {
 		return err

@@ -22,9 +22,9 @@ type Engine interface {
 	PathMode(ctx context.Context, container, path string) (mode fs.FileMode, exists bool, err error)
 }
 
-// Uploads opens an uploaded tree by its digest.
+// Uploads opens a tenant's uploaded tree by its digest.
 type Uploads interface {
-	Blob(ctx context.Context, digest string) (io.ReadCloser, error)
+	Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error)
 }
 
 // Disk watches a copy while it writes to the host's disk. It counts what is written to counter, and ends the returned
@@ -76,7 +76,7 @@ func (c Copier) copyTree(ctx context.Context, to Container, tree protocol.Copy) 
 	}
 	ctx, copied, done := c.Disk.Copy(ctx, to.Sandbox)
 	defer done()
-	blob, err := c.Uploads.Blob(ctx, tree.Digest)
+	blob, err := c.Uploads.Blob(ctx, to.Sandbox.Tenant, tree.Digest)
 	if err != nil {
 		return err
 	}

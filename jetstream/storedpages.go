@@ -1,0 +1,107 @@
+package jetstream
+
+import (
+	"context"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Clients have no right to the streams, which hold the messages of every tenant. Those that follow a history or output
+// read the messages of their own tenant in pages, which a coordinator answers from here.
+
+// storedPage is how many bytes of messages a page has at most, unless its first message alone is larger.
+const storedPage = 512 << 10
+
+// StoredPages reads the messages of histories and output in pages, for [TenantReads].
+type StoredPages struct {
+	histories *Histories
+	output    *OutputLog
+	blobs     *BlobStore
+}
+
+// PageEndpoints returns the endpoints of the read service that [TenantReads] asks, by name. They validate no ids.
+func (p *StoredPages) PageEndpoints() map[string]Endpoint {
+	return map[string]Endpoint{
+		protocol.EndpointBatches: p.batches, protocol.EndpointChunks: p.chunks, protocol.EndpointUploaded: p.uploaded,
+	}
+}
+
+// batches answers a page of a history's messages. An unknown sandbox has none.
+func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	if q.Newest && (q.From != 0 || q.After != 0) || q.From != 0 && q.After != 0 {
+		return nil, protocol.Invalid("from", "is not used together with after or newest: want one of the three")
+	}
+	page := &protocol.BatchPage{Batches: []protocol.StoredBatch{}}
+	reply := &protocol.Reply{Batches: page}
+	size := 0
+	add := func(b *protocol.Batch) bool {
+		data := b.Encode()
+		size += len(data)
+		if page.More = len(page.Batches) > 0 && size > storedPage; !page.More {
+			page.Batches = append(page.Batches, protocol.StoredBatch{Record: b.Record, Data: data})
+		}
+		return !page.More
+	}
+	var err error
+	switch {
+	case q.Newest:
+		var newest *protocol.Batch
+		newest, err = p.histories.LastBatch(ctx, tenant, q.Sandbox)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return reply, nil
+		}
+		if err == nil {
+			add(newest)
+		}
+	case q.From != 0:
+		err = p.histories.ReadEventsAt(ctx, tenant, q.Sandbox, q.From, add)
+	default:
+		err = p.histories.ReadHistory(ctx, tenant, q.Sandbox, q.After, add)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// chunks answers a page of the messages in which output is stored. An unknown exec has none.
+func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	log := q.Exec
+	switch {
+	case q.Exec != "" && q.Service != "":
+		return nil, protocol.Invalid("service", "is not used together with exec")
+	case q.Service != "":
+		if err := protocol.ValidateID("service", q.Service); err != nil {
+			return nil, err
+		}
+		log = protocol.ServiceLog(q.Service)
+	case q.Exec == "":
+		log = protocol.PrimaryLog
+	}
+	page := &protocol.ChunkPage{Chunks: []protocol.StoredChunk{}, Next: q.After}
+	size := 0
+	err := p.output.ReadStoredOutput(ctx, tenant, q.Sandbox, log, q.After+1, func(record uint64, k Chunk) bool {
+		size += len(k.Data)
+		if page.More = len(page.Chunks) > 0 && size > storedPage; page.More {
+			return false
+		}
+		page.Next = record
+		page.Chunks = append(page.Chunks, protocol.StoredChunk{
+			Stream: k.Stream, Offset: k.Offset, Data: k.Data, At: k.At, NextStdout: k.NextStdout, NextStderr: k.NextStderr,
+		})
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &protocol.Reply{Chunks: page}, nil
+}
+
+// uploaded answers whether the tenant has uploaded content with a digest.
+func (p *StoredPages) uploaded(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	if err := protocol.ValidateDigest("digest", q.Digest); err != nil {
+		return nil, err
+	}
+	stored, err := p.blobs.FreshBlob(ctx, tenant, q.Digest)
+	return &protocol.Reply{Upload: &protocol.Upload{Stored: stored}}, err
+}

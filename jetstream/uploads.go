@@ -1,0 +1,286 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A client uploads through a coordinator, because it has no right to the object store:
+//
+//	blob.<tenant>.<digest>.begin   any coordinator answers: it has the content, or the id of an upload
+//	blob.<tenant>.<upload>.<n>     piece n, from 0; the coordinator that answered the beginning acknowledges it
+//	blob.<tenant>.<upload>.end     it stores the content if that has the digest
+//
+// If the coordinator dies, the client begins again.
+
+const (
+	// uploadPiece is how many bytes of an upload one message has.
+	uploadPiece = 256 << 10
+	// uploadWindow is how many pieces a client sends before the first of them is acknowledged.
+	uploadWindow = 4
+	// uploadsAtOnce bounds the uploads through one coordinator, and so its memory: each holds at most uploadWindow
+	// pieces.
+	uploadsAtOnce = 32
+	// uploadIdle is how long a coordinator waits for the next piece before it discards the upload.
+	uploadIdle = 30 * time.Second
+
+	uploadBegin = "begin"
+	uploadEnd   = "end"
+)
+
+// Uploads is a coordinator's side of uploads.
+type Uploads struct {
+	*core
+
+	blobs *BlobStore
+	slots chan struct{}
+}
+
+// ServeUploads receives uploads until ctx ends, and then discards those that are not complete.
+func (b *BlobStore) ServeUploads(ctx context.Context) error {
+	u := &Uploads{core: b.core, blobs: b, slots: make(chan struct{}, uploadsAtOnce)}
+	var running sync.WaitGroup
+	defer running.Wait()
+	begin := protocol.BlobSubject("*", "*", uploadBegin)
+	sub, err := u.nc.QueueSubscribe(begin, "coordinators", func(m *nats.Msg) {
+		running.Go(func() { u.begin(ctx, m, &running) })
+	})
+	if err != nil {
+		return translate(err, "receive uploads")
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// begin answers the beginning of an upload.
+func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGroup) {
+	tenant, digest, _, ok := protocol.SplitBlobSubject(m.Subject)
+	if !ok {
+		return // no other subject is subscribed to
+	}
+	if err := protocol.ValidateDigest("digest", digest); err != nil {
+		u.answer(m, nil, err)
+		return
+	}
+	fresh, err := u.blobs.FreshBlob(ctx, tenant, digest)
+	if err != nil || fresh {
+		u.answer(m, &protocol.Upload{Stored: fresh}, err)
+		return
+	}
+	select {
+	case u.slots <- struct{}{}:
+	default:
+		u.answer(m, nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+			"this coordinator receives %d uploads already: try again later", uploadsAtOnce))
+		return
+	}
+	r := newReceiver(u, tenant, digest)
+	// Pieces that arrive while the subscription starts are not lost: the client sends them after the answer, and the
+	// server handles both in the order of this connection.
+	sub, err := u.nc.Subscribe(protocol.BlobSubject(tenant, r.id, "*"), r.receive)
+	if err != nil {
+		<-u.slots
+		u.answer(m, nil, translate(err, "receive an upload"))
+		return
+	}
+	running.Go(func() {
+		defer func() { <-u.slots }()
+		defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
+		r.store(ctx)
+	})
+	u.answer(m, &protocol.Upload{ID: r.id}, u.Flush(ctx))
+}
+
+// answer sends the reply to a message of an upload. It may be lost.
+func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
+	if m.Reply == "" {
+		return
+	}
+	reply := &protocol.Reply{Version: protocol.Version, Upload: upload}
+	if err != nil {
+		reply = &protocol.Reply{Version: protocol.Version, Error: protocol.AsError(err)}
+	}
+	out := nats.NewMsg(m.Reply)
+	out.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
+	out.Data = protocol.Encode(reply)
+	if err := u.nc.PublishMsg(out); err != nil {
+		u.log.Warn("could not answer an upload", "subject", m.Subject, "error", err)
+	}
+}
+
+// receiver puts the pieces of one upload in order and stores them. Its subscription calls receive for one message
+// after another.
+type receiver struct {
+	uploads        *Uploads
+	tenant, digest string
+	id             string
+	idle           *time.Timer
+	to             *io.PipeWriter
+	from           *io.PipeReader
+	stored         chan struct{} // closed when err is the outcome
+	err            error
+
+	next  uint64               // number of the next piece to store
+	early map[uint64]*nats.Msg // pieces that arrived before their predecessors
+}
+
+func newReceiver(u *Uploads, tenant, digest string) *receiver {
+	r := &receiver{uploads: u, tenant: tenant, digest: digest, id: nuid.Next(), stored: make(chan struct{}),
+		early: map[uint64]*nats.Msg{}}
+	r.from, r.to = io.Pipe()
+	r.idle = time.AfterFunc(uploadIdle, func() {
+		r.to.CloseWithError(protocol.Errorf(protocol.DeadlineExceeded, "", "the upload was silent for %s", uploadIdle))
+	})
+	return r
+}
+
+// store stores the content until it is complete, fails, or ctx ends. It then answers repeated messages of the client
+// for a while.
+func (r *receiver) store(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() { r.to.CloseWithError(ctx.Err()) })
+	defer stop()
+	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, &verified{r: r.from, sum: sha256.New(), digest: r.digest})
+	r.from.CloseWithError(r.err) // pieces that follow are refused
+	r.idle.Stop()
+	close(r.stored)
+	select {
+	case <-time.After(r.uploads.timeout):
+	case <-ctx.Done():
+	}
+}
+
+func (r *receiver) receive(m *nats.Msg) {
+	_, _, piece, _ := protocol.SplitBlobSubject(m.Subject)
+	r.idle.Reset(uploadIdle)
+	if piece == uploadEnd {
+		_ = r.to.Close() // never fails
+		<-r.stored
+		r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
+		return
+	}
+	n, err := strconv.ParseUint(piece, 10, 64)
+	switch {
+	case err != nil || n >= r.next+2*uploadWindow:
+		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not among the next %d after %d", piece,
+			2*uploadWindow, r.next))
+		return
+	case n < r.next: // the acknowledgement was lost
+		r.uploads.answer(m, &protocol.Upload{}, nil)
+		return
+	}
+	r.early[n] = m
+	for m := r.early[r.next]; m != nil; m = r.early[r.next] {
+		delete(r.early, r.next)
+		_, err := r.to.Write(m.Data)
+		if err == nil {
+			r.next++
+		}
+		r.uploads.answer(m, &protocol.Upload{}, err)
+		if err != nil {
+			return
+		}
+	}
+}
+
+// verified reads content that must have a digest.
+type verified struct {
+	r   io.Reader
+	sum interface {
+		io.Writer
+		Sum([]byte) []byte
+	}
+	digest string
+}
+
+func (v *verified) Read(p []byte) (int, error) {
+	n, err := v.r.Read(p)
+	_, _ = v.sum.Write(p[:n]) // a hash never fails
+	if errors.Is(err, io.EOF) && "sha256-"+hex.EncodeToString(v.sum.Sum(nil)) != v.digest {
+		err = protocol.Invalid("digest", "the content does not have the digest %s", v.digest)
+	}
+	return n, err
+}
+
+// Upload sends content to the coordinators, which store it under its digest for the tenant, unless they have it.
+// content is opened only if it has to be sent. Errors: invalid_argument for content that does not have the digest;
+// resource_exhausted; unavailable and deadline_exceeded, after which the caller may try again.
+func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Reader) error {
+	begun, err := t.tell(ctx, digest, uploadBegin, nil)
+	if err != nil || begun.Stored {
+		return err
+	}
+	if begun.ID == "" {
+		return undecodable("the answer to the beginning of an upload names no upload")
+	}
+	group, sending := errgroup.WithContext(ctx)
+	group.SetLimit(uploadWindow)
+	var failed error
+	for n := uint64(0); sending.Err() == nil; n++ {
+		piece := make([]byte, uploadPiece)
+		size, err := io.ReadFull(content, piece)
+		if size > 0 {
+			number := strconv.FormatUint(n, 10)
+			group.Go(func() error {
+				_, err := t.tell(sending, begun.ID, number, piece[:size])
+				return err
+			})
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				failed = err
+			}
+			break
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if failed != nil {
+		return failed // the coordinator discards what it has
+	}
+	_, err = t.tell(ctx, begun.ID, uploadEnd, nil)
+	return err
+}
+
+// Uploaded reports whether content with this digest is stored for the tenant, and for long enough to be used.
+func (t *TenantReads) Uploaded(ctx context.Context, digest string) (bool, error) {
+	reply, err := t.query(ctx, protocol.EndpointUploaded, protocol.Query{Digest: digest})
+	if err != nil {
+		return false, err
+	}
+	return reply.Upload != nil && reply.Upload.Stored, nil
+}
+
+// tell sends one message of an upload and waits for its answer.
+func (t *TenantReads) tell(ctx context.Context, upload, piece string, data []byte) (*protocol.Upload, error) {
+	m := nats.NewMsg(protocol.BlobSubject(t.tenant, upload, piece))
+	m.Data = data
+	answer, err := t.queries.ask(ctx, m)
+	if err != nil {
+		return nil, translate(err, "upload")
+	}
+	reply := &protocol.Reply{}
+	if err := protocol.DecodeAs(answer.Header.Get(protocol.HeaderContentType), answer.Data, reply); err != nil {
+		return nil, err
+	}
+	switch {
+	case reply.Error != nil:
+		return nil, reply.Error
+	case reply.Upload == nil:
+		return nil, undecodable("the answer to an upload is empty")
+	}
+	return reply.Upload, nil
+}
