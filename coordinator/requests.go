@@ -227,7 +227,8 @@ func undecodable(err error) bool {
 		return false
 	}
 	reason := protocol.AsError(err).Reason
-	return reason == protocol.ReasonUndecodable || reason == protocol.ReasonUnsupportedVersion
+	return reason == protocol.ReasonUndecodable || reason == protocol.ReasonUnsupportedVersion ||
+		reason == protocol.ReasonForeignInbox
 }
 
 func deadLettered(err error) *protocol.Error {
@@ -248,6 +249,14 @@ func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (rep
 		if err := protocol.ValidateID(field, id); err != nil {
 			return nil, err
 		}
+	}
+	if d.User != "" {
+		if err := protocol.ValidateUser("user", d.User); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.CheckOrigin(); err != nil {
+		return nil, err
 	}
 	r, err := readRequest(d)
 	if err != nil {
@@ -324,7 +333,7 @@ func (h *requestHandler) create(
 		if !s.Exists() && refused != nil {
 			return nil, refused
 		}
-		return decideAccept(s, d.ID, r.Name, &full, defaulted)
+		return actedBy(d)(decideAccept(s, d.ID, r.Name, &full, defaulted))
 	})
 	if err != nil {
 		return nil, err
@@ -371,6 +380,16 @@ func (h *requestHandler) exec(
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
 }
 
+// actedBy adds a request's user to the events that it causes.
+func actedBy(d *jetstream.Delivery) func([]protocol.Event, error) ([]protocol.Event, error) {
+	return func(events []protocol.Event, err error) ([]protocol.Event, error) {
+		for i := range events {
+			events[i].Actor = d.User
+		}
+		return events, err
+	}
+}
+
 // errOldExec says that a request id is the id of an exec that ended long ago; only the log tells which request that
 // was.
 var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed,
@@ -401,7 +420,7 @@ func (h *requestHandler) doOnce(
 				return nil, errOldExec
 			}
 		}
-		return decide(s, now)
+		return actedBy(d)(decide(s, now))
 	}
 	do := func() ([]protocol.Event, error) {
 		for {

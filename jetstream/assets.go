@@ -154,7 +154,7 @@ func (a *Assets) events() asset {
 func (a *Assets) requests() asset {
 	return asset{
 		config: jetstream.StreamConfig{
-			Name: protocol.StreamRequests, Subjects: []string{protocol.RequestFilter},
+			Name: protocol.StreamRequests, Subjects: []string{protocol.RequestFilter, protocol.UserRequestFilter},
 			Discard: jetstream.DiscardNew, MaxMsgSize: protocol.MaxSpecBytes + 64<<10,
 		},
 		settings: []setting{

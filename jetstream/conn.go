@@ -33,6 +33,10 @@ type Config struct {
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called on each change; may be nil
 
+	// Tenant and User are the names under which the connection sends requests and queries, and the part of the inboxes
+	// that it receives answers in. Without a user it uses the subjects without one.
+	Tenant, User string
+
 	// WithoutStreams says that the user has no right to JetStream's API, so the connection never calls it. It can
 	// send requests and queries, and receive what is published.
 	WithoutStreams bool
@@ -84,7 +88,8 @@ type connection struct {
 	login   credentials
 	closed  chan struct{} // closed with the connection
 
-	withoutStreams bool // as [Config.WithoutStreams]
+	user           string // as [Config.User]
+	withoutStreams bool   // as [Config.WithoutStreams]
 
 	life atomic.Uint64 // number of lost connections: the next server may have another log
 
@@ -166,7 +171,7 @@ func newConn(cfg Config) *Conn {
 	}
 	c.clock.machine = cfg.Clock
 	c.clock.machine.setDefaults()
-	c.withoutStreams = cfg.WithoutStreams
+	c.withoutStreams, c.user = cfg.WithoutStreams, cfg.User
 	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
 
 	s := &streams{core: &c.core, directs: make(chan struct{}, directsAtOnce)}
@@ -234,6 +239,9 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 				go c.reconnected() // messages were dropped: followers must read them
 			}
 		}),
+	}
+	if cfg.User != "" {
+		opts = append(opts, nats.CustomInboxPrefix(protocol.Inbox(cfg.Tenant, cfg.User)))
 	}
 	login, err := c.login.options(cfg)
 	if err != nil {

@@ -108,7 +108,7 @@ func translateWrite(err error, subject string) error {
 	switch {
 	case isUnder(subject, protocol.AppendFilter):
 		reason = protocol.ReasonLogFull
-	case isUnder(subject, protocol.RequestFilter):
+	case isUnder(subject, protocol.RequestFilter), isUnder(subject, protocol.UserRequestFilter):
 		reason = protocol.ReasonQueueFull
 	}
 	return protocol.Errorf(protocol.ResourceExhausted, reason, "%s: %s", doing, api.Description)

@@ -38,7 +38,11 @@ func (q *RequestQueue) Submit(ctx context.Context, tenant, verb, sandbox, id, in
 	defer done()
 	ctx, cancel := q.await(ctx)
 	defer cancel()
-	m := nats.NewMsg(protocol.RequestSubject(tenant, verb, sandbox))
+	subject := protocol.RequestSubject(tenant, verb, sandbox)
+	if q.user != "" {
+		subject = protocol.UserRequestSubject(tenant, q.user, verb, sandbox)
+	}
+	m := nats.NewMsg(subject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	if inbox != "" {
 		m.Header.Set(protocol.HeaderReply, inbox)
@@ -111,6 +115,7 @@ func (a *Answers) Close() { _ = a.sub.Unsubscribe() } // fails only when the con
 // Delivery is a request that was delivered to a coordinator.
 type Delivery struct {
 	Tenant, Verb, Sandbox string
+	User                  string // who published it, proven by the subject; empty: a client without a user
 	ID                    string // of the request
 	ContentType           string
 	Payload               []byte
@@ -118,7 +123,21 @@ type Delivery struct {
 	Sequence              uint64
 	StoredAt              time.Time
 	inbox                 string
+	republished           bool
 	waits                 bool // the client can tell "still waiting" from an outcome
+}
+
+// CheckOrigin refuses a request that wants its answer outside its user's inbox, and one that a stream sent on, so that
+// its subject does not prove its user. Error: permission_denied with reason foreign_inbox.
+func (d *Delivery) CheckOrigin() error {
+	switch {
+	case d.republished:
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox, "a stream sent the request on")
+	case d.User != "" && d.inbox != "" && !protocol.MayAnswer(d.inbox, d.Tenant, d.User):
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox,
+			"the answer is wanted at %.80q: want a subject below %s", d.inbox, protocol.Inbox(d.Tenant, d.User))
+	}
+	return nil
 }
 
 // answerType returns the content type of the answer to a payload: the payload's own if it is supported.
@@ -131,8 +150,7 @@ func answerType(header string, payload []byte) string {
 
 // Answer sends the reply to the request's inbox, if it has one. It may be lost.
 func (q *RequestQueue) Answer(d *Delivery, r *protocol.Reply) {
-	// Any other inbox would let a client publish with a coordinator's permissions.
-	if !strings.HasPrefix(d.inbox, "_INBOX.") || strings.ContainsAny(d.inbox, "*> \t\r\n") {
+	if !protocol.MayAnswer(d.inbox, d.Tenant, d.User) {
 		return
 	}
 	m := nats.NewMsg(d.inbox)
@@ -231,7 +249,7 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) error {
 	var filters []string
 	for _, verb := range []string{protocol.VerbCancel, protocol.VerbStop, protocol.VerbDelete} {
-		filters = append(filters, protocol.RequestSubject("*", verb, "*"))
+		filters = append(filters, protocol.RequestSubject("*", verb, "*"), protocol.UserRequestSubject("*", "*", verb, "*"))
 	}
 	return q.queue.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
@@ -273,27 +291,31 @@ func (q *Requests) decide(ctx context.Context, m jetstream.Msg, handle HandleReq
 	if err != nil {
 		return err
 	}
-	tenant, verb, sandbox, ok := protocol.SplitRequestSubject(m.Subject())
+	tenant, user, verb, sandbox, ok := protocol.SplitRequestSubject(m.Subject())
 	if !ok {
 		return nil // the stream's filter admits no other subject
 	}
 	h := m.Headers()
 	return handle(ctx, &Delivery{
-		Tenant: tenant, Verb: verb, Sandbox: sandbox,
+		Tenant: tenant, User: user, Verb: verb, Sandbox: sandbox,
 		ID: requestID(h), ContentType: headerOf(h, protocol.HeaderContentType),
 		Payload: m.Data(), Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
-		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply),
+		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply), republished: isRepublished(h),
 		waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting,
 	})
 }
 
 // RequestQueued reports whether a request of a verb for a sandbox is stored in the queue, settled or not.
 func (q *RequestQueue) RequestQueued(ctx context.Context, tenant, verb, sandbox string) (bool, error) {
-	_, err := q.lastOnSubject(ctx, protocol.StreamRequests, protocol.RequestSubject(tenant, verb, sandbox))
-	if protocol.CodeOf(err) == protocol.NotFound {
-		return false, nil
+	for _, subject := range []string{
+		protocol.RequestSubject(tenant, verb, sandbox), protocol.UserRequestSubject(tenant, "*", verb, sandbox),
+	} {
+		_, err := q.lastOnSubject(ctx, protocol.StreamRequests, subject)
+		if protocol.CodeOf(err) != protocol.NotFound {
+			return err == nil, err
+		}
 	}
-	return err == nil, err
+	return false, nil
 }
 
 // LastRequest returns the sequence of the newest request.

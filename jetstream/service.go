@@ -105,13 +105,19 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 	}
 	s.endpoints = append(s.endpoints, stats)
 	slots := make(chan struct{}, answersAtOnce)
-	return s.subscribe(stats.Subject, stats.QueueGroup, func(m *nats.Msg) {
-		slots <- struct{}{}
-		go func() {
-			defer func() { <-slots }()
-			s.answer(ctx, m, endpoint, stats)
-		}()
-	})
+	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
+		err := s.subscribe(subject, stats.QueueGroup, func(m *nats.Msg) {
+			slots <- struct{}{}
+			go func() {
+				defer func() { <-slots }()
+				s.answer(ctx, m, endpoint, stats)
+			}()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // serveDiscovery answers what `nats service` asks of all services, of all instances of this one, and of this instance.
@@ -186,6 +192,12 @@ func (s *readService) count(e *micro.EndpointStats, began time.Time, failed *pro
 
 func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint, stats *micro.EndpointStats) {
 	began := time.Now()
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if user != "" && m.Reply != "" && !protocol.MayAnswer(m.Reply, tenant, user) || isRepublished(m.Header) {
+		s.queries.log.Warn("dropped a query that wants its answer outside its user's inbox, or that a stream sent",
+			"subject", m.Subject, "reply", m.Reply)
+		return
+	}
 	contentType := headerOf(m.Header, protocol.HeaderContentType)
 	q := &protocol.Query{}
 	err := protocol.DecodeStrict(contentType, m.Data, q)
@@ -194,7 +206,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	}
 	reply := &protocol.Reply{}
 	if err == nil {
-		reply, err = s.ask(ctx, endpoint, tenantOf(m.Subject), q)
+		reply, err = s.ask(ctx, endpoint, tenant, q)
 	}
 	if err != nil {
 		reply = &protocol.Reply{Error: protocol.AsError(err)}
@@ -260,16 +272,18 @@ func headerText(s string) string {
 	}, s))
 }
 
-// tenantOf returns the token after "boxfleet.v1.api.", which permissions protect.
-func tenantOf(subject string) string {
-	parts := strings.Split(subject, ".")
-	return parts[len(parts)-2]
-}
+// isRepublished reports whether a stream sent the message on: its publisher then is the server, and its subject proves
+// nothing about who wrote it.
+func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
 // Query queries the read service. Errors: the service's own; unavailable if no coordinator runs.
 func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
 	q.Version = protocol.Version
-	m := nats.NewMsg(protocol.APISubject(tenant, endpoint))
+	subject := protocol.APISubject(tenant, endpoint)
+	if r.user != "" {
+		subject = protocol.UserAPISubject(tenant, r.user, endpoint)
+	}
+	m := nats.NewMsg(subject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	m.Data = protocol.Encode(q)
 	ctx, done := r.quorum.whileQuorum(ctx)

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,9 +20,9 @@ import (
 
 // A client uploads through a coordinator, because it has no right to the object store:
 //
-//	blob.<tenant>.<digest>.begin   any coordinator answers: it has the content, or the id of an upload
-//	blob.<tenant>.<upload>.<n>     piece n, from 0; the coordinator that answered the beginning acknowledges it
-//	blob.<tenant>.<upload>.end     it stores the content if that has the digest
+//	blob.<tenant>.<user>.<digest>.begin   any coordinator answers: it has the content, or the id of an upload
+//	blob.<tenant>.<user>.<upload>.<n>     piece n, from 0; the coordinator that answered the beginning acknowledges it
+//	blob.<tenant>.<user>.<upload>.end     it stores the content if that has the digest
 //
 // If the coordinator dies, the client begins again.
 
@@ -53,7 +54,7 @@ func (b *BlobStore) ServeUploads(ctx context.Context) error {
 	u := &Uploads{core: b.core, blobs: b, slots: make(chan struct{}, uploadsAtOnce)}
 	var running sync.WaitGroup
 	defer running.Wait()
-	begin := protocol.BlobSubject("*", "*", uploadBegin)
+	begin := protocol.BlobSubject("*", "*", "*", uploadBegin)
 	sub, err := u.nc.QueueSubscribe(begin, "coordinators", func(m *nats.Msg) {
 		running.Go(func() { u.begin(ctx, m, &running) })
 	})
@@ -67,9 +68,13 @@ func (b *BlobStore) ServeUploads(ctx context.Context) error {
 
 // begin answers the beginning of an upload.
 func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGroup) {
-	tenant, digest, _, ok := protocol.SplitBlobSubject(m.Subject)
+	tenant, user, digest, _, ok := protocol.SplitBlobSubject(m.Subject)
 	if !ok {
 		return // no other subject is subscribed to
+	}
+	if err := protocol.ValidateID("tenant", tenant); err != nil {
+		u.answer(m, nil, err)
+		return
 	}
 	if err := protocol.ValidateDigest("digest", digest); err != nil {
 		u.answer(m, nil, err)
@@ -88,9 +93,10 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGrou
 		return
 	}
 	r := newReceiver(u, tenant, digest)
+	from := cmp.Or(user, protocol.NoUser)
 	// Pieces that arrive while the subscription starts are not lost: the client sends them after the answer, and the
 	// server handles both in the order of this connection.
-	sub, err := u.nc.Subscribe(protocol.BlobSubject(tenant, r.id, "*"), r.receive)
+	sub, err := u.nc.Subscribe(protocol.BlobSubject(tenant, from, r.id, "*"), r.receive)
 	if err != nil {
 		<-u.slots
 		u.answer(m, nil, translate(err, "receive an upload"))
@@ -106,7 +112,7 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGrou
 
 // answer sends the reply to a message of an upload. It may be lost.
 func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
-	if m.Reply == "" {
+	if tenant, user, _, _, _ := protocol.SplitBlobSubject(m.Subject); !protocol.MayAnswer(m.Reply, tenant, user) {
 		return
 	}
 	reply := &protocol.Reply{Version: protocol.Version, Upload: upload}
@@ -163,7 +169,7 @@ func (r *receiver) store(ctx context.Context) {
 }
 
 func (r *receiver) receive(m *nats.Msg) {
-	_, _, piece, _ := protocol.SplitBlobSubject(m.Subject)
+	_, _, _, piece, _ := protocol.SplitBlobSubject(m.Subject)
 	r.idle.Reset(uploadIdle)
 	if piece == uploadEnd {
 		_ = r.to.Close() // never fails
@@ -266,7 +272,7 @@ func (t *TenantReads) Uploaded(ctx context.Context, digest string) (bool, error)
 
 // tell sends one message of an upload and waits for its answer.
 func (t *TenantReads) tell(ctx context.Context, upload, piece string, data []byte) (*protocol.Upload, error) {
-	m := nats.NewMsg(protocol.BlobSubject(t.tenant, upload, piece))
+	m := nats.NewMsg(protocol.BlobSubject(t.tenant, cmp.Or(t.queries.user, protocol.NoUser), upload, piece))
 	m.Data = data
 	answer, err := t.queries.ask(ctx, m)
 	if err != nil {

@@ -32,6 +32,7 @@ const (
 	ReasonExecTerminal        = "exec_already_terminal"
 	ReasonUndecodable         = "undecodable"
 	ReasonUnsupportedVersion  = "unsupported_version"
+	ReasonForeignInbox        = "foreign_inbox"
 	ReasonUnknownField        = "unknown_field"
 	ReasonQueueFull           = "queue_full"
 	ReasonRequestUsed         = "request_id_used"

@@ -54,6 +54,7 @@ type Event struct {
 	Time     time.Time       `json:"time"` // by the store's clock, as the writer knows it
 	State    SandboxState    `json:"state"`
 	Request  string          `json:"request,omitempty"` // id of the request that caused it
+	Actor    string          `json:"actor,omitempty"`   // user whose request caused it
 	Reason   string          `json:"reason,omitempty"`
 	Error    *Error          `json:"error,omitempty"`
 	Phase    *SandboxDetails `json:"sandbox_details,omitempty"`

@@ -177,7 +177,7 @@ func (s *State) applySandbox(e *Event) error {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
 		}
 		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Name: d.Name, Spec: *d.Spec, BuiltIn: d.BuiltIn, Request: e.Request,
-			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
+			Actor: e.Actor, Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
 		if ttl := b.Spec.TTL; ttl > 0 {
 			b.ExpiresAt = e.Time.Add(ttl.Std())
 		}
@@ -391,7 +391,7 @@ func (s *State) applyExec(e *Event) error {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
 		}
 		old = &Exec{Tenant: e.Tenant, Sandbox: e.Sandbox, ID: d.ID, Spec: *d.Spec, Request: e.Request,
-			AcceptedAt: e.Time, AcceptSequence: e.Sequence}
+			Actor: e.Actor, AcceptedAt: e.Time, AcceptSequence: e.Sequence}
 	}
 	x := *old
 	if t.To != "" {

@@ -1,6 +1,9 @@
 package protocol
 
-import "regexp"
+import (
+	"regexp"
+	"strings"
+)
 
 // MaxIDLength is the maximum length of an id in bytes.
 const MaxIDLength = 64
@@ -46,4 +49,10 @@ func ValidateName(field, name string) error {
 		return Invalid(field, "must not look like a generated id, got %s", name)
 	}
 	return nil
+}
+
+// ValidateUser checks the name of a user: an id, or @ and an id for an operator, whose name no tenant's user can have.
+// Errors: invalid_argument with the given field.
+func ValidateUser(field, user string) error {
+	return ValidateID(field, strings.TrimPrefix(user, "@"))
 }

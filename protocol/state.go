@@ -63,8 +63,9 @@ type Sandbox struct {
 	State  SandboxState `json:"state"`
 	// target of the current transition: ready, stopped or deleted; failed: none
 	Desired  SandboxState `json:"desired"`
-	Sequence uint64       `json:"sequence"` // of its last event
-	Request  string       `json:"request"`  // id of the create request
+	Sequence uint64       `json:"sequence"`        // of its last event
+	Request  string       `json:"request"`         // id of the create request
+	Actor    string       `json:"actor,omitempty"` // user who created it
 	Reason   string       `json:"reason,omitempty"`
 	// why it failed, or, while it is ready, why its restart waits
 	Error          *Error                   `json:"error,omitempty"`
@@ -125,8 +126,9 @@ type Exec struct {
 	Spec        ExecSpec  `json:"spec"` // resolved
 	State       ExecState `json:"state"`
 	Request     string    `json:"request"`
-	Sequence    uint64    `json:"sequence"` // of its last event
-	Record      uint64    `json:"record"`   // stream sequence of the message with its last event
+	Actor       string    `json:"actor,omitempty"` // user who requested it
+	Sequence    uint64    `json:"sequence"`        // of its last event
+	Record      uint64    `json:"record"`          // stream sequence of the message with its last event
 	Boot        string    `json:"boot,omitempty"`
 	ExitCode    *int      `json:"exit_code,omitempty"` // nil: unknown, or not ended
 	Reason      string    `json:"reason,omitempty"`

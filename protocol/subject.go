@@ -71,6 +71,26 @@ func RequestSubject(tenant, verb, sandbox string) string {
 	return root + "request." + tenant + "." + verb + "." + sandbox
 }
 
+// UserRequestSubject returns the subject to which a user publishes a request. The server's permissions let each user
+// publish under its own name only, so the name is proven. Arguments may be "*".
+func UserRequestSubject(tenant, user, verb, sandbox string) string {
+	return root + "request." + tenant + "." + user + "." + verb + "." + sandbox
+}
+
+// Inbox returns the prefix of the subjects on which a user receives answers.
+func Inbox(tenant, user string) string { return "_INBOX." + tenant + "." + user }
+
+// MayAnswer reports whether a coordinator may send an answer for a user to a subject. The server checks who subscribes
+// to a subject, but not which reply subject a request names: with another one, a user could publish with the
+// coordinator's permissions. Without a user, any inbox may be answered.
+func MayAnswer(reply, tenant, user string) bool {
+	prefix := "_INBOX."
+	if user != "" {
+		prefix = Inbox(tenant, user) + "."
+	}
+	return strings.HasPrefix(reply, prefix) && !strings.ContainsAny(reply, "*> \t\r\n")
+}
+
 // EventSubject returns the subject under which a sandbox's history is stored.
 func EventSubject(tenant, sandbox string) string { return root + "event." + tenant + "." + sandbox }
 
@@ -107,19 +127,25 @@ func ServiceOfLog(log string) (service string, ok bool) {
 const PrimaryLog = "@"
 
 // BlobSubject returns the subject of one message of an upload. upload is the digest of the content in the first
-// message, and the id of the upload afterwards.
-func BlobSubject(tenant, upload, piece string) string {
-	return root + "blob." + tenant + "." + upload + "." + piece
+// message, and the id of the upload afterwards. user is [NoUser] for a client without one. Arguments may be "*".
+func BlobSubject(tenant, user, upload, piece string) string {
+	return root + "blob." + tenant + "." + user + "." + upload + "." + piece
 }
 
+// NoUser takes the place of the user in subjects of uploads if the client has none. It is no valid user name.
+const NoUser = "@"
+
 // SplitBlobSubject splits a subject of an upload. ok is false for any other subject.
-func SplitBlobSubject(subject string) (tenant, upload, piece string, ok bool) {
+func SplitBlobSubject(subject string) (tenant, user, upload, piece string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"blob.")
 	parts := strings.Split(rest, ".")
-	if !found || len(parts) != 3 {
-		return "", "", "", false
+	if !found || len(parts) != 4 {
+		return "", "", "", "", false
 	}
-	return parts[0], parts[1], parts[2], true
+	if parts[1] == NoUser {
+		parts[1] = ""
+	}
+	return parts[0], parts[1], parts[2], parts[3], true
 }
 
 // DeadSubject returns the subject under which a dead letter, a request that could not be processed, is stored.
@@ -136,28 +162,53 @@ const StatusSubject = root + "status"
 // APISubject returns the subject of an endpoint of the read service. tenant may be "*".
 func APISubject(tenant, endpoint string) string { return root + "api." + tenant + "." + endpoint }
 
+// UserAPISubject returns the subject of an endpoint for a user, whose name the server's permissions prove. tenant and
+// user may be "*".
+func UserAPISubject(tenant, user, endpoint string) string {
+	return root + "api." + tenant + "." + user + "." + endpoint
+}
+
+// SplitAPISubject splits a subject of the read service. user is empty for the form without one; ok is false for any
+// other subject.
+func SplitAPISubject(subject string) (tenant, user, endpoint string, ok bool) {
+	rest, found := strings.CutPrefix(subject, root+"api.")
+	parts := strings.Split(rest, ".")
+	switch {
+	case found && len(parts) == 2:
+		return parts[0], "", parts[1], true
+	case found && len(parts) == 3:
+		return parts[0], parts[1], parts[2], true
+	}
+	return "", "", "", false
+}
+
 // Stream subject filters.
 const (
-	RequestFilter = root + "request.*.*.*"
-	AppendFilter  = root + "append.*.*.*"
-	EventFilter   = root + "event.*.*"
-	EventAll      = root + "event.>"
-	LiveAll       = root + "live.>"
-	LogFilter     = root + "log.*.*.*"
-	DeadFilter    = root + "dead.*.*.*"
+	RequestFilter     = root + "request.*.*.*" // without a user
+	UserRequestFilter = root + "request.*.*.*.*"
+	AppendFilter      = root + "append.*.*.*"
+	EventFilter       = root + "event.*.*"
+	EventAll          = root + "event.>"
+	LiveAll           = root + "live.>"
+	LogFilter         = root + "log.*.*.*"
+	DeadFilter        = root + "dead.*.*.*"
 )
 
 // AppendTransform maps subjects of [AppendFilter] to those under which events are stored.
 const AppendTransform = root + "event.{{wildcard(2)}}.{{wildcard(3)}}"
 
-// SplitRequestSubject splits a request subject. ok is false for any other subject.
-func SplitRequestSubject(subject string) (tenant, verb, sandbox string, ok bool) {
+// SplitRequestSubject splits a request subject. user is empty for the form without one; ok is false for any other
+// subject.
+func SplitRequestSubject(subject string) (tenant, user, verb, sandbox string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"request.")
 	parts := strings.Split(rest, ".")
-	if !found || len(parts) != 3 {
-		return "", "", "", false
+	switch {
+	case found && len(parts) == 3:
+		return parts[0], "", parts[1], parts[2], true
+	case found && len(parts) == 4:
+		return parts[0], parts[1], parts[2], parts[3], true
 	}
-	return parts[0], parts[1], parts[2], true
+	return "", "", "", "", false
 }
 
 // SplitLogSubject returns the tenant and sandbox of an output subject. ok is false for any other subject.

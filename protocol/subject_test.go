@@ -11,9 +11,15 @@ func anyID() *rapid.Generator[string] { return rapid.StringMatching(`[A-Za-z0-9_
 func TestSubjectsSplitIntoTheirParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tenant, verb, sandbox := anyID().Draw(t, "tenant"), anyID().Draw(t, "verb"), anyID().Draw(t, "sandbox")
-		gotTenant, gotVerb, gotSandbox, ok := SplitRequestSubject(RequestSubject(tenant, verb, sandbox))
-		if !ok || gotTenant != tenant || gotVerb != verb || gotSandbox != sandbox {
-			t.Fatalf("%q %q %q split into %q %q %q %v", tenant, verb, sandbox, gotTenant, gotVerb, gotSandbox, ok)
+		for _, user := range []string{"", anyID().Draw(t, "user")} {
+			subject := RequestSubject(tenant, verb, sandbox)
+			if user != "" {
+				subject = UserRequestSubject(tenant, user, verb, sandbox)
+			}
+			gotTenant, gotUser, gotVerb, gotSandbox, ok := SplitRequestSubject(subject)
+			if !ok || gotTenant != tenant || gotUser != user || gotVerb != verb || gotSandbox != sandbox {
+				t.Fatalf("%s split into %q %q %q %q %v", subject, gotTenant, gotUser, gotVerb, gotSandbox, ok)
+			}
 		}
 		for _, subject := range []string{EventSubject(tenant, sandbox), LiveSubject(tenant, sandbox)} {
 			gotTenant, gotSandbox, ok := SplitEventSubject(subject)
@@ -26,11 +32,11 @@ func TestSubjectsSplitIntoTheirParts(t *testing.T) {
 
 func TestForeignSubjectsDoNotSplit(t *testing.T) {
 	for _, subject := range []string{
-		"", "boxfleet.v1.request.t.create", "boxfleet.v1.request.t.create.s.x", "boxfleet.v2.request.t.create.s",
+		"", "boxfleet.v1.request.t.create", "boxfleet.v1.request.t.u.create.s.x", "boxfleet.v2.request.t.create.s",
 		"boxfleet.v1.requests.t.create.s", "x.boxfleet.v1.request.t.create.s", "t.create.s",
 		EventSubject("t", "s"), DeadSubject("t", "create", "s"),
 	} {
-		if tenant, verb, sandbox, ok := SplitRequestSubject(subject); ok {
+		if tenant, _, verb, sandbox, ok := SplitRequestSubject(subject); ok {
 			t.Errorf("%q split as a request: %q %q %q", subject, tenant, verb, sandbox)
 		}
 	}

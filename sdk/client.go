@@ -31,6 +31,7 @@ type Options struct {
 	Token  string // the server's token, if it wants one
 	Creds  string // path of a NATS credentials file, if the server wants one
 	Tenant string // default "default"
+	User   string // who sends the requests; needed where the server's permissions prove the user's name
 	Name   string // of the connection, as the NATS server lists it; default "boxfleet-sdk"
 
 	// RequestTimeout is how long a request waits for its answer before it is sent again with the same id, which is
@@ -83,6 +84,11 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if err := protocol.ValidateID("tenant", o.Tenant); err != nil {
 		return nil, err
 	}
+	if o.User != "" {
+		if err := protocol.ValidateUser("user", o.User); err != nil {
+			return nil, err
+		}
+	}
 	if o.RequestTimeout < 0 {
 		return nil, protocol.Invalid("request_timeout", "must not be negative, got %s", o.RequestTimeout)
 	}
@@ -104,7 +110,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if c.conn == nil {
 		c.ownsConn = true
 		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger,
-			WithoutStreams: true}
+			Tenant: o.Tenant, User: o.User, WithoutStreams: true}
 		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
 			return nil, failed(ctx, err, "connect")
