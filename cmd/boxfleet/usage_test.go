@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,7 +167,7 @@ func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(new(program).root())
+	visit(newProgram(nil, io.Discard, io.Discard).root())
 	code, stdout, _ := call(t.Context(), "", "exec", "--help")
 	if code != 0 || !strings.Contains(stdout, "Examples:") {
 		t.Errorf("got %d, %q", code, stdout)

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// client is what the client commands of one invocation share. Each group of commands embeds it.
+type client struct {
+	*console
+	*interrupts
+	config *config
+}
+
+// withFleet connects to the fleet and calls f.
+func (cl *client) withFleet(cmd *cobra.Command, f func(ctx context.Context, c *sdk.Client) error) error {
+	cl.connecting.Store(true)
+	ctx := cmd.Context()
+	if cl.config.Deadline > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, cl.config.Deadline)
+		defer cancel()
+	}
+	c, err := cl.connect(ctx)
+	if err != nil {
+		return cl.ended(ctx, err)
+	}
+	defer c.Close()
+	err = f(ctx, c)
+	if _, arguments, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arguments, "SANDBOX") {
+		err = whichSandbox(err, cmd.Flags().Arg(0))
+	}
+	return cl.ended(ctx, err)
+}
+
+// whichSandbox adds the name that the user gave to a bare "no such sandbox".
+func whichSandbox(err error, called string) error {
+	if e := protocol.AsError(err); protocol.CodeOf(err) == protocol.NotFound && e.Message == "no such sandbox" {
+		named := *e
+		named.Message += ": " + called
+		return &named
+	}
+	return err
+}
