@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
@@ -31,19 +29,5 @@ func (cl *client) withFleet(cmd *cobra.Command, f func(ctx context.Context, c *s
 		return cl.ended(ctx, err)
 	}
 	defer c.Close()
-	err = f(ctx, c)
-	if _, arguments, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arguments, "SANDBOX") {
-		err = whichSandbox(err, cmd.Flags().Arg(0))
-	}
-	return cl.ended(ctx, err)
-}
-
-// whichSandbox adds the name that the user gave to a bare "no such sandbox".
-func whichSandbox(err error, called string) error {
-	if e := protocol.AsError(err); protocol.CodeOf(err) == protocol.NotFound && e.Message == "no such sandbox" {
-		named := *e
-		named.Message += ": " + called
-		return &named
-	}
-	return err
+	return cl.ended(ctx, f(ctx, c))
 }

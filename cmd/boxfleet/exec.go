@@ -30,7 +30,7 @@ read execs, use "boxfleet execs".
 
 Ctrl-C cancels the command and waits for it to end; a second Ctrl-C ends boxfleet at once. TERM, HUP and QUIT
 also cancel the command and end boxfleet within 2 s, with exit code 128+n if the command has not ended by then.
-So does closing the output, as in "boxfleet exec … | head -1", with exit code 141.
+So does closing the output, as in "boxfleet exec web cat log | head -1", with exit code 141.
 
 --deadline ends only the wait, with exit code 125: the command continues, and "boxfleet execs logs --follow"
 attaches to it again. --detach does not wait at all. The command also continues if boxfleet is killed or this
@@ -40,7 +40,7 @@ machine goes down.`,
   boxfleet exec --cwd /src --env CGO_ENABLED=0 --timeout 10m web go test ./...
   echo 'print(6 * 7)' | boxfleet exec -i web python3 -
   boxfleet exec --service db web psql -U postgres
-  boxfleet exec --detach web make`,
+  boxfleet exec --detach --id build web make`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			spec, err := flags.spec(cmds.stdin, line.command)
 			if err != nil {
@@ -90,7 +90,6 @@ machine goes down.`,
 // meantExecs adds a hint for users who type `boxfleet exec list web` when there is no sandbox called list.
 func meantExecs(err error, line *commandLine) error {
 	verb := line.ids[0]
-	err = whichSandbox(err, verb)
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
 		e.Message == "the sandbox is stopped" {
 		stopped := *e

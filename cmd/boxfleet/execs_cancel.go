@@ -14,7 +14,7 @@ import (
 func (cmds execsCommands) cancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel SANDBOX EXEC", Aliases: []string{"kill"}, Short: "Cancel an exec and end its whole process tree",
-		Args: takes("SANDBOX", "EXEC"), Example: "  boxfleet execs cancel web 01kpm3…",
+		Args: takes("SANDBOX", "EXEC"), Example: "  boxfleet execs cancel web build",
 		ValidArgsFunction: cmds.completeExec(protocol.ExecStateAccepted, protocol.ExecStateRunning),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {

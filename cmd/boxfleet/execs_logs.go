@@ -20,7 +20,7 @@ func (cmds execsCommands) logsCommand() *cobra.Command {
 		Long: `Print the output of an exec: its stdout to stdout, its stderr to stderr. With -o json, each chunk is a
 line with the stream, the offset and the data in base64. With --follow, boxfleet exits with the exec's exit
 code, as boxfleet exec does.`,
-		Example: "  boxfleet execs logs web 01kpm3… --follow\n  boxfleet execs logs web 01kpm3… --from-offset 4096",
+		Example: "  boxfleet execs logs web build --follow\n  boxfleet execs logs web build --from-offset 4096",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkTail(cmd, tail); err != nil {
 				return err

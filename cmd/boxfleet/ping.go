@@ -30,6 +30,9 @@ they are in sync, and how much space is used. The exit code is 1 if anything is 
 JetStream has no leader. With --wait, retry while nothing answers, for a fleet that is still starting.`,
 		Example: "  boxfleet ping\n  boxfleet ping -o json\n  boxfleet up & boxfleet ping --wait 1m",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if wait < 0 {
+				return usage("--wait: must not be negative, got %s", wait)
+			}
 			if cmds.config.Deadline > 0 {
 				wait = min(wait, cmds.config.Deadline)
 			}
