@@ -37,7 +37,8 @@ func endedError(state SandboxState, own *Error) error {
 		if own != nil {
 			return own
 		}
-		return protocol.Errorf(protocol.Internal, protocol.ReasonSandboxFailed, "the sandbox failed without recording an error")
+		return protocol.Errorf(protocol.Internal, protocol.ReasonSandboxFailed,
+			"the sandbox failed without recording an error")
 	case protocol.StateDeleting, protocol.StateDeleted:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxDeleted, "the sandbox is %s", state)
 	}

@@ -87,10 +87,10 @@ func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 }
 
 // Drain cordons a host and empties it. A sandbox with on_host_loss replace is recreated on another host as soon as it
-// has no active exec and another host accepts it. For all other sandboxes the drain waits until they end. When deadline
-// has passed, counted from now, the remaining sandboxes are ended with reason drained: a sandbox with on_host_loss
-// replace is recreated on another host, one with fail fails, one with wait is stopped. A deadline of 0 sets no limit;
-// if the host is already being drained, it keeps the earlier deadline.
+// has no active exec and another host accepts it. For all other sandboxes the drain waits until they end or are
+// stopped. When deadline has passed, counted from now, the remaining sandboxes are ended with reason drained: a sandbox
+// with on_host_loss replace is recreated on another host, one with fail fails, one with wait is stopped. A deadline of
+// 0 sets no limit; if the host is already being drained, it keeps the earlier deadline.
 //
 // Drain returns once the drain is recorded; [Hosts.WaitDrained] waits for its end. If ctx ends first, the change may
 // still be made; repeating the call is safe. Errors: invalid_argument; not_found.
