@@ -24,9 +24,12 @@ const (
 // tests that permanently break something that Boxfleet needs to clean up.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
+// remains finds and removes what a fleet leaves behind when its test ends.
+type remains struct{ *Fleet }
+
 // checkLeaks has Boxfleet delete all remaining sandboxes. It fails the test if anything of the fleet is left
 // afterwards. Processes that the test ended are restarted if the deleting needs them.
-func (f *Fleet) checkLeaks() {
+func (f remains) checkLeaks() {
 	f.TB.Helper()
 	if f.mayLeave != "" {
 		f.TB.Logf("leaks are not checked: %s", f.mayLeave)
@@ -67,7 +70,7 @@ func (f *Fleet) checkLeaks() {
 }
 
 // undeleted lists the sandboxes that are not deleted, by tenant.
-func (f *Fleet) undeleted() map[string][]string {
+func (f remains) undeleted() map[string][]string {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -89,7 +92,7 @@ func (f *Fleet) undeleted() map[string][]string {
 }
 
 // revive starts a coordinator if none runs, and a worker on each engine that had one.
-func (f *Fleet) revive() {
+func (f remains) revive() {
 	f.TB.Helper()
 	for _, p := range f.processes {
 		p.Signal(syscall.SIGCONT) // the test may have paused the process
@@ -124,7 +127,7 @@ func (p *Process) wasReady() bool {
 }
 
 // deleteAll deletes sandboxes through the client, as a user would.
-func (f *Fleet) deleteAll(sandboxes map[string][]string) {
+func (f remains) deleteAll(sandboxes map[string][]string) {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), deletedWithin)
 	defer cancel()
@@ -152,7 +155,7 @@ func (f *Fleet) deleteAll(sandboxes map[string][]string) {
 }
 
 // cleanUp ends all processes of the fleet and removes what is left by force.
-func (f *Fleet) cleanUp() {
+func (f remains) cleanUp() {
 	if f.TB.Failed() {
 		f.report()
 	}

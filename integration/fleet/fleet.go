@@ -63,8 +63,8 @@ func Start(tb testing.TB, o Options) *Fleet {
 	if f.Dir, err = os.MkdirTemp("", "boxfleet-fleet-"); err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(f.cleanUp)
-	tb.Cleanup(f.checkLeaks)
+	tb.Cleanup(remains{f}.cleanUp)
+	tb.Cleanup(remains{f}.checkLeaks)
 	switch {
 	case o.Killable:
 		f.startServer()

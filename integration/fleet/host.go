@@ -227,7 +227,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 }
 
 // removeAll removes everything of a deployment from an engine.
-func (f *Fleet) removeAll(address, deployment string) {
+func (f remains) removeAll(address, deployment string) {
 	h, err := openHost(address, deployment)
 	if err != nil {
 		return // the test may have stopped the engine

@@ -29,7 +29,7 @@ func (h *History) Kinds() []protocol.Kind {
 // History reads the history of a sandbox of the default tenant.
 func (f *Fleet) History(id string) *History {
 	f.TB.Helper()
-	for _, h := range f.histories() {
+	for _, h := range (judge{f}).histories() {
 		if h.Sandbox == id && h.Tenant == protocol.DefaultTenant {
 			return h
 		}
@@ -45,6 +45,14 @@ func (f *Fleet) History(id string) *History {
 //   - no request created two sandboxes or two execs;
 //   - the running coordinators report the same sandboxes as the fold.
 func (f *Fleet) Judge() {
+	f.TB.Helper()
+	judge{f}.log()
+}
+
+// judge checks what a fleet's log says.
+type judge struct{ *Fleet }
+
+func (f judge) log() {
 	f.TB.Helper()
 	requests := map[string]string{}
 	for _, h := range f.histories() {
@@ -64,7 +72,7 @@ func (f *Fleet) Judge() {
 }
 
 // histories reads the whole log and folds it.
-func (f *Fleet) histories() []*History {
+func (f judge) histories() []*History {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -92,7 +100,7 @@ func (f *Fleet) histories() []*History {
 
 // foldMoved folds the older part of a history that compaction has moved into segments. before is the record of the
 // first message in the log.
-func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before uint64) {
+func (f judge) foldMoved(ctx context.Context, name string, h *History, before uint64) {
 	f.TB.Helper()
 	if err := f.Conn.ReadHistory(ctx, h.Tenant, h.Sandbox, 0, func(b *protocol.Batch) bool {
 		if b.Record < before && b.First() == h.State.Sandbox.Sequence+1 {
@@ -104,7 +112,7 @@ func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before u
 	}
 }
 
-func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
+func (f judge) fold(name string, h *History, b *protocol.Batch) {
 	f.TB.Helper()
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -127,7 +135,7 @@ func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
 	}
 }
 
-func (f *Fleet) judgeExecs(name string, h *History) {
+func (f judge) judgeExecs(name string, h *History) {
 	f.TB.Helper()
 	count := map[string]map[protocol.Kind]int{}
 	requests := map[string]string{}
@@ -162,7 +170,7 @@ func (f *Fleet) judgeExecs(name string, h *History) {
 }
 
 // judgeRead compares a coordinator's answer about a sandbox with the fold of the log.
-func (f *Fleet) judgeRead(name string, h *History) {
+func (f judge) judgeRead(name string, h *History) {
 	f.TB.Helper()
 	if len(f.Processes("coordinator")) == 0 || h.State.Sandbox.HistoryPurged {
 		return

@@ -20,7 +20,7 @@ import (
 )
 
 // noteTraces lists, before anything is deleted, the objects that must be gone afterwards.
-func (f *Fleet) noteTraces() map[string]traces {
+func (f remains) noteTraces() map[string]traces {
 	f.TB.Helper()
 	before := map[string]traces{}
 	f.eachHost(func(ctx context.Context, h *host, address string) (err error) {
@@ -31,7 +31,7 @@ func (f *Fleet) noteTraces() map[string]traces {
 }
 
 // left lists what remains of the fleet, except processes.
-func (f *Fleet) left(before map[string]traces) []string {
+func (f remains) left(before map[string]traces) []string {
 	var left []string
 	f.eachHost(func(ctx context.Context, h *host, address string) error {
 		left = append(left, h.left(ctx, f.began, before[address])...)
@@ -41,7 +41,7 @@ func (f *Fleet) left(before map[string]traces) []string {
 	return append(left, f.leftInStore()...)
 }
 
-func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) error, failed func(error)) {
+func (f remains) eachHost(do func(ctx context.Context, h *host, address string) error, failed func(error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), hostCallTimeout)
 	defer cancel()
 	for address := range f.engines {
@@ -61,7 +61,7 @@ func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) e
 var stays = regexp.MustCompile(`^[^/]+/[^/]+/(lock|images\.json|supervisor-[0-9a-f]{16}|reserve/[a-z0-9-]+)$`)
 
 // leftInDirectories lists the remaining files of sandboxes in the workers' state directories.
-func (f *Fleet) leftInDirectories() []string {
+func (f remains) leftInDirectories() []string {
 	var left []string
 	seen := map[string]bool{}
 	for _, p := range f.processes {
@@ -100,7 +100,7 @@ func (f *Fleet) leftInDirectories() []string {
 
 // leftInStore reports whether an uploaded tree is kept longer than the deployment promises. A tree outlives the
 // sandboxes that used it, since another sandbox may use it until it expires.
-func (f *Fleet) leftInStore() []string {
+func (f remains) leftInStore() []string {
 	if f.options.BlobMaxAge == 0 {
 		return nil // the product's default, longer than any test
 	}
@@ -133,7 +133,7 @@ const expirySlack = 2 * time.Second
 // leftRunning lists the processes that belong to the fleet: those that have its directory in their arguments or
 // environment, or that see a mount of something in it. It checks the mount namespaces of all processes of the machine,
 // and so finds supervisors by the mounts of their containers.
-func (f *Fleet) leftRunning() []string {
+func (f remains) leftRunning() []string {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
 		left := processesOf([]byte(f.Dir))
