@@ -282,8 +282,30 @@ func decideStartTimeouts(s *protocol.State, ids []string, why string) ([]protoco
 	return events, nil
 }
 
-func errNoSandbox() error { return protocol.Errorf(protocol.NotFound, "", "no such sandbox") }
-func errNoExec() error    { return protocol.Errorf(protocol.NotFound, "", "no such exec") }
+const (
+	noSandbox = "no such sandbox"
+	noExec    = "no such exec"
+)
+
+func errNoSandbox() error { return protocol.Errorf(protocol.NotFound, "", noSandbox) }
+func errNoExec() error    { return protocol.Errorf(protocol.NotFound, "", noExec) }
+
+// withMissing adds to errNoSandbox or errNoExec which sandbox or exec does not exist, as the client called it.
+func withMissing(err error, sandbox, exec string) error {
+	if err == nil {
+		return nil
+	}
+	e := *protocol.AsError(err)
+	switch {
+	case e.Code == protocol.NotFound && e.Message == noSandbox:
+		e.Message += ": " + sandbox
+	case e.Code == protocol.NotFound && e.Message == noExec:
+		e.Message += ": " + exec
+	default:
+		return err
+	}
+	return &e
+}
 
 func errState(verb string, b *protocol.Sandbox) error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInvalidState, "cannot %s a sandbox that is %s",

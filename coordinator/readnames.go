@@ -12,6 +12,7 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 	all := make(map[string]jetstream.Endpoint, len(endpoints)+1)
 	for name, read := range endpoints {
 		all[name] = func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+			asked := q.Sandbox
 			if q.Sandbox != "" && protocol.ValidateID("tenant", tenant) == nil {
 				hold, err := rd.names.nameHold(ctx, key{Tenant: tenant, ID: q.Sandbox})
 				if err != nil {
@@ -21,7 +22,8 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 					q.Sandbox = hold.Sandbox
 				}
 			}
-			return read(ctx, tenant, q)
+			reply, err := read(ctx, tenant, q)
+			return reply, withMissing(err, asked, q.Exec)
 		}
 	}
 	get := all[protocol.EndpointGet]
@@ -33,7 +35,7 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 		}
 		id, err := rd.projection.read.withPrefix(tenant, q.Sandbox)
 		if err != nil {
-			return nil, err
+			return nil, withMissing(err, q.Sandbox, "")
 		}
 		return get(ctx, tenant, &protocol.Query{Version: q.Version, Sandbox: id})
 	}, "sandbox")

@@ -268,14 +268,14 @@ func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (rep
 	}
 	k, err := h.names.meant(ctx, d)
 	if err != nil {
-		return nil, protocol.WithPayloadField(d.Verb, err)
+		return nil, protocol.WithPayloadField(d.Verb, withMissing(err, d.Sandbox, r.ExecID))
 	}
 	if d.Verb == protocol.VerbExec {
 		reply, err = h.exec(ctx, d, k, r)
 	} else {
 		reply, err = h.control(ctx, d, k, r)
 	}
-	return reply, protocol.WithPayloadField(d.Verb, err)
+	return reply, protocol.WithPayloadField(d.Verb, withMissing(err, d.Sandbox, r.ExecID))
 }
 
 // readRequest decodes a request and checks everything that needs neither a sandbox nor a host.

@@ -39,7 +39,8 @@ func (c *checked) Write(p []byte) (int, error) {
 }
 
 func TestX1_AGigabyteStreamsInBoundedMemory(t *testing.T) {
-	f := fleet.Start(t, fleet.Options{})
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{OutputRate: 64 * mebibyte}) // three quarters of the gigabyte come after the burst
 	ctx := f.Context(2 * time.Minute)
 	s := f.Create("gigabyte")
 	const size = 1 << 30

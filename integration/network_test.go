@@ -91,23 +91,31 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		{"another sandbox's published port on the bridge", "172.17.0.1", given[0].Host, false, false, false},
 		{"a foreign port published on all addresses", hostLAN, 9000, false, false, false},
 	}
+	var probes []*probe
+	from := map[string][]*probe{}
+	for _, g := range targets {
+		from[g.what] = []*probe{{s: open, address: g.address, port: g.port, may: g.open},
+			{s: some, address: g.address, port: g.port, may: g.some},
+			{s: none, address: g.address, port: g.port, may: g.none}}
+		probes = append(probes, from[g.what]...)
+	}
+	f.reachAll(t, probes)
 	for _, g := range targets {
 		t.Run(g.what, func(t *testing.T) {
-			for _, c := range []struct {
-				s    *sdk.Sandbox
-				want bool
-			}{{open, g.open}, {some, g.some}, {none, g.none}} {
-				tcp, udp := f.reaches(t, c.s, g.address, g.port, c.want)
-				if tcp != c.want || g.port == 80 && udp != c.want {
-					t.Errorf("from %s: by TCP %t, by UDP %t, want %t", c.s.ID(), tcp, udp, c.want)
+			for _, p := range from[g.what] {
+				if p.tcp != p.may || g.port == 80 && p.udp != p.may {
+					t.Errorf("from %s: by TCP %t, by UDP %t, want %t", p.s.ID(), p.tcp, p.udp, p.may)
 				}
 			}
 		})
 	}
 	t.Run("a range that covers everything allows only the internet", func(t *testing.T) {
-		for address, want := range map[string]bool{internet: true, "10.88.0.1": false, "169.254.169.254": false} {
-			if tcp, udp := f.reaches(t, all, address, 80, want); tcp != want || udp != want {
-				t.Errorf("%s: by TCP %t, by UDP %t, want %t", address, tcp, udp, want)
+		probes := []*probe{{s: all, address: internet, port: 80, may: true}, {s: all, address: "10.88.0.1", port: 80},
+			{s: all, address: "169.254.169.254", port: 80}}
+		f.reachAll(t, probes)
+		for _, p := range probes {
+			if p.tcp != p.may || p.udp != p.may {
+				t.Errorf("%s: by TCP %t, by UDP %t, want %t", p.address, p.tcp, p.udp, p.may)
 			}
 		}
 	})
@@ -131,9 +139,14 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		})
 	}
 	t.Run("its own gateway", func(t *testing.T) {
+		var probes []*probe
 		for _, s := range []*sdk.Sandbox{open, some, none} {
-			if tcp, udp := f.reaches(t, s, gatewayOf(s), 80, false); tcp || udp {
-				t.Errorf("%s reaches its gateway: by TCP %t, by UDP %t", s.ID(), tcp, udp)
+			probes = append(probes, &probe{s: s, address: gatewayOf(s), port: 80})
+		}
+		f.reachAll(t, probes)
+		for _, p := range probes {
+			if p.tcp || p.udp {
+				t.Errorf("%s reaches its gateway: by TCP %t, by UDP %t", p.s.ID(), p.tcp, p.udp)
 			}
 		}
 	})
@@ -214,9 +227,14 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 			return err
 		})
 		same("after the engine's restart")
+		var probes []*probe
 		for _, a := range []string{hostLAN, neighbor, gatewayOf(open)} {
-			if tcp, udp := f.reaches(t, open, a, 80, false); tcp || udp {
-				t.Errorf("after the engine's restart %s is reached", a)
+			probes = append(probes, &probe{s: open, address: a, port: 80})
+		}
+		f.reachAll(t, probes)
+		for _, p := range probes {
+			if p.tcp || p.udp {
+				t.Errorf("after the engine's restart %s is reached", p.address)
 			}
 		}
 	})
@@ -241,12 +259,16 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet}, Firewall: protocol.FirewallOff})
 		bare := &networkFleet{plain, e, w}
 		s := bare.create("bare", nil)
+		var probes []*probe
 		for _, g := range targets {
-			if strings.HasPrefix(g.what, "another sandbox") {
-				continue // none is left
+			if !strings.HasPrefix(g.what, "another sandbox") { // the other sandboxes are deleted
+				probes = append(probes, &probe{s: s, address: g.address, port: g.port, may: true})
 			}
-			if tcp, _ := bare.reaches(t, s, g.address, g.port, true); !tcp {
-				t.Errorf("%s (%s) is not reached: the test proves nothing", g.what, g.address)
+		}
+		bare.reachAll(t, probes)
+		for _, p := range probes {
+			if !p.tcp {
+				t.Errorf("%s is not reached: the test proves nothing", p.address)
 			}
 		}
 		for what, address := range byIPv6 {

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -12,10 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/integration/engines"
@@ -31,9 +34,10 @@ import (
 //	sandbox ── bridge ── host (namespace of the engine) ── link ── world
 type world struct {
 	t         *testing.T
-	host      string // namespace
+	host      string // namespace of the host
 	namespace string
-	asked     atomic.Int64 // queries that its name server received
+	asked     atomic.Int64 // number of queries that its name server received
+	askedFor  sync.Map     // names in these queries
 }
 
 // Addresses of the host and of the world.
@@ -200,6 +204,7 @@ func (w *world) names(udp net.PacketConn) {
 			continue
 		}
 		w.asked.Add(1)
+		w.askedFor.Store(nameIn(question[12:end]), true)
 		answer := slices.Concat(question[:2], []byte{0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0}, question[12:end])
 		if question[end-3] == 1 { // a query for an IPv4 address
 			answer = append(answer, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 9, 9, 9, 9)
@@ -210,24 +215,70 @@ func (w *world) names(udp net.PacketConn) {
 	}
 }
 
-// reaches tries to open a TCP connection from inside a sandbox and, for port 80, sends a query to the name server on
-// the same address by UDP. A permitted target has time to answer on a slow machine.
+// nameIn returns the name that a question asks for. The question is long enough to hold it.
+func nameIn(question []byte) string {
+	var labels []string
+	for at := 0; question[at] != 0; {
+		next := at + 1 + int(question[at])
+		labels = append(labels, string(question[at+1:next]))
+		at = next
+	}
+	return strings.Join(labels, ".")
+}
+
+// probe is an attempt to reach an address from a sandbox.
+type probe struct {
+	s        *sdk.Sandbox
+	address  string
+	port     int
+	may      bool // the attempt is expected to succeed
+	tcp, udp bool // whether it did
+}
+
+// probesAtOnce is how many probes run at a time. A refused probe waits for most of a second.
+const probesAtOnce = 12
+
+// reachAll runs all probes and sets their results.
+func (f *networkFleet) reachAll(t *testing.T, probes []*probe) {
+	t.Helper()
+	var group errgroup.Group
+	group.SetLimit(probesAtOnce)
+	for _, p := range probes {
+		group.Go(func() (err error) {
+			p.tcp, p.udp, err = f.try(p.s, p.address, p.port, p.may)
+			return err
+		})
+	}
+	check(t, group.Wait())
+}
+
+// reaches is reachAll for one probe.
 func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool) {
 	t.Helper()
-	before := f.w.asked.Load()
-	patience := 1
+	p := &probe{s: s, address: address, port: port, may: may}
+	f.reachAll(t, []*probe{p})
+	return p.tcp, p.udp
+}
+
+// try tries to open a TCP connection from inside a sandbox and, for port 80, sends a query to the name server on the
+// same address by UDP. A permitted target has time to answer on a slow machine.
+func (f *networkFleet) try(s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool, err error) {
+	name, patience := sdk.NewID()+".test", 1 // a name of its own tells this query from others
 	if may {
 		patience = 10
 	}
 	script := fmt.Sprintf("nc -w %d %s %d </dev/null 2>/dev/null", patience, address, port)
 	if port == 80 {
-		script += fmt.Sprintf("; timeout %d nslookup -type=a udp.test %s >/dev/null 2>&1", patience, address)
+		script += fmt.Sprintf("; timeout %d nslookup -type=a %s %s >/dev/null 2>&1", patience, name, address)
 	}
-	result, err := s.Exec(f.Context(40*time.Second), protocol.ExecSpec{Command: []string{"sh", "-c", script}})
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	defer cancel()
+	result, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", script}})
 	if err != nil {
-		t.Fatal(err)
+		return false, false, err
 	}
-	return strings.Contains(string(result.Stdout), "reached"), f.w.asked.Load() > before
+	_, udp = f.w.askedFor.Load(name)
+	return strings.Contains(string(result.Stdout), "reached"), udp, nil
 }
 
 // networkFleet is a host with sandboxes of each mode, and the world around it.

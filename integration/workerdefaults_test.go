@@ -20,6 +20,7 @@ import (
 
 // TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts with different defaults.
 func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
+	t.Parallel()
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
 	// The lease is longer than the time after which a host is suspect, so a slightly late heartbeat does not move

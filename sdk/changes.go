@@ -7,8 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// condition says whether a sandbox in this state is what the caller waits for. Its error ends the wait: the state can
-// no longer be reached unless somebody asks for it.
+// condition reports whether a sandbox in this state is what the caller waits for. own is the error that the sandbox
+// itself failed with. If condition returns an error, the wait ends: the sandbox will not reach the awaited state unless
+// another request asks for it.
 type condition func(state SandboxState, own *Error) (done bool, err error)
 
 func untilReady(state SandboxState, own *Error) (bool, error) {
@@ -29,21 +30,23 @@ func untilDeleted(state SandboxState, _ *Error) (bool, error) {
 	return state == protocol.StateDeleted, nil
 }
 
-// endedError is the error of a sandbox that will never be ready or stopped again, nil for others.
+// endedError returns the error of a sandbox that will never be ready or stopped again, nil for any other state.
 func endedError(state SandboxState, own *Error) error {
 	switch state {
 	case protocol.StateFailed:
 		if own != nil {
 			return own
 		}
-		return protocol.Errorf(protocol.Internal, protocol.ReasonSandboxFailed, "the sandbox failed without saying why")
+		return protocol.Errorf(protocol.Internal, protocol.ReasonSandboxFailed,
+			"the sandbox failed without recording an error")
 	case protocol.StateDeleting, protocol.StateDeleted:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxDeleted, "the sandbox is %s", state)
 	}
 	return nil
 }
 
-// change is a request about a sandbox, and the condition that ends the call unless that waits only for acceptance.
+// change is a request to change a sandbox. The call ends when the sandbox meets the condition until or, with
+// settings.acceptedOnly, when the request is accepted.
 type change struct {
 	sandbox  *Sandbox
 	verb     string
@@ -52,7 +55,7 @@ type change struct {
 	until    condition
 }
 
-// do sends the request and waits.
+// do sends the request and waits for its effect or its acceptance.
 func (c change) do(ctx context.Context) error {
 	s, mode := c.sandbox, findForever
 	if c.settings.acceptedOnly {
@@ -77,7 +80,7 @@ func (c change) do(ctx context.Context) error {
 			return err
 		}
 		s.learn(reply.Sandbox)
-		if !reply.Changed { // the effect may precede the follower
+		if !reply.Changed { // the effect may be older than the follower
 			if isSuperseded(c.verb, reply.Sandbox) {
 				return nil
 			}
@@ -87,7 +90,7 @@ func (c change) do(ctx context.Context) error {
 	})
 }
 
-// withFollower calls do with a follower of the sandbox's history.
+// withFollower calls do with a new follower of the sandbox's history, and closes the follower afterwards.
 func withFollower(ctx context.Context, s *Sandbox, doing string, do func(*follower) error) error {
 	f, err := s.client.feed(s.ID())
 	if err != nil {
@@ -99,8 +102,8 @@ func withFollower(ctx context.Context, s *Sandbox, doing string, do func(*follow
 	return do(w)
 }
 
-// isSuperseded says whether a repeated stop or resume was carried out and its opposite requested since. A resume can be
-// requested only once the stop is done, and the other way round.
+// isSuperseded reports whether a repeated stop or resume was carried out earlier and then undone by a request for the
+// opposite. The opposite is accepted only once the first change is done, so nothing is left to wait for.
 func isSuperseded(verb string, b *SandboxInfo) bool {
 	switch verb {
 	case protocol.VerbStop:
@@ -111,7 +114,7 @@ func isSuperseded(verb string, b *SandboxInfo) bool {
 	return false
 }
 
-// await waits for the condition, starting from what the handle knows.
+// await waits until the condition is met, starting from the state that the handle knows.
 func await(ctx context.Context, s *Sandbox, w *follower, until condition) error {
 	info := s.Info()
 	if done, err := until(info.State, info.Error); done || err != nil {
@@ -139,8 +142,8 @@ func await(ctx context.Context, s *Sandbox, w *follower, until condition) error 
 	}
 }
 
-// refreshTo reads the sandbox as it is at an event or later, waiting for a coordinator to answer. If ctx ends first,
-// the handle keeps what the event itself says.
+// refreshTo updates the handle to the state at event e or later. It retries until a coordinator answers. If ctx ends
+// first, the handle takes the state from the event itself.
 func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 	for {
 		reply, err := s.client.query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.ID(), MinSequence: e.Sequence})
@@ -154,19 +157,20 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 	}
 	info := s.Info()
 	info.State, info.Sequence, info.Reason, info.Error = e.State, e.Sequence, e.Reason, e.Error
-	info.Record = e.Record - 1 // the same message may hold more events after this one
+	info.Record = e.Record - 1 // read this message again: it may hold further events
 	s.learn(&info)
 }
 
-// WaitReady waits until the sandbox is ready. It starts from what the handle knows and misses nothing that came after.
-// Ending ctx ends only the wait. Errors: the sandbox's own if it failed; failed_precondition with reason
-// sandbox_stopped or sandbox_deleted if it is stopped or deleted; not_found.
+// WaitReady waits until the sandbox is ready. Changes that happened after the handle's last call count, too. Ending ctx
+// ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason sandbox_stopped
+// or sandbox_deleted if the sandbox is stopped or deleted; not_found.
 func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
 
 // WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are those of [Sandbox.WaitReady].
 func (s *Sandbox) WaitStopped(ctx context.Context) error { return waitUntil(ctx, s, untilStopped) }
 
-// WaitDeleted waits until the sandbox is deleted. Ending ctx ends only the wait. Errors: not_found.
+// WaitDeleted waits until the sandbox is deleted. Ending ctx ends only the wait. Errors: not_found if the sandbox never
+// existed.
 func (s *Sandbox) WaitDeleted(ctx context.Context) error { return waitUntil(ctx, s, untilDeleted) }
 
 func waitUntil(ctx context.Context, s *Sandbox, until condition) error {

@@ -19,32 +19,34 @@ import (
 // DefaultURL is the NATS server that a client connects to unless [Options] names another: nats://127.0.0.1:4222.
 const DefaultURL = "nats://127.0.0.1:4222"
 
-// RequestTries bounds the calls whose context has no deadline: they give up after RequestTries times
+// RequestTries limits how long a call without a deadline waits for an answer: it gives up after RequestTries times
 // [Options.RequestTimeout].
 const RequestTries = 3
 
 const defaultRequestTimeout = 10 * time.Second
 
-// Options says how a client reaches the fleet. The zero value fits a `boxfleet up` on this machine that wants no token.
+// Options says how a client reaches the fleet. The zero value connects to a `boxfleet up` on this machine that requires
+// no token.
 type Options struct {
 	URL    string // NATS servers, separated by commas; default [DefaultURL]
-	Token  string // the server's token, if it wants one
-	Creds  string // path of a NATS credentials file, if the server wants one
-	Tenant string // default "default"
+	Token  string // the server's token, if it requires one
+	Creds  string // path of a NATS credentials file, if the server requires one
+	Tenant string // whose sandboxes the client works with; default "default"
 	User   string // who sends the requests; needed where the server's permissions prove the user's name
-	Name   string // of the connection, as the NATS server lists it; default "boxfleet-sdk"
+	Name   string // name of the connection, as the NATS server lists it; default "boxfleet-sdk"
 
-	// RequestTimeout is how long a request waits for its answer before it is sent again with the same id, which is
-	// harmless; default 10 s. A stored request is sent again at intervals that double, up to 2 min. A call that waits
-	// only for acceptance and whose context has no deadline gives up after [RequestTries] times this timeout.
+	// RequestTimeout is how long the client waits for the answer to a request before it sends the request again with
+	// the same id; default 10 s. Repeats are harmless: a request is carried out once. Once the queue has stored a
+	// request, the time before each further copy doubles, up to 2 min. A call that waits only for acceptance and whose
+	// context has no deadline gives up after [RequestTries] times RequestTimeout.
 	RequestTimeout time.Duration
 
-	// IDPrefixes lets callers shorten a generated id, wherever one is expected, to its first [protocol.MinPrefix] or
-	// more characters. Exactly one sandbox must have an id that begins so. It is meant for people who type ids.
+	// IDPrefixes lets callers write a generated sandbox id as its first [protocol.MinPrefix] or more characters.
+	// Exactly one sandbox must have an id that begins with them. It is meant for people who type ids.
 	IDPrefixes bool
 
 	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open
-	Logger *slog.Logger    // logs changes of the connection and requests that wait; default [slog.Default]
+	Logger *slog.Logger    // gets changes of the connection and long waits for an answer; default [slog.Default]
 }
 
 // Client drives a fleet. It is safe for concurrent use and reconnects by itself without limit.
@@ -62,21 +64,21 @@ type Client struct {
 	log            *slog.Logger
 	warned         atomic.Int64 // when the last warning about a waiting request was logged, in Unix nanoseconds
 
-	ctx   context.Context // repairs of feeds run under it; Close cancels it
+	ctx   context.Context // of the goroutines that repair feeds; Close cancels it
 	close context.CancelFunc
 
 	mu     sync.Mutex
 	feeds  map[string]*feed // by sandbox id
 	losses map[int]func()   // called when live messages may have been lost
 	nextID int              // of losses
-	wg     sync.WaitGroup   // repairs of feeds
+	wg     sync.WaitGroup   // goroutines that repair feeds
 }
 
-// Connect connects to NATS, retrying until ctx ends; without a deadline it tries once. It does not check that a
+// Connect connects to NATS. It retries until ctx ends; without a deadline it tries once. It does not check that a
 // coordinator is running; [Client.Ping] does. Ending ctx after Connect has returned does not affect the client.
 //
-// Errors: unavailable; permission_denied for wrong credentials; invalid_argument for a URL that is not
-// one, a tenant that is not a valid id, a credentials file that cannot be read, and a negative RequestTimeout.
+// Errors: unavailable; permission_denied for wrong credentials; invalid_argument for an invalid URL or tenant, a
+// credentials file that cannot be read, or a negative RequestTimeout.
 func Connect(ctx context.Context, o Options) (*Client, error) {
 	if o.Tenant == "" {
 		o.Tenant = protocol.DefaultTenant
@@ -127,7 +129,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	return c, nil
 }
 
-// subscribe opens the subscriptions that the client needs all the time.
+// subscribe opens the subscriptions that stay open as long as the client.
 func (c *Client) subscribe() (err error) {
 	c.ctx, c.close = context.WithCancel(context.Background())
 	if c.answers, err = c.conn.Answers(); err != nil {
@@ -143,7 +145,7 @@ func (c *Client) subscribe() (err error) {
 	return err
 }
 
-// unsubscribe undoes subscribe, even if that failed half-way.
+// unsubscribe undoes subscribe, even if subscribe failed half-way.
 func (c *Client) unsubscribe() {
 	c.close()
 	for _, stop := range []func(){c.stopOnLoss, c.stopStatus} {
@@ -156,14 +158,14 @@ func (c *Client) unsubscribe() {
 	}
 }
 
-// Close ends the client's subscriptions and closes its connection, unless [Options.Conn] provided it. Calls still
-// waiting return an error when their own context ends. Sandboxes and execs are not affected.
+// Close ends the client's subscriptions and closes its connection, unless [Options.Conn] provided the connection. Calls
+// that are still waiting return an error when their own context ends. Sandboxes and execs are not affected.
 func (c *Client) Close() {
 	c.unsubscribe()
 	c.mu.Lock()
 	for _, f := range c.feeds {
 		f.unsubscribe()
-		f.mu.Lock() // wg.Wait below waits for a repair that has started; closed keeps others from starting
+		f.mu.Lock() // repairs start under this lock, so wg.Wait below misses none; closed ends the rechecks
 		f.closed = true
 		f.mu.Unlock()
 	}
@@ -178,7 +180,7 @@ func (c *Client) Close() {
 // Tenant returns the tenant that the client works for.
 func (c *Client) Tenant() string { return c.tenant }
 
-// Ping asks which coordinator answers and how durable the deployment is. It does not retry. Errors: unavailable if no
+// Ping asks which coordinator answers and how durable the deployment is. Ping does not retry. Errors: unavailable if no
 // coordinator is running.
 func (c *Client) Ping(ctx context.Context) (*Ping, error) {
 	reply, err := c.query(ctx, protocol.EndpointPing, protocol.Query{})
@@ -191,17 +193,17 @@ func (c *Client) Ping(ctx context.Context) (*Ping, error) {
 // nowTimeout bounds how long Now asks the store for its time.
 const nowTimeout = time.Second
 
-// Now returns the time by the clock of the store, which stamps all times in handles and events; this machine's clock
-// may differ. If the store has not answered within a second, Now returns this machine's time.
+// Now returns the time by the clock of the store, which also provides the times in handles and events. The clock of
+// this machine may differ. If the store does not answer within a second, Now returns this machine's time.
 func (c *Client) Now(ctx context.Context) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, nowTimeout)
 	defer cancel()
 	return c.reads.Now(ctx)
 }
 
-// Defaults reads the values that this tenant's sandboxes get for fields that their specs omit, as the operator
-// configured them for the coordinator that answers. For fields that this spec omits too, the worker that gets the
-// sandbox has defaults, which [Host] has. Defaults does not retry.
+// Defaults reads the values that the operator configured for fields which the specs of this tenant's sandboxes omit.
+// For fields that Defaults omits too, the worker that gets the sandbox has its own defaults: see [Host]. Defaults asks
+// one coordinator and does not retry. Errors: unavailable if no coordinator is running.
 func (c *Client) Defaults(ctx context.Context) (*SandboxSpec, error) {
 	reply, err := c.query(ctx, protocol.EndpointDefaults, protocol.Query{})
 	if err != nil {
@@ -213,13 +215,13 @@ func (c *Client) Defaults(ctx context.Context) (*SandboxSpec, error) {
 	return reply.Defaults, nil
 }
 
-// query asks an endpoint of the read service, once.
+// query asks an endpoint of the read service, without retrying.
 func (c *Client) query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
 	reply, err := c.conn.Query(ctx, c.tenant, endpoint, &q)
 	return reply, failed(ctx, err, "ask for "+endpoint)
 }
 
-// history reads a sandbox's batches after a record.
+// history reads the batches of a sandbox after a record.
 func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
 	var batches []*protocol.Batch
 	err := c.reads.AfterRecord(ctx, sandbox, after, func(b *protocol.Batch) bool {
@@ -257,8 +259,8 @@ func (c *Client) callLoss() {
 	}
 }
 
-// giveUpAfter bounds how long a call without a deadline waits for a part of the fleet that does not answer. It is
-// longer than the election of a leader.
+// giveUpAfter is how long a call without a deadline waits for a coordinator or a NATS server to answer. It exceeds the
+// time that NATS takes to elect a leader.
 func (c *Client) giveUpAfter() time.Duration { return RequestTries * c.requestTimeout }
 
 // NewID generates a new unique id: a ULID in lower case, 26 characters.

@@ -11,25 +11,25 @@
 //	Exec              Wait, Cancel, Output, Reader, Events
 //	Client.Hosts      for operators: list, cordon, drain and forget hosts
 //	Client.Images     for operators: import and list images
-//	Client.Raw        requests, queries and batches as they are on the wire
+//	Client.Raw        requests, queries and batches in the form that travels over NATS
 //
 // A sandbox has an id, which is never used again, and may have a name ([WithName]), which another sandbox can take once
 // this one has failed or is deleted. [Client.Sandbox] takes either; the handle then stays with that one sandbox.
 //
 // # Lists, events and output
 //
-// Every list and every stream is an iter.Seq2 of items and errors. It ends with the first error, with its context, or
-// when the loop is left. [ReadAll] collects a list into a slice. Calls whose name ends in Page return one page.
-// [WithFollow] makes events, output and logs continue with what comes later.
+// Every list and every stream is an iter.Seq2 of items and errors. It ends after the first error, when its context ends,
+// or when the caller leaves the loop. [ReadAll] collects a list into a slice. Calls whose name ends in Page return one
+// page. With [WithFollow] a sequence of events, output or logs continues with the items that are added later.
 //
 // # Errors and contexts
 //
 // Every error matches *[Error] with errors.As. If a context ended the call, the error also matches context.Canceled or
 // context.DeadlineExceeded with errors.Is. A command that exits non-zero is a result, not an error.
 //
-// Calls that wait for something end only with their context, and that ends only the call: sandboxes and execs continue.
-// Each call documents what a context leaves behind that ended too early. A call that sends a request can be repeated
-// with the same [WithRequestID] and then finds what the first attempt did.
+// A call that waits for a sandbox or an exec gives up only when its context ends. That ends only the call: sandboxes and
+// execs continue. Each call documents what remains if its context ends too early. To repeat a call that sends a request,
+// pass the same [WithRequestID]: the second call then returns the sandbox or exec of the first.
 //
 // # How a call travels
 //
@@ -41,10 +41,10 @@
 //	        ├── the state of a sandbox ── Create, Stop, WaitReady …
 //	        └── Events: the history and what follows in one sequence
 //
-// A client follows the history of each sandbox that it works with through one shared subscription, its feed. Waiters
-// register before the request is sent, so nothing can be missed and nothing is polled. After a reconnect or a gap the
-// feed reads what is missing from the history.
+// For each sandbox that is in use, a client has one subscription to the sandbox's history: the sandbox's feed. All calls
+// about that sandbox share the feed. A call registers with the feed before it sends its request, so it misses no event
+// and need not poll. After a reconnect or a gap the feed reads the missing events from the history.
 //
-// The package imports protocol, spec, jetstream, imageref, imagetar, backoff and wake of this module, and so neither the
-// Docker client nor the NATS server.
+// Of this module, the package imports protocol, spec, jetstream, imageref, imagetar, backoff and wake. It links neither
+// the Docker client nor the NATS server.
 package sdk

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// drainIdle is how long a tail waits for the next live chunk of an ended exec before it reads the log. Live chunks
-	// use another subscription than events, so they may arrive later.
+	// drainIdle is how long a tail waits for the next live chunk of an ended exec before it reads the log. Chunks and
+	// events travel on different subscriptions, so live chunks may arrive after the event that ended the exec.
 	drainIdle = 50 * time.Millisecond
-	// maxLogLag is how long the log of output may lag behind the event that ended an exec: a replica that is behind may
-	// answer.
+	// maxLogLag is how long output may be missing in the log after the exec has ended: the replica that answers a read
+	// may lag behind.
 	maxLogLag = 5 * time.Second
 )
 
-// drain passes on all output of an exec that has ended.
+// drain passes the remaining output of an ended exec to the sink.
 func (t *tail) drain(ctx context.Context, e *Event) error {
 	d := e.Exec
 	if d.Inline {
@@ -71,8 +71,8 @@ func (t *tail) drainLog(ctx context.Context) error {
 	})
 }
 
-// readKept reads what the log has now of a running exec. A gap may be filled a little later: see
-// [jetstream.OutputWindow].
+// readKept passes to the sink what the log has now of a running exec's output. Where bytes are missing before stored
+// ones, they may be stored a little later: see [jetstream.OutputWindow].
 func (t *tail) readKept(ctx context.Context) error {
 	read := false
 	complete := func() bool {
@@ -86,7 +86,8 @@ func (t *tail) readKept(ctx context.Context) error {
 	})
 }
 
-// readUntil reads the log until enough is true. If the missing output does not arrive in time, it returns missing().
+// readUntil reads the log again and again until enough returns true. If the log gets nothing new for maxLogLag,
+// readUntil returns missing().
 func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func() error) error {
 	within := t.client.giveUpAfter()
 	deadline, giveUp := time.Now().Add(maxLogLag), time.Now().Add(within)
@@ -101,7 +102,7 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 			return err
 		case err != nil && ctx.Err() == nil && time.Now().After(giveUp):
 			return unreadable("exec "+t.exec, err)
-		case err != nil: // while a leader is elected; the log does not lag
+		case err != nil: // NATS may be electing a leader; that time does not count as a lag of the log
 			if !backoff.Sleep(ctx, retryPause) {
 				return ctx.Err()
 			}
@@ -117,7 +118,7 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 	return nil
 }
 
-// checkOffsets refuses an offset beyond the end of a stream, which only a caller can have asked for.
+// checkOffsets refuses offsets beyond the end of a stream. Only [WithOffset] can ask for such an offset.
 func (t *tail) checkOffsets(d *protocol.ExecDetails) error {
 	for stream, size := range map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes} {
 		if at := t.offset[stream]; at > size {
@@ -130,11 +131,11 @@ func (t *tail) checkOffsets(d *protocol.ExecDetails) error {
 
 func outputNotKept(exec, stream string, from, to int64) error {
 	return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
-		"exec %s: bytes %d to %d of %s are no longer kept; the oldest that is kept after them is %d",
+		"exec %s: bytes %d to %d of %s are no longer kept; the next byte that is kept is %d",
 		exec, from, to, stream, to)
 }
 
-// unreadable is the error of a log of output that could not be read for too long.
+// unreadable returns the error of a call that gave up reading the log of output.
 func unreadable(what string, err error) error {
 	e := *protocol.AsError(err)
 	e.Message = "the output of " + what + " is missing: its log cannot be read: " + e.Message

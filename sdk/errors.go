@@ -7,7 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// typedError joins a typed error with the error of another kind that caused it.
+// typedError is an *Error together with the error of another type that caused it, so that errors.Is and errors.As find
+// both.
 type typedError struct {
 	typed *Error
 	cause error
@@ -16,8 +17,8 @@ type typedError struct {
 func (f *typedError) Error() string   { return f.typed.Error() }
 func (f *typedError) Unwrap() []error { return []error{f.typed, f.cause} }
 
-// failed turns err into what callers of the package get: it contains an *Error, and also the error of ctx if ctx ended
-// the call.
+// failed turns err into the error that callers of this package get: one that contains an *Error and, if ctx ended the
+// call, also the error of ctx.
 func failed(ctx context.Context, err error, doing string) error {
 	if done := (*typedError)(nil); err == nil || errors.As(err, &done) {
 		return err
@@ -35,7 +36,7 @@ func failed(ctx context.Context, err error, doing string) error {
 	return &typedError{protocol.Errorf(protocol.Internal, "", "%s: %v", doing, err), err}
 }
 
-// ctxEnded is the error of a call whose context ended.
+// ctxEnded returns the error of a call whose context ended.
 func ctxEnded(ended error, doing string) error {
 	code := protocol.Cancelled
 	if errors.Is(ended, context.DeadlineExceeded) {
@@ -44,20 +45,20 @@ func ctxEnded(ended error, doing string) error {
 	return &typedError{protocol.Errorf(code, "", "%s: %v", doing, ended), ended}
 }
 
-// isTransient says whether a repeated call may succeed.
+// isTransient reports whether the same call may succeed when it is repeated.
 func isTransient(err error) bool {
 	code := protocol.CodeOf(err)
 	return code == protocol.Unavailable || code == protocol.DeadlineExceeded
 }
 
-// isContextEnd says whether a call failed because its time ran out or its caller cancelled it.
+// isContextEnd reports whether a call failed because its time ran out or its caller cancelled it.
 func isContextEnd(err error) bool {
 	code := protocol.CodeOf(err)
 	return code == protocol.DeadlineExceeded || code == protocol.Cancelled
 }
 
-// isFinal says whether a transient error is returned at once instead of tried again: too few NATS servers are up, and
-// the caller should know that rather than wait.
+// isFinal reports whether a transient error is returned at once instead of retried. This is so if too few NATS servers
+// are running: the caller should learn of that instead of waiting.
 func isFinal(err error) bool {
 	return err != nil && protocol.AsError(err).Reason == protocol.ReasonNoQuorum
 }

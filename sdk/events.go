@@ -8,16 +8,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Events reads the sandbox's numbered history in one sequence without gap or repeat: first the events that exist, with
-// Replay set, then, with [WithFollow], those that come. Without WithFollow it ends with the last event that exists;
-// with it, after the event of the sandbox's deletion. It also ends with ctx or the first error.
+// Events reads the sandbox's numbered history in order, without gap or repeat: first the existing events, with Replay
+// set, and then, with [WithFollow], each new event. Without WithFollow the sequence ends after the last existing event;
+// with WithFollow it ends after the event of the sandbox's deletion. It also ends when ctx ends or after the first
+// error.
 //
-// Following an idle sandbox costs one small read of the log at growing intervals, up to a minute. A slow reader uses a
-// bounded amount of memory.
+// While nothing happens in a followed sandbox, the client makes one small read of the log at growing intervals, up to a
+// minute. A slow reader uses a bounded amount of memory.
 //
 // Options: [WithFrom], [WithFollow]. Errors: not_found if the sandbox never existed or its history has expired;
-// out_of_range with reason sequence_beyond_end if the first event would have a number greater than the next one, and
-// with sequence_not_kept if it has expired: the message says the oldest number still kept.
+// out_of_range with reason sequence_beyond_end if WithFrom is greater than the number of the next event; out_of_range
+// with reason sequence_not_kept if the event of WithFrom has expired (the message names the oldest event that is kept).
 func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
 	o := settingsOf(opts, EventsOption.forEvents)
 	return func(yield func(Event, error) bool) {
@@ -30,15 +31,15 @@ func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Ev
 	}
 }
 
-// Events reads the events of the exec out of its sandbox's history; see [Sandbox.Events]. The sequence ends after the
-// event that ended the exec; if that event lies before the number of [WithFrom], it is empty. WithFrom takes a number of
-// the sandbox's history; without it the whole history is read.
+// Events reads the events of the exec from its sandbox's history; see [Sandbox.Events]. The sequence ends after the
+// event that ended the exec. [WithFrom] takes an event number of the sandbox's history; by default the whole history is
+// read. If the exec ended before the event of WithFrom, the sequence is empty.
 //
 // Options: [WithFrom], [WithFollow]. Errors are those of [Sandbox.Events]; not_found also for an unknown exec.
 func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		// The history alone does not say that an exec does not exist: it would be followed for ever. Without an answer
-		// the history is read all the same, so that it can be read while no coordinator runs.
+		// Ask a coordinator whether the exec exists: the history alone cannot show that it does not, and following it
+		// would never end. If no coordinator answers, read the history all the same.
 		if !x.Info().State.Terminal() {
 			switch err := x.Refresh(ctx); protocol.CodeOf(err) {
 			case protocol.NotFound, protocol.InvalidArgument:
@@ -47,7 +48,7 @@ func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event
 			}
 		}
 		if x.Info().State.Terminal() {
-			opts = append(slices.Clip(opts), WithFollow(false)) // its last event is in the history
+			opts = append(slices.Clip(opts), WithFollow(false)) // the exec has ended: all its events exist
 		}
 		for e, err := range x.sandbox.Events(ctx, opts...) {
 			switch {
@@ -62,12 +63,12 @@ func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event
 	}
 }
 
-// EventsPage asks a coordinator, once, for at most limit events of the sandbox's history from a number on, 1 to 1000; 0
-// means 100. From 0 it starts with the oldest event still kept. A page ends early once its events take more than half a
-// MiB. last is the number of the last event that exists: a page from last+1 is empty. Use it where the client may not
-// read the streams; [Sandbox.Events] reads them directly and can follow.
+// EventsPage asks a coordinator, once, for the events of the sandbox's history from number from on; 0 starts with the
+// oldest event that is kept. limit is the number of events, 1 to 1000; 0 means 100. A page ends early once its events
+// take more than half a MiB. last is the number of the last existing event: a page from last+1 is empty. EventsPage is
+// for clients that may not read the streams; [Sandbox.Events] reads the streams directly and can follow.
 //
-// Errors: not_found; out_of_range with reason sequence_beyond_end for a number greater than last+1, and with
+// Errors: not_found; out_of_range with reason sequence_beyond_end for a number greater than last+1, and with reason
 // sequence_not_kept for an expired event; resource_exhausted with reason too_many_reads.
 func (s *Sandbox) EventsPage(ctx context.Context, from uint64, limit int) (page *EventPage, last uint64, err error) {
 	reply, err := s.client.query(ctx, protocol.EndpointEvents, protocol.Query{Sandbox: s.ID(), From: from, Limit: limit})
@@ -77,7 +78,7 @@ func (s *Sandbox) EventsPage(ctx context.Context, from uint64, limit int) (page 
 	return reply.History, reply.Sequence, nil
 }
 
-// eventsOf reads the events of the sandbox with this id.
+// eventsOf reads the events of the sandbox with this id, starting with number from.
 func eventsOf(ctx context.Context, c *Client, sandbox string, from uint64, follow bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		r := &eventReader{client: c, sandbox: sandbox, from: max(from, 1), yield: yield}
@@ -87,7 +88,7 @@ func eventsOf(ctx context.Context, c *Client, sandbox string, from uint64, follo
 	}
 }
 
-// eventReader yields a sandbox's events from a number on.
+// eventReader yields a sandbox's events, starting with number from.
 type eventReader struct {
 	client  *Client
 	sandbox string
@@ -125,7 +126,7 @@ func (r *eventReader) run(ctx context.Context, follow bool) error {
 	return nil
 }
 
-// replay yields the events that exist. It holds no more than a few MiB of the history in memory.
+// replay yields the existing events. It holds no more than a few MiB of the history in memory.
 func (r *eventReader) replay(ctx context.Context) error {
 	unknown := protocol.Errorf(protocol.NotFound, "",
 		"sandbox %s has no history: unknown id, or its history has expired", r.sandbox)
@@ -148,7 +149,7 @@ func (r *eventReader) replay(ctx context.Context) error {
 		}
 		if b.First() > next {
 			expired = protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept,
-				"event %d of sandbox %s has expired: the oldest that is kept is %d", next, r.sandbox, b.First())
+				"event %d of sandbox %s has expired: the oldest event that is kept is %d", next, r.sandbox, b.First())
 			return false
 		}
 		r.end = b
@@ -164,7 +165,7 @@ func (r *eventReader) replay(ctx context.Context) error {
 	return err
 }
 
-// pass yields the wanted events of a batch.
+// pass yields the events of a batch, except those before number from.
 func (r *eventReader) pass(b *protocol.Batch, replay bool) {
 	for _, e := range b.Events {
 		if e.Sequence < r.from {

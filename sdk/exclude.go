@@ -12,13 +12,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// exclusion says which entries of a tree to leave out. The last pattern that matches decides.
+// exclusion says which entries of a tree to leave out. Of several patterns that match an entry, the last one decides.
 type exclusion []excludePattern
 
 type excludePattern struct {
-	glob    []string // one for each name of the path; "**" matches any number of directories
-	include bool     // begins with "!"
-	dirs    bool     // ends with "/": matches directories only
+	glob    []string // one for each name of a path; "**" matches any number of directories
+	include bool     // the pattern began with "!"
+	dirs    bool     // the pattern ended with "/": it matches directories only
 }
 
 // CheckExclude checks the patterns of [WithExclude]. Its error is invalid_argument naming "exclude[i]". Patterns are those
@@ -54,7 +54,7 @@ func parseExclude(patterns []string) (exclusion, error) {
 	return e, nil
 }
 
-// trimSpaces removes spaces at the end unless a backslash escapes them.
+// trimSpaces removes the spaces at the end. If a backslash escapes the first of them, it keeps all.
 func trimSpaces(text string) string {
 	trimmed := strings.TrimRight(text, " ")
 	if strings.HasSuffix(trimmed, `\`) {
@@ -84,8 +84,8 @@ func parsePattern(text string) (p excludePattern, ok bool) {
 	return p, !slices.ContainsFunc(p.glob, func(name string) bool { return !doublestar.ValidatePattern(name) })
 }
 
-// nameGlob is the glob for one name. It takes { and } literally, and several stars for one unless the name consists of
-// stars.
+// nameGlob translates one name of a pattern for doublestar. { and } are literal. Several stars in a row mean the same
+// as one, unless the name consists of stars only.
 func nameGlob(name string) string {
 	if len(name) > 1 && strings.Trim(name, "*") == "" {
 		return "**"
@@ -105,7 +105,7 @@ func nameGlob(name string) string {
 	return b.String()
 }
 
-// matches says whether to leave out an entry. name is its path in the tree.
+// matches reports whether to leave out an entry. name is the path of the entry in the tree.
 func (e exclusion) matches(name string, dir bool) bool {
 	out := false
 	names := strings.Split(name, "/")
@@ -117,7 +117,7 @@ func (e exclusion) matches(name string, dir bool) bool {
 	return out
 }
 
-// matchNames matches name by name, so that only ** crosses a slash.
+// matchNames matches a path name by name, so that only ** matches across a slash.
 func matchNames(glob, names []string) bool {
 	if len(glob) == 0 || len(names) == 0 {
 		return len(glob) == len(names)

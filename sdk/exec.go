@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Exec is a handle for one exec: what its last call learnt about the exec, and the calls on it. It is safe for
-// concurrent use. A handle holds no resources in the fleet; dropping it does not affect the exec.
+// Exec is a handle for one exec. It is safe for concurrent use. A handle holds no resources in the fleet; dropping it
+// does not affect the exec.
 type Exec struct {
 	client  *Client
 	sandbox *Sandbox
@@ -27,15 +27,16 @@ func newExec(s *Sandbox, info *ExecInfo) *Exec {
 // [WithStderr] as it arrives. A stream without a writer is collected into the Result, up to [DefaultCollect] bytes or
 // the limit of [WithCollect].
 //
-// A command that exits non-zero is a result, not an error. If the exec could not run to its own end, Exec returns both
-// the result and the error of [Result.Err].
+// A command that exits non-zero is a result, not an error. If the exec did not end by itself, Exec returns both the
+// result and the error of [Result.Err].
 //
-// When ctx ends, the exec continues: wait for it again with [Sandbox.ExecByID] and [Exec.Wait], or end it with
-// [Exec.Cancel]. Give it an id with [WithID] to be able to.
+// When ctx ends, the exec continues. To be able to wait for it again with [Sandbox.ExecByID] and [Exec.Wait], or to end
+// it with [Exec.Cancel], give it an id with [WithID].
 //
 // Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors: invalid_argument naming the
-// field; not_found; failed_precondition if the sandbox is not ready; already_exists for an id used in this sandbox
-// before; those of [Exec.Output].
+// field; not_found; failed_precondition if the sandbox is not ready; already_exists naming the field id if the id was
+// used in this sandbox before, or naming the field request if the request id was used for something else; those of
+// [Exec.Output].
 func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (*Result, error) {
 	o := settingsOf(opts, ExecOption.forExec)
 	id, err := prepareExec(ctx, s, o, &spec, findForever)
@@ -58,9 +59,10 @@ func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (
 	return out.result(ctx, t, e)
 }
 
-// Start runs a command in the sandbox and returns once the request is accepted: it is then durable and will be carried
-// out. Wait for the end with [Exec.Wait]. When ctx ends first, the outcome is open; repeat the call with the same
-// [WithRequestID] to learn it. Without a deadline Start gives up after [RequestTries] times the request timeout.
+// Start runs a command in the sandbox and returns once the request is accepted. An accepted request is durable and will
+// be carried out. [Exec.Wait] waits for the end of the exec. If ctx ends first, the request may still be carried out;
+// to learn whether it was, repeat the call with the same [WithRequestID]. Without a deadline Start gives up after
+// [RequestTries] times the request timeout.
 //
 // Options: [WithID], [WithRequestID]. Errors are those of [Sandbox.Exec].
 func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption) (*Exec, error) {
@@ -76,7 +78,7 @@ func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption)
 	return newExec(s, reply.Exec), nil
 }
 
-// prepareExec checks an exec and its options, and finds its sandbox.
+// prepareExec checks the spec and the options of an exec, and returns the id of the sandbox.
 func prepareExec(ctx context.Context, s *Sandbox, o *settings, spec *ExecSpec, mode findMode) (id string, err error) {
 	for _, check := range []func() error{
 		o.checkReading, o.fillIDs, func() error { return protocol.ValidateID("sandbox", s.ID()) }, spec.Validate,
@@ -104,7 +106,7 @@ func (s *Sandbox) RunCode(ctx context.Context, interpreter, code string, opts ..
 }
 
 // ExecByID makes a handle from the id of an exec without asking whether the exec exists. Its Info is empty until a call
-// fills it.
+// on the handle learns the state of the exec.
 func (s *Sandbox) ExecByID(id string) *Exec {
 	sandbox, _ := s.ref()
 	return &Exec{client: s.client, sandbox: s, id: id, info: ExecInfo{Tenant: s.client.tenant, Sandbox: sandbox, ID: id}}
@@ -125,14 +127,16 @@ func (x *Exec) ID() string { return x.id }
 // Sandbox returns the handle of the exec's sandbox.
 func (x *Exec) Sandbox() *Sandbox { return x.sandbox }
 
-// Info returns the exec as the handle's last call described it.
+// Info returns the exec as of the last call on this handle: the call that made the handle, [Exec.Refresh],
+// [Exec.Cancel] or [Exec.Wait], which sets the final state. Info does not change by itself while the exec runs or ends;
+// call Refresh for the current state.
 func (x *Exec) Info() ExecInfo {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.info
 }
 
-// learn keeps what an answer says, unless the handle knows something newer.
+// learn keeps the state in an answer, unless the handle knows a newer one.
 func (x *Exec) learn(info *ExecInfo) {
 	x.sandbox.saw(info.Sequence)
 	x.mu.Lock()
@@ -142,7 +146,7 @@ func (x *Exec) learn(info *ExecInfo) {
 	}
 }
 
-// find checks the exec's id and returns that of its sandbox.
+// find checks the ids of the exec and its sandbox, and returns the id of the sandbox.
 func (x *Exec) find(ctx context.Context, mode findMode) (sandbox string, err error) {
 	if err := protocol.ValidateID("sandbox", x.sandbox.ID()); err != nil {
 		return "", err
@@ -169,9 +173,9 @@ func (x *Exec) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Cancel asks for the end of the exec: its whole process tree gets TERM and, after the exec's grace period, KILL. It
-// returns once the request is accepted; [Exec.Wait] waits for the end. Cancelling an exec that has ended succeeds. When
-// ctx ends first, the outcome is open; repeating the call is safe.
+// Cancel requests the end of the exec: its whole process tree gets TERM and, after the exec's grace period, KILL.
+// Cancel returns once the request is accepted; [Exec.Wait] waits for the end. Cancelling an exec that has ended
+// succeeds. If ctx ends first, the request may still be carried out; repeating the call is safe.
 //
 // Option: [WithRequestID]. Errors: not_found.
 func (x *Exec) Cancel(ctx context.Context, opts ...RequestOption) error {
@@ -194,9 +198,9 @@ func (x *Exec) Cancel(ctx context.Context, opts ...RequestOption) error {
 	return err
 }
 
-// Wait waits for the exec's end, no matter who started it or when, and updates Info. The writers of [WithStdout] and
-// [WithStderr] get the whole output, or what follows the offsets of [WithOffset]. Ending ctx ends only the wait. Result
-// and errors are those of [Sandbox.Exec].
+// Wait waits for the end of the exec, no matter who started it or when, and updates Info. The writers of [WithStdout]
+// and [WithStderr] get the whole output or, with [WithOffset], the output after the given offsets. Ending ctx ends only
+// the wait. Result and errors are those of [Sandbox.Exec].
 //
 // Options: [WithStdout], [WithStderr], [WithCollect], [WithOffset].
 func (x *Exec) Wait(ctx context.Context, opts ...WaitOption) (*Result, error) {
@@ -224,7 +228,7 @@ func (x *Exec) Wait(ctx context.Context, opts ...WaitOption) (*Result, error) {
 	return out.result(ctx, t, e)
 }
 
-// learnEnd keeps what the event that ended the exec says.
+// learnEnd updates Info with the event that ended the exec.
 func (x *Exec) learnEnd(e *Event) {
 	info, d := x.Info(), e.Exec
 	if e.Sequence <= info.Sequence {

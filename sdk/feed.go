@@ -10,22 +10,23 @@ import (
 )
 
 const (
-	// feedLinger is how long an unused feed stays subscribed, so that the next exec needs no new subscription.
+	// feedLinger is how long a feed without users stays subscribed, so that a next call about the same sandbox need not
+	// subscribe.
 	feedLinger = 5 * time.Second
-	// firstCheck is when a new feed reads the history once: servers of a cluster may learn of a subscription later than
-	// of the request that followed it.
+	// firstCheck is the delay after which a new feed reads the history once. In a cluster, a server may learn of the
+	// subscription only after the request that followed has had an effect, and then delivers no batch of that effect.
 	firstCheck = 500 * time.Millisecond
-	// minRecheck is the silence after which a waiter's history is read. The leader of the log publishes what it stored;
-	// if it dies between the two, subscribers learn of the batch only with the next one, or never. The pause doubles
-	// with each further silence.
+	// minRecheck is how long a feed with users may be silent before it reads the history. The leader of the log first
+	// stores a batch and then publishes it. If it dies in between, subscribers do not get the batch. The pause doubles
+	// each time the feed has stayed silent.
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
 )
 
-// recheckPause is the pause between two rechecks.
+// recheckPause is the current pause between two rechecks.
 type recheckPause time.Duration
 
-// next is the pause after one more recheck; silent says that nothing arrived since the last one.
+// next returns the pause until the next recheck. silent says that nothing has arrived since the last one.
 func (p *recheckPause) next(silent bool) time.Duration {
 	d := minRecheck
 	if silent {
@@ -35,36 +36,36 @@ func (p *recheckPause) next(silent bool) time.Duration {
 	return d
 }
 
-// feed is a client's one live subscription to a sandbox's history, shared by all its waiters. From its first batch, or
-// the first answer, on it delivers every batch in order at least once: after a gap, a reconnect or a silence it reads
-// the history.
+// feed is a client's one live subscription to a sandbox's history, which all calls about the sandbox share. It delivers
+// batches in order, each at least once, beginning with the first batch that arrives or with the event that a caller
+// passes to coverFrom. After a gap, a reconnect or a silence it reads the history.
 type feed struct {
 	client  *Client
 	sandbox string
-	read    func(ctx context.Context, after uint64) ([]*protocol.Batch, error) // of the history
+	read    func(ctx context.Context, after uint64) ([]*protocol.Batch, error) // reads the history
 
 	mu          sync.Mutex
 	users       int
 	idle        *time.Timer // runs while there are no users
 	check       *time.Timer // until the next recheck
-	settled     bool        // the first check has run
-	checked     uint64      // live, at the last check
+	settled     bool        // the first recheck has run
+	checked     uint64      // the value of live at the last recheck
 	pause       recheckPause
 	closed      bool
 	unsubscribe func()
 	execs       map[string][]chan protocol.Event // waiters for the end of an exec, by exec id
 	followers   map[*follower]struct{}
 
-	last, record uint64 // newest batch delivered; 0: nothing is known yet
+	last, record uint64 // last event and record of the newest batch delivered; 0: none yet
 	first        uint64 // first event delivered
 	live         uint64 // newest event that arrived on the subscription
-	missed       bool   // batches may have been missed while last was still unknown
+	missed       bool   // batches may have been lost while last was 0
 	repairing    bool
-	again        bool // repair once more
+	again        bool // the running repair must read once more
 }
 
-// feed returns the subscribed feed of a sandbox; the caller must release it. A request sent afterwards on the same
-// connection reaches the server after the subscription.
+// feed returns the feed of a sandbox, subscribed. The caller must release it. A request that is sent on the same
+// connection afterwards reaches the server after the subscription.
 func (c *Client) feed(sandbox string) (*feed, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +87,7 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	switch {
 	case f.check == nil:
 		f.check = time.AfterFunc(firstCheck, f.recheck)
-	case time.Duration(f.pause) > minRecheck: // a new user starts with short pauses again
+	case time.Duration(f.pause) > minRecheck: // a new user begins with the shortest pause
 		f.check.Reset(f.pause.next(false))
 	}
 	f.users++
@@ -97,7 +98,7 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	return f, nil
 }
 
-// release gives the feed back. It is closed once it has been unused for a while.
+// release ends one use of the feed. A feed without users is closed after feedLinger.
 func (f *feed) release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,7 +123,7 @@ func (f *feed) closeIdle() {
 	}
 }
 
-// awaitExec registers for the event that ends an exec.
+// awaitExec registers a channel that gets the event that ends an exec.
 func (f *feed) awaitExec(id string) (ended chan protocol.Event, forget func()) {
 	ended = make(chan protocol.Event, 1)
 	f.mu.Lock()
@@ -150,13 +151,13 @@ func (f *feed) drop(id string, ended chan protocol.Event) {
 	f.execs[id] = waiting
 }
 
-// receive handles a batch that arrived on the subscription.
+// receive handles a batch that arrived on the live subscription.
 func (f *feed) receive(b *protocol.Batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.live = max(f.live, b.Last())
 	switch {
-	case f.repairing: // the repair continues until it has read this batch
+	case f.repairing: // the running repair will read this batch from the history
 	case f.last != 0 && b.Last() <= f.last:
 	case f.last != 0 && b.First() != f.last+1:
 		f.repair()
@@ -165,7 +166,7 @@ func (f *feed) receive(b *protocol.Batch) {
 	}
 }
 
-// deliver hands a batch to all waiters. f.mu is held.
+// deliver hands a batch to all followers and waiters. f.mu is held.
 func (f *feed) deliver(b *protocol.Batch) {
 	if f.first == 0 {
 		f.first = b.First()
@@ -177,7 +178,7 @@ func (f *feed) deliver(b *protocol.Batch) {
 			continue
 		}
 		for _, ended := range f.execs[e.Exec.ID] {
-			ended <- *e // has room: only one event ends an exec
+			ended <- *e // does not block: the channel has room for one event, and only one event ends an exec
 		}
 		delete(f.execs, e.Exec.ID)
 	}
@@ -186,8 +187,9 @@ func (f *feed) deliver(b *protocol.Batch) {
 	}
 }
 
-// coverFrom says that the caller waits for what follows an event, with the event's record or 0 if that is not known. If
-// the feed does not reach back that far, it reads the events between. Sequence 0 means that the caller knows none.
+// coverFrom makes the feed deliver everything that follows the event of this sequence. record is the record of that
+// event, 0 if it is not known. If the feed began later, it reads the batches in between from the history. coverFrom
+// does nothing for sequence 0.
 func (f *feed) coverFrom(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -203,14 +205,15 @@ func (f *feed) coverFrom(sequence, record uint64) {
 	}
 }
 
-// replay is coverFrom for a caller that subscribed after the event: it delivers everything after the event again.
+// replay delivers again what follows an event, for a caller that registered when the feed may have delivered it
+// already.
 func (f *feed) replay(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rewind(sequence, record)
 }
 
-// rewind delivers everything after an event again. f.mu is held.
+// rewind sets the feed back to an event and reads the history after it. f.mu is held.
 func (f *feed) rewind(sequence, record uint64) {
 	f.live = max(f.live, f.last)
 	if f.first == 0 || f.first > sequence+1 {
@@ -222,8 +225,8 @@ func (f *feed) rewind(sequence, record uint64) {
 	f.repair()
 }
 
-// recheck reads the history once after the feed has subscribed, and again whenever somebody waits and nothing has
-// arrived since the last check.
+// recheck reads the history once after the feed has subscribed. Later it reads the history whenever the feed has users
+// and nothing has arrived since the last recheck.
 func (f *feed) recheck() {
 	f.mu.Lock()
 	silent := f.settled && f.live == f.checked
@@ -238,7 +241,8 @@ func (f *feed) recheck() {
 	}
 }
 
-// mayHaveMissed is called when live batches may have been lost. One read of the history serves all followers.
+// mayHaveMissed is called when live batches of this feed may have been lost. One read of the history serves all
+// followers.
 func (f *feed) mayHaveMissed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -252,7 +256,7 @@ func (f *feed) mayHaveMissed() {
 	}
 }
 
-// repair reads the history after the newest batch, in the background. f.mu is held.
+// repair starts a goroutine that reads the history after the newest delivered batch. f.mu is held.
 func (f *feed) repair() {
 	if f.repairing {
 		f.again = true
@@ -270,7 +274,7 @@ func (f *feed) repair() {
 	}()
 }
 
-// repairOnce reads the history, and says whether the repair is done.
+// repairOnce reads the history once and reports whether the repair is done.
 func (f *feed) repairOnce() bool {
 	f.mu.Lock()
 	f.again = false
@@ -284,7 +288,7 @@ func (f *feed) repairOnce() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.record < record {
-		return false // rewound in the meantime
+		return false // the feed was rewound during the read
 	}
 	for _, b := range batches {
 		if b.Last() > f.last {
@@ -292,8 +296,8 @@ func (f *feed) repairOnce() bool {
 		}
 		f.record = max(f.record, b.Record)
 	}
-	// A batch that arrived during the read may have been stored after it, so read again. A batch that had arrived
-	// before the read and is not in the log never will be.
+	// If a batch arrived during the read, the read may have been too early for it: read again. If a batch arrived before
+	// the read and the read found nothing, the log has lost the batch.
 	if f.again || f.last < f.live && (f.live > live || len(batches) > 0) {
 		return false
 	}
@@ -301,7 +305,7 @@ func (f *feed) repairOnce() bool {
 	return true
 }
 
-// mayHaveMissed is called when messages of any feed may have been lost.
+// mayHaveMissed is called when live batches of any feed may have been lost.
 func (c *Client) mayHaveMissed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A batch that is stored after a repair has read the log and arrives before the repair ends must be delivered by the
-// repair.
+// A batch is stored after a repair has read the log, and arrives before the repair ends. The repair must deliver it.
 func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
@@ -49,7 +49,7 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 		return err
 	}
 	f.mu.Lock()
-	f.check.Reset(time.Hour) // no recheck finds it later
+	f.check.Reset(time.Hour) // so that only the repair can find the batch
 	reads := 0
 	f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
 		batches, err := c.history(ctx, "s", after)
@@ -76,7 +76,7 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	}
 }
 
-// If the leader of the log dies between storing an event and republishing it, no connection is lost and no later number
+// A leader of the log that dies between storing an event and republishing it breaks no connection, and no later number
 // reveals the gap. Here the stream republishes nothing.
 func TestAnUnpublishedEventIsFound(t *testing.T) {
 	t.Parallel()
@@ -103,7 +103,7 @@ func TestAnUnpublishedEventIsFound(t *testing.T) {
 	ended, forget := f.awaitExec("x")
 	defer forget()
 	f.coverFrom(1, record)
-	time.Sleep(firstCheck + 200*time.Millisecond)
+	awaitFirstCheck(t, f)
 	silence(ctx, t, server)
 
 	write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady,
@@ -126,7 +126,7 @@ func TestAnUnpublishedEventIsFound(t *testing.T) {
 	}
 }
 
-// A new leader announces itself, so waiters need not wait for the next recheck.
+// A new leader announces itself. Waiters then read the log at once instead of at the next recheck.
 func TestALeaderElectionTriggersARecheck(t *testing.T) {
 	t.Parallel()
 	c, server, ctx := connectedToItsOwnServer(t)
@@ -141,8 +141,8 @@ func TestALeaderElectionTriggersARecheck(t *testing.T) {
 	tail, publish, output := outputOf(t, c, ctx)
 	publish("one", 0, 3)
 	receives(ctx, t, output, "one")
-	time.Sleep(firstCheck + 200*time.Millisecond)
-	tail.check.Reset(time.Hour) // no later recheck finds them
+	awaitFirstCheck(t, tail.feed)
+	tail.check.Reset(time.Hour) // so that no recheck finds the chunks
 	tail.feed.mu.Lock()
 	tail.feed.check.Reset(time.Hour)
 	tail.feed.mu.Unlock()
@@ -189,6 +189,16 @@ func TestRechecksBackOffWhileSilent(t *testing.T) {
 	}
 }
 
+// awaitFirstCheck waits until a feed has read the history once after its start.
+func awaitFirstCheck(t *testing.T, f *feed) {
+	t.Helper()
+	eventually.Holds(t, 10*time.Second, "the feed has read the history", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.settled && !f.repairing
+	})
+}
+
 // followEvents follows the events of s from the first one on.
 func followEvents(ctx context.Context, c *Client) <-chan protocol.Event {
 	events := make(chan protocol.Event, 10)
@@ -203,7 +213,8 @@ func followEvents(ctx context.Context, c *Client) <-chan protocol.Event {
 	return events
 }
 
-// connectedToItsOwnServer returns a client of a provisioned server that ends with the test.
+// connectedToItsOwnServer starts a NATS server with a provisioned deployment, and returns a client of it. Both end with
+// the test.
 func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.Context) {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
@@ -221,6 +232,7 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 	if err := conn.Provision(ctx, jetstream.Assets{}); err != nil {
 		t.Fatal(err)
 	}
+	ServePages(t, conn)
 	c, err := Connect(ctx, Options{Conn: conn})
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +241,8 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 	return c, server, ctx
 }
 
-// outputOf follows an exec whose output publish publishes. got receives each piece and the final error.
+// outputOf follows an exec. publish publishes a chunk of its output. got receives each piece that the follower reads,
+// and its final error.
 func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
 	publish func(text string, offset, stored int64), got chan string) {
 	t.Helper()
@@ -244,7 +257,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
 	t.Cleanup(func() { stop(); <-done; tail.close() })
 	go func() {
 		defer close(done)
-		// The exec counts as running because the caller says so: the log does not know the sandbox.
+		// The log does not know the sandbox. The exec counts as running because its state says so.
 		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning,
 			Sequence: 1})
 		if reading.Err() == nil {
@@ -277,7 +290,8 @@ func receives(ctx context.Context, t *testing.T, got chan string, want string) {
 	}
 }
 
-// A server that dies after storing a chunk may not publish it. Here the reader unsubscribes.
+// A server that dies after storing a chunk may not publish it. Here the reader unsubscribes, so it gets no published
+// chunk.
 func TestUnpublishedOutputIsFound(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
@@ -289,19 +303,19 @@ func TestUnpublishedOutputIsFound(t *testing.T) {
 	receives(ctx, t, got, "two")
 }
 
-// A chunk that was not acknowledged is sent again and so stored after its successors.
+// A worker that gets no acknowledgement of a chunk sends it again, so the chunk may be stored after its successors.
 func TestOutputStoredAheadIsDeliveredInOrder(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
 	_, publish, got := outputOf(t, c, ctx)
 	publish("3", 2, 0)
 	publish("45", 3, 0)
-	publish("45", 3, 0) // again: the worker had no acknowledgement
+	publish("45", 3, 0) // as if the first copy had not been acknowledged
 	publish("2", 1, 0)
 	select {
 	case text := <-got:
 		t.Fatalf("%q arrived before the bytes that precede it", text)
-	case <-time.After(minRecheck + 500*time.Millisecond): // the log was read meanwhile
+	case <-time.After(minRecheck + 500*time.Millisecond): // the tail has read the log by now
 	}
 	publish("1", 0, 1)
 	for _, want := range []string{"1", "2", "3", "45"} {
@@ -329,22 +343,5 @@ func TestExpiredOutputIsDistinguishedFromLateOutput(t *testing.T) {
 // silence makes the event log stop republishing.
 func silence(ctx context.Context, t *testing.T, server *embedded.Server) {
 	t.Helper()
-	nc, err := nats.Connect(server.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := natsjs.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(ctx, protocol.StreamEvents)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := stream.CachedInfo().Config
-	cfg.RePublish = nil
-	if _, err := js.UpdateStream(ctx, cfg); err != nil {
-		t.Fatal(err)
-	}
+	ChangeEventLog(ctx, t, server.ClientURL(), func(cfg *natsjs.StreamConfig) { cfg.RePublish = nil })
 }

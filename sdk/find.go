@@ -8,17 +8,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// findMode says how long find keeps asking while no coordinator answers.
+// findMode says how long find asks again while no coordinator answers.
 type findMode int
 
 const (
 	findOnce    findMode = iota
-	findBounded          // until giveUpAfter if the context has no deadline, else until the context ends
+	findBounded          // until the context ends or, if it has no deadline, for giveUpAfter
 	findForever          // until the context ends
 )
 
-// find returns the sandbox's id. If only a name or the beginning of an id is known, it asks a coordinator. Requests
-// must go to an id: a repeated request could otherwise reach another sandbox that has taken the name.
+// find returns the sandbox's id. If the handle knows only a name or the beginning of an id, find asks a coordinator.
+// Requests must name the sandbox by its id: otherwise a repeated request could reach another sandbox that has taken the
+// name since.
 func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
 	ref, found := s.ref()
 	if found {
@@ -42,7 +43,8 @@ func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
 	}
 }
 
-// resolve reads the sandbox with this id or name or, with Options.IDPrefixes, with an id that begins so.
+// resolve reads the sandbox that ref refers to by its id, its name or, with Options.IDPrefixes, the beginning of its
+// id.
 func (c *Client) resolve(ctx context.Context, ref string) (*SandboxInfo, error) {
 	if err := protocol.ValidateID("sandbox", ref); err != nil {
 		return nil, err
@@ -58,8 +60,8 @@ func (c *Client) resolve(ctx context.Context, ref string) (*SandboxInfo, error) 
 	return reply.Sandbox, nil
 }
 
-// historyID returns the id under which the sandbox's history is stored. Histories can be read without a coordinator, so
-// if none answers, the handle's text is taken for an id.
+// historyID returns the id under which the sandbox's history is stored. Histories can be read without a coordinator. If
+// no coordinator answers, historyID therefore assumes that the handle was made from an id.
 func (s *Sandbox) historyID(ctx context.Context) (string, error) {
 	ref, found := s.ref()
 	if found {

@@ -11,11 +11,15 @@ import (
 
 func TestMain(m *testing.M) { fleet.Main(m) }
 
-// The tests share one fleet, run one after another, and each creates its own sandboxes.
+// These tests share one fleet and run one after another. Each creates its own sandboxes.
 func TestAgainstAFleet(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	for name, test := range map[string]func(*testing.T, *fleet.Fleet){
 		"AnExecIsReachedByItsID":                anExecIsReachedByItsID,
+		"ArgumentsAreRefusedByTheirField":       argumentsAreRefusedByTheirField,
+		"AnIDThatWasUsedIsNamedAsTheField":      anIDThatWasUsedIsNamedAsTheField,
+		"TheRawHistoryIsFoundByName":            theRawHistoryIsFoundByName,
 		"ExecsEndAsTheirCommandsDo":             execsEndAsTheirCommandsDo,
 		"OutputIsCompleteHoweverItIsRead":       outputIsCompleteHoweverItIsRead,
 		"AnExecCanBeWaitedForAgain":             anExecCanBeWaitedForAgain,
@@ -35,7 +39,6 @@ func TestAgainstAFleet(t *testing.T) {
 		"EventsOutOfRangeAreRefused":            eventsOutOfRangeAreRefused,
 		"UploadsKeepTrees":                      uploadsKeepTrees,
 		"AnExecThatEndsDuringAnOutageIsNoticed": anExecThatEndsDuringAnOutageIsNoticed,
-		"FollowedServiceLogsAreComplete":        followedServiceLogsAreComplete,
 		"PagesEqualTheStreams":                  pagesEqualTheStreams,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })

@@ -8,23 +8,23 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// followerBuffer is how many batches wait for a slow follower. It drops the rest and reads them from the history later,
-// so that a slow reader uses a bounded amount of memory.
+// followerBuffer is how many live batches a follower holds for a slow reader. It drops further batches and reads them
+// from the history later, so a slow reader uses a bounded amount of memory.
 const followerBuffer = 256
 
-// follower reads a sandbox's history in order, each batch once, from a position on and without end. It belongs to one
-// goroutine, except that the feed calls push and mayHaveMissed.
+// follower returns the batches of a sandbox's history that come after an event, in order and each once. It never ends
+// by itself. Except for push and mayHaveMissed, which the feed calls, only one goroutine may use it.
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch
-	missing wake.Signal // read the history
+	missing wake.Signal // batches may be missing: read the history
 
-	last, record uint64 // sequence and record of the last batch returned; record 0: not known
+	last, record uint64 // last event and record of the last batch returned; record 0: not known
 	backlog      []*protocol.Batch
 }
 
-// follow makes a follower that starts after an event. record is that of the event, 0 if it is not known. The follower
-// replays nothing unless it learns that it may have missed something. The caller must close it.
+// follow makes a follower that starts after the event last. record is the record of that event, 0 if it is not known.
+// The follower returns live batches only, until it learns that it may have missed some. The caller must close it.
 func (f *feed) follow(last, record uint64) *follower {
 	w := &follower{feed: f, last: last, record: record,
 		live: make(chan *protocol.Batch, followerBuffer), missing: wake.New()}
@@ -50,7 +50,7 @@ func (w *follower) push(b *protocol.Batch) {
 
 func (w *follower) mayHaveMissed() { w.missing.Wake() }
 
-// next waits for the next batch.
+// next waits for the next batch and returns it.
 func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 	for {
 		if len(w.backlog) > 0 {
@@ -84,7 +84,7 @@ func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 	}
 }
 
-// read reads the history after the last batch, retrying until that succeeds or ctx ends.
+// read reads the history after the last batch. It retries until it succeeds or ctx ends.
 func (w *follower) read(ctx context.Context) error {
 	for {
 		batches, err := w.feed.client.history(ctx, w.feed.sandbox, w.record)

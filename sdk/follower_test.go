@@ -22,6 +22,7 @@ func TestAFollowerFillsAGap(t *testing.T) {
 	if err := conn.Provision(t.Context(), jetstream.Assets{}); err != nil {
 		t.Fatal(err)
 	}
+	ServePages(t, conn)
 	c, err := Connect(t.Context(), Options{Conn: conn})
 	if err != nil {
 		t.Fatal(err)

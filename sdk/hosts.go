@@ -13,14 +13,14 @@ import (
 )
 
 // Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so its methods are for
-// operators. They name a host by its worker's name or by its own id.
+// operators. The methods accept the name of the host's worker or the host id.
 type Hosts struct{ client *Client }
 
-// Hosts returns the part of the API that is about hosts.
+// Hosts returns the calls about hosts.
 func (c *Client) Hosts() *Hosts { return &Hosts{c} }
 
-// List reads all hosts as a coordinator knows them now. The sequence ends with the first error. Errors: unavailable if
-// no coordinator is running.
+// List reads all hosts in the state that a coordinator knows now. The sequence ends with the first error. Errors:
+// unavailable if no coordinator is running.
 func (h *Hosts) List(ctx context.Context) iter.Seq2[*Host, error] {
 	return pages("", func(page string) (*Page[*Host], error) {
 		reply, err := h.client.query(ctx, protocol.EndpointHosts, protocol.Query{Page: page})
@@ -48,10 +48,10 @@ func (h *Hosts) Get(ctx context.Context, name string) (*Host, error) {
 	return nil, unknownHost("host", name, hosts)
 }
 
-// maxNamed is how many of the fleet's workers an error names.
+// maxNamed is how many workers an error lists.
 const maxNamed = 20
 
-// unknownHost is the error for a name that no worker has.
+// unknownHost returns the error for a worker or host that the fleet does not have.
 func unknownHost(field, name string, hosts []*Host) error {
 	names := make([]string, len(hosts))
 	for i, host := range hosts {
@@ -67,9 +67,9 @@ func unknownHost(field, name string, hosts []*Host) error {
 	return &Error{Code: protocol.NotFound, Field: field, Message: message}
 }
 
-// Cordon gives a host no new work, not even resumes of sandboxes that are stopped on it. What runs there continues. The
-// cordon lasts until [Hosts.Uncordon], across restarts of the worker. When ctx ends first, the outcome is open;
-// repeating the call is safe. Errors: not_found.
+// Cordon stops giving a host new work, including resumes of sandboxes that are stopped on it. What runs on the host
+// continues. The cordon lasts until [Hosts.Uncordon], across restarts of the worker. If ctx ends first, the change may
+// still be made; repeating the call is safe. Errors: not_found.
 func (h *Hosts) Cordon(ctx context.Context, name string) error {
 	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned = true
@@ -77,7 +77,8 @@ func (h *Hosts) Cordon(ctx context.Context, name string) error {
 	})
 }
 
-// Uncordon ends a cordon, and a drain with it. Sandboxes that the drain has ended are not restored. Errors: not_found.
+// Uncordon ends a cordon, and a drain with it. Sandboxes that the drain has ended are not restored. If ctx ends first,
+// the change may still be made; repeating the call is safe. Errors: not_found.
 func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned, w.Drain = false, nil
@@ -85,12 +86,14 @@ func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 	})
 }
 
-// Drain cordons a host and empties it. A sandbox with on_host_loss replace is recreated elsewhere as soon as it has no
-// active exec and another host takes it; the drain waits for all others. What still runs after deadline, counted from
-// now, is ended with reason drained: a sandbox with replace is recreated elsewhere, one with fail fails, one with wait
-// is stopped. A deadline of 0 waits without limit or, if the host is being drained, leaves the deadline as it was.
+// Drain cordons a host and empties it. A sandbox with on_host_loss replace is recreated on another host as soon as it
+// has no active exec and another host accepts it. For all other sandboxes the drain waits until they end or are
+// stopped. When deadline has passed, counted from now, the remaining sandboxes are ended with reason drained: a sandbox
+// with on_host_loss replace is recreated on another host, one with fail fails, one with wait is stopped. A deadline of
+// 0 sets no limit; if the host is already being drained, it keeps the earlier deadline.
 //
-// Drain returns once the fleet knows of it; [Hosts.WaitDrained] waits for the end. Errors: invalid_argument; not_found.
+// Drain returns once the drain is recorded; [Hosts.WaitDrained] waits for its end. If ctx ends first, the change may
+// still be made; repeating the call is safe. Errors: invalid_argument; not_found.
 func (h *Hosts) Drain(ctx context.Context, name string, deadline time.Duration) error {
 	if deadline < 0 {
 		return protocol.Invalid("deadline", "must not be negative, got %s", deadline)
@@ -111,9 +114,9 @@ func (h *Hosts) Drain(ctx context.Context, name string, deadline time.Duration) 
 
 const hostPoll = 300 * time.Millisecond
 
-// WaitDrained waits until no sandbox runs or is being removed on a host. It calls report, unless that is nil, with the
-// host as it is at first and after each change. Ending ctx ends only the wait. Errors: failed_precondition if no drain
-// was begun, or it was undone; not_found.
+// WaitDrained waits until no sandbox runs or is being removed on a host. If report is not nil, WaitDrained calls it
+// with the host at the beginning and after each change. Ending ctx ends only the wait. Errors: failed_precondition if
+// the host is not being drained; not_found.
 func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)) error {
 	var before *Host
 	for {
@@ -144,16 +147,15 @@ func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)
 	}
 }
 
-// hasProgressed says whether a draining host differs from how it was before, nil at first.
+// hasProgressed reports whether a draining host changed between two reads. before is nil at the first read.
 func hasProgressed(before, now *Host) bool {
 	return before == nil || before.Sandboxes != now.Sandboxes || before.Execs != now.Execs || before.State != now.State
 }
 
-// Forget gives up a lost host for good, and waits until the fleet has decided what becomes of its sandboxes: those that
-// were being deleted become deleted, those with on_host_loss replace are recreated elsewhere, and all others, stopped
-// ones too, fail with reason host_forgotten. If the host comes back later, its worker removes what is left on it before
-// it takes work. When ctx ends, the fleet carries on. Errors: failed_precondition for a host that is not lost;
-// not_found.
+// Forget gives up a lost host for good, and waits until the fleet has decided what becomes of its sandboxes. Those that
+// were being deleted become deleted. Those with on_host_loss replace are recreated on another host. All others, stopped
+// ones included, fail with reason host_forgotten. If the host returns later, its worker removes the remains before it
+// takes work. Ending ctx ends only the wait. Errors: failed_precondition for a host that is not lost; not_found.
 func (h *Hosts) Forget(ctx context.Context, name string) error {
 	host, err := h.Get(ctx, name)
 	if err != nil {
@@ -194,7 +196,7 @@ func (h *Hosts) waitForgotten(ctx context.Context, hostID string) error {
 	}
 }
 
-// isGone says whether coordinators no longer list the host.
+// isGone reports whether coordinators no longer list the host.
 func (h *Hosts) isGone(ctx context.Context, hostID string) bool {
 	hosts, err := ReadAll(h.List(ctx))
 	return err == nil && !slices.ContainsFunc(hosts, func(host *Host) bool { return host.HostID == hostID })

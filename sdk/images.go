@@ -21,7 +21,7 @@ import (
 // the fleet, not to a tenant, so its methods are for operators.
 type Images struct{ client *Client }
 
-// Images returns the part of the API that is about images.
+// Images returns the calls about images.
 func (c *Client) Images() *Images { return &Images{c} }
 
 // List reads the imported images, sorted by name. The sequence ends with the first error.
@@ -32,8 +32,8 @@ func (i *Images) List(ctx context.Context) iter.Seq2[*ImportedImage, error] {
 	})
 }
 
-// OnHosts reads which images each worker manages, pulled and imported ones, sorted by worker. Images that others
-// brought to a host are not listed. The sequence ends with the first error.
+// OnHosts reads which pulled and imported images each worker manages, sorted by worker. Images that were brought to a
+// host in other ways are not listed. The sequence ends with the first error.
 func (i *Images) OnHosts(ctx context.Context) iter.Seq2[*HostImages, error] {
 	return listOf(func() ([]*HostImages, error) {
 		_, hosts, err := i.read(ctx)
@@ -48,16 +48,16 @@ func (i *Images) read(ctx context.Context) (imported []*ImportedImage, hosts []*
 	return imported, hosts, failed(ctx, err, "list images")
 }
 
-// Import uploads an image and gives it to the fleet's hosts under the name ref, NAME or NAME:TAG, in place of an
-// earlier import under that name. Names inside the content do not count. Hosts keep the image until [Images.Remove];
-// a host that joins later gets it too. [Images.Wait] waits for the hosts.
+// Import uploads an image and distributes it to the fleet's hosts under the name ref, NAME or NAME:TAG. It replaces an
+// earlier import under that name. Names inside the content are ignored. Hosts keep the image until [Images.Remove]; a
+// host that joins later gets it too. [Images.Wait] waits for the hosts.
 //
 // The content is a tar, plain or compressed with gzip, bzip2 or zstd: an archive that docker save wrote, an OCI image
-// layout, or a root file system. Import reads it twice or more, seeking back to its start. When ctx ends, an incomplete
-// upload is discarded; repeating the call is safe.
+// layout, or a root file system. Import reads the content two or more times and seeks to its start each time. If ctx
+// ends first, an incomplete upload is discarded; repeating the call is safe.
 //
-// Options: [WithWorkers], [WithProgress], [WithChanges] for a root file system. Errors: invalid_argument for a name or
-// content that is no image or more than one; not_found for a worker that the fleet does not know.
+// Options: [WithWorkers], [WithProgress], [WithChanges] for a root file system. Errors: invalid_argument for an invalid
+// name, and for content that does not hold exactly one image; not_found for a worker that the fleet does not know.
 func (i *Images) Import(ctx context.Context, ref string, content io.ReadSeeker, opts ...ImportOption) (
 	*ImportedImage, error) {
 	o := settingsOf(opts, ImportOption.forImport)
@@ -81,13 +81,13 @@ func (i *Images) Import(ctx context.Context, ref string, content io.ReadSeeker, 
 	if err = retryUpload(ctx, put); err == nil {
 		err = i.client.conn.WantImage(ctx, image)
 	}
-	if err == nil { // a removal of another image with the same content may have deleted the file just before that
+	if err == nil { // removing another image with the same content may have deleted the file before WantImage
 		err = retryUpload(ctx, put)
 	}
 	return image, failed(ctx, err, "upload the image")
 }
 
-// describe checks an import and returns the image without what its content tells.
+// describe checks the arguments of an import. It returns the image without format, size and digest.
 func (i *Images) describe(ctx context.Context, name string, o *settings) (*ImportedImage, error) {
 	ref, err := imageref.Full("ref", name)
 	if err != nil {
@@ -110,25 +110,25 @@ func (i *Images) describe(ctx context.Context, name string, o *settings) (*Impor
 	return &ImportedImage{Ref: ref, Changes: o.changes, Workers: o.workers, Time: i.client.Now(ctx)}, nil
 }
 
-// inspectContent reads the content to its end, and adds its format, size and digest to the image.
+// inspectContent reads the whole content, and sets the format, size and digest of the image.
 func inspectContent(ctx context.Context, image *ImportedImage, content io.Reader) error {
 	sum := sha256.New()
 	size := &countingWriter{w: sum}
 	info, err := imagetar.Inspect(io.TeeReader(&contextReader{ctx, content}, size))
 	if err == nil {
-		_, err = io.Copy(size, content) // a decompressor may not read to the end
+		_, err = io.Copy(size, content) // a decompressor may stop before the end
 	}
 	if err != nil {
 		return failed(ctx, err, "read the image")
 	}
 	if info.Format == protocol.ImageArchive && len(image.Changes) > 0 {
-		return protocol.Invalid("changes", "apply to root file systems only, and this is an archive with an image")
+		return protocol.Invalid("changes", "apply only to a root file system, but the content is an archive with an image")
 	}
 	image.Format, image.Size, image.Digest = info.Format, Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
 	return nil
 }
 
-// checkWorkers refuses workers that the fleet does not know: no host would ever have the image for them.
+// checkWorkers refuses workers that the fleet does not know, since no host would ever get the image for them.
 func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	if len(workers) == 0 {
 		return nil
@@ -145,7 +145,8 @@ func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	return nil
 }
 
-// Remove makes the fleet forget an imported image: hosts remove it once no sandbox uses it. Errors: not_found.
+// Remove makes the fleet forget an imported image. Hosts remove it once no sandbox uses it. If ctx ends first, the
+// image may still be removed; repeating the call is safe. Errors: invalid_argument; not_found.
 func (i *Images) Remove(ctx context.Context, ref string) error {
 	full, err := imageref.Full("ref", ref)
 	if err != nil {
@@ -156,13 +157,17 @@ func (i *Images) Remove(ctx context.Context, ref string) error {
 
 const imagePoll = 500 * time.Millisecond
 
-// Wait waits until each host that shall have an imported image has it or has failed once to get it, and returns the
-// outcomes by worker. It does not wait for hosts that are not ready, unless the import named their workers: if no host
-// is ready, it returns at once. It outlasts outages of coordinators and NATS. It calls report, unless that is nil, with
-// each change. Ending ctx ends only the wait.
+// Wait waits until each host has an imported image or has failed once to get it, and returns the outcomes by worker. It
+// waits only for hosts that are ready, or for those of the workers that the import named. If it has no host to wait
+// for, it returns at once. Wait continues during outages of coordinators and NATS. If report is not nil, Wait calls it
+// with each change. Ending ctx ends only the wait, which then returns the outcomes so far and an error. Errors:
+// invalid_argument if image is nil; those of [Hosts.List].
 func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(worker string, i HostImage)) (
 	map[string]HostImage, error) {
 	found := map[string]HostImage{}
+	if image == nil {
+		return found, protocol.Invalid("image", "must not be nil")
+	}
 	for {
 		workers, err := i.targets(ctx, image)
 		var hosts []*HostImages
@@ -193,7 +198,7 @@ func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(wor
 	}
 }
 
-// stateOn returns what a host says about an imported image.
+// stateOn returns the state that a host reports for an imported image.
 func stateOn(h *HostImages, image *ImportedImage) (HostImage, bool) {
 	n := slices.IndexFunc(h.Images, func(i HostImage) bool { return i.Ref == image.Ref && i.File == image.Digest })
 	if n < 0 {
@@ -202,7 +207,7 @@ func stateOn(h *HostImages, image *ImportedImage) (HostImage, bool) {
 	return h.Images[n], true
 }
 
-// targets are the workers that Wait waits for.
+// targets returns the workers that Wait waits for.
 func (i *Images) targets(ctx context.Context, image *ImportedImage) ([]string, error) {
 	if len(image.Workers) > 0 {
 		return image.Workers, nil

@@ -13,8 +13,8 @@ type Page[T any] struct {
 	Next  string // token of the next page, for [WithPage]; empty on the last page
 }
 
-// ReadAll reads a list to its end and returns its items. Besides an error it returns the items that came before it.
-// Do not use it on a followed sequence unless that ends by itself.
+// ReadAll reads a list to its end and returns its items. If the list ends with an error, ReadAll returns the error and
+// the items that came before it. Do not use it on a followed sequence that does not end by itself.
 func ReadAll[T any](list iter.Seq2[T, error]) ([]T, error) {
 	var all []T
 	for item, err := range list {
@@ -26,7 +26,7 @@ func ReadAll[T any](list iter.Seq2[T, error]) ([]T, error) {
 	return all, nil
 }
 
-// pages reads a list page by page, starting with the page of this token.
+// pages reads a list page by page, starting with the page that this token names.
 func pages[T any](page string, read func(page string) (*Page[T], error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for next := page; ; {
@@ -48,7 +48,7 @@ func pages[T any](page string, read func(page string) (*Page[T], error)) iter.Se
 	}
 }
 
-// listOf is a list that one read returns whole.
+// listOf makes a list of items that are all read at once.
 func listOf[T any](read func() ([]T, error)) iter.Seq2[T, error] {
 	return pages("", func(string) (*Page[T], error) {
 		items, err := read()
@@ -57,10 +57,10 @@ func listOf[T any](read func() ([]T, error)) iter.Seq2[T, error] {
 }
 
 // List reads the tenant's sandboxes, newest first, fetching pages as they are needed. The sequence ends with the first
-// error. A sandbox created or deleted meanwhile may or may not be listed.
+// error. A sandbox that is created or deleted during the reading may or may not be listed.
 //
-// Options: [WithLabels], [WithName], [WithStates], [WithPageSize], [WithPage]. Errors: invalid_argument; unavailable if
-// no coordinator is running.
+// Options: [WithLabels], [WithName], [WithStates], [WithPageSize], [WithPage]. Errors: invalid_argument naming the
+// field; unavailable if no coordinator is running.
 func (c *Client) List(ctx context.Context, opts ...ListOption) iter.Seq2[*Sandbox, error] {
 	s := settingsOf(opts, ListOption.forList)
 	return pages(s.page, func(page string) (*Page[*Sandbox], error) { return listPage(ctx, c, s, page) })
@@ -77,6 +77,9 @@ func listPage(ctx context.Context, c *Client, s *settings, page string) (*Page[*
 		if err := protocol.ValidateID("name", *s.name); err != nil {
 			return nil, err
 		}
+	}
+	if err := protocol.ValidateHostLabels("labels", s.labels); err != nil { // sandboxes and hosts have the same rules
+		return nil, err
 	}
 	reply, err := c.query(ctx, protocol.EndpointList, protocol.Query{
 		Labels: s.labels, Name: given(s.name), States: s.states, Limit: s.pageSize, Page: page})

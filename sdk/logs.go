@@ -13,10 +13,11 @@ import (
 
 // Logs reads what the sandbox's own command printed or, with [WithService], what a service printed, over all of its
 // restarts: each stream in order and without repeat. Offsets count from the first byte ever printed. The host buffers
-// the last MiB of each stream; if a command prints more before it is stored, output is lost and the offsets jump.
+// the last MiB of each stream until it is stored. If a command prints more than that in the meantime, output is lost
+// and the offsets skip it.
 //
-// With [WithFollow] the sequence continues until the sandbox has failed or is deleted, and outlasts outages of NATS. It
-// also ends with ctx or the first error. [Exec.Output] reads what an exec prints.
+// With [WithFollow] the sequence continues until the sandbox has failed or is deleted, also during outages of NATS. It
+// also ends when ctx ends or after the first error. [Exec.Output] reads what an exec prints.
 //
 // Options: [WithFollow], [WithOffset], [WithService]. Errors: not_found; failed_precondition if the sandbox has no
 // command of its own; invalid_argument if it has no such service; unavailable or deadline_exceeded if the log cannot be
@@ -39,7 +40,7 @@ func (s *Sandbox) Logs(ctx context.Context, opts ...LogsOption) iter.Seq2[Chunk,
 	}
 }
 
-// logName refreshes the handle and returns the name under which the log of output keeps what the caller wants.
+// logName refreshes the handle and returns the name of the requested output in the log of output.
 func logName(ctx context.Context, s *Sandbox, o *settings) (string, error) {
 	if err := o.checkReading(); err != nil {
 		return "", err
@@ -51,7 +52,7 @@ func logName(ctx context.Context, s *Sandbox, o *settings) (string, error) {
 	if o.service == "" {
 		if len(info.Spec.Command) == 0 {
 			return "", protocol.Errorf(protocol.FailedPrecondition, "",
-				"sandbox %s has no command of its own; the output of an exec is read by the exec's id", info.ID)
+				"sandbox %s has no command of its own; to read the output of an exec, name the exec by its id", info.ID)
 		}
 		return protocol.PrimaryLog, nil
 	}
@@ -80,14 +81,14 @@ type logReader struct {
 	sandbox, log string
 	sink         *yielder
 	next         uint64           // record of the log to continue from
-	offset       map[string]int64 // of the next byte of each stream
+	offset       map[string]int64 // offset of the next byte of each stream
 
-	changed wake.Signal // the log may have more
-	ended   chan error  // nil once the sandbox will print no more
+	changed wake.Signal // the log may have more output
+	ended   chan error  // gets nil once the sandbox will print no more
 	closers []func()
 }
 
-// readLog reads a log of the sandbox. The handle has just been refreshed.
+// readLog reads a log of the sandbox, whose handle has just been refreshed.
 func readLog(ctx context.Context, s *Sandbox, log string, o *settings, y *yielder) error {
 	info := s.Info()
 	r := &logReader{client: s.client, sandbox: info.ID, log: log, sink: y, next: 1, offset: map[string]int64{},
@@ -105,7 +106,7 @@ func readLog(ctx context.Context, s *Sandbox, log string, o *settings, y *yielde
 	return r.follow(ctx)
 }
 
-// subscribe begins to notice changes of the log, and the end of the sandbox.
+// subscribe starts watching for new output and for the end of the sandbox.
 func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
 	stop, err := r.client.conn.LiveOutput(r.client.tenant, r.sandbox, r.log, func(jetstream.Chunk) { r.changed.Wake() })
 	if err != nil {
@@ -129,7 +130,7 @@ func (r *logReader) close() {
 	}
 }
 
-// read passes on what the log has and the sink lacks.
+// read passes to the sink the output that the log has and the sink lacks.
 func (r *logReader) read(ctx context.Context) (err error) {
 	r.next, err = r.client.reads.Output(ctx, r.sandbox, r.log, r.next, func(k jetstream.Chunk) error {
 		skip := max(0, r.offset[k.Stream]-k.Offset)
@@ -143,7 +144,7 @@ func (r *logReader) read(ctx context.Context) (err error) {
 	return err
 }
 
-// readToEnd reads the log once, retrying for a while if it cannot be read.
+// readToEnd reads the log to its present end. If the log cannot be read, it retries for giveUpAfter.
 func (r *logReader) readToEnd(ctx context.Context) error {
 	for giveUp := time.Now().Add(r.client.giveUpAfter()); ; {
 		err := r.read(ctx)
@@ -161,7 +162,7 @@ func (r *logReader) readToEnd(ctx context.Context) error {
 // follow reads the log again after each change until the sandbox has ended.
 func (r *logReader) follow(ctx context.Context) error {
 	var interval recheckPause
-	recheck := time.NewTimer(interval.next(false)) // a server that dies loses what it was about to publish
+	recheck := time.NewTimer(interval.next(false)) // a server that dies may have stored output without publishing it
 	defer recheck.Stop()
 	for {
 		err := r.read(ctx)
@@ -187,12 +188,12 @@ func (r *logReader) follow(ctx context.Context) error {
 	}
 }
 
-// isSilent says whether nothing in a sandbox in this state will ever print again.
+// isSilent reports whether a sandbox in this state will never print again.
 func isSilent(state SandboxState) bool {
 	return state == protocol.StateFailed || state == protocol.StateDeleted
 }
 
-// untilSilent follows a sandbox's events from one on until it has failed or is deleted.
+// untilSilent follows a sandbox's events, starting with number from, until the sandbox has failed or is deleted.
 func untilSilent(ctx context.Context, c *Client, sandbox string, from uint64) error {
 	for {
 		var err error

@@ -11,11 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// lookupTimeout bounds one read of what a request did.
+// lookupTimeout limits one read of the effect of a request.
 const lookupTimeout = 2 * time.Second
 
-// lookUpUntil reads at growing intervals whether the request was decided and only its answer lost. It returns false
-// once ends has passed. While the fleet reports that the request waits, it extends ends.
+// lookUpUntil waits for the answer to a stored request. At growing intervals it looks for the effect of the request, in
+// case the request was decided and only its answer was lost. It returns true if it has found the effect or ctx has
+// ended, and false once the time ends has passed. While the fleet reports that the request waits, it moves ends back.
 func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
 		if !backoff.Sleep(ctx, min(interval, time.Until(ends))) {
@@ -34,12 +35,12 @@ func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool
 	}
 }
 
-// lookUp asks the read service what the request did, and returns nil if it has done nothing yet.
+// lookUp asks the read service for the effect of the request. It returns nil if the request has had none yet.
 func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	r := &s.request
-	// An extension is looked for first, so that the handle read afterwards includes it.
+	// Look for an extension first, so that the sandbox that is read afterwards includes it.
 	extended := r.Verb == protocol.VerbExtend && s.hasExtended(ctx)
 	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
 	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {
@@ -54,9 +55,9 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 		if isOurs(reply, r) {
 			return reply
 		}
-		taken := protocol.Errorf(protocol.AlreadyExists, "", "%s: the id was taken by another request", r.Verb)
-		return &protocol.Reply{Error: taken}
-	case protocol.VerbExtend: // the sandbox does not show which request extended it
+		return &protocol.Reply{Error: protocol.Errorf(protocol.AlreadyExists, "",
+			"%s: another request has used the id", r.Verb)}
+	case protocol.VerbExtend: // only the history shows which request extended a sandbox
 		if extended {
 			return reply
 		}
@@ -68,7 +69,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	return nil
 }
 
-// isDone says whether a sandbox or exec is, or is becoming, what a request of this verb asks for.
+// isDone reports whether a sandbox or exec is in the state that a request of this verb asks for, or on its way there.
 func isDone(reply *protocol.Reply, verb string) bool {
 	switch verb {
 	case protocol.VerbCancel:
@@ -83,21 +84,22 @@ func isDone(reply *protocol.Reply, verb string) bool {
 	return false
 }
 
-// isOurs says whether this request made the sandbox or exec that has its id. A request with the same id may have made
-// something else.
+// isOurs reports whether this request made the sandbox or exec that was found under its id. The same request id may
+// have been used for a different sandbox spec or exec.
 func isOurs(reply *protocol.Reply, r *Request) bool {
 	if r.Verb == protocol.VerbCreate {
-		b := reply.Sandbox // its spec may include defaults
+		b := reply.Sandbox // compare what it was accepted with: its spec may include defaults
 		return b.Request == r.ID && b.Name == r.Payload.Name && spec.Says(*b.AcceptedSpec(), *r.Payload.Sandbox)
 	}
 	wanted, found := *r.Payload.Exec, reply.Exec.Spec
 	wanted.Resolve()
-	wanted.Stdin, found.Stdin = nil, nil // not kept once the exec has ended
+	wanted.Stdin, found.Stdin = nil, nil // stdin is not kept once the exec has ended
 	return reply.Exec.Request == r.ID && bytes.Equal(protocol.Encode(&wanted), protocol.Encode(&found))
 }
 
-// hasExtended says whether the history holds the requested extension. If it is not known where to start, it does not
-// read the whole history: the request itself is sent again and answered.
+// hasExtended reports whether the history holds the extension that this request asks for. If the handle does not know a
+// record to start from, hasExtended returns false rather than read the whole history. The request is then sent again,
+// and a coordinator answers it.
 func (s *submission) hasExtended(ctx context.Context) bool {
 	if s.request.after == 0 {
 		return false

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
@@ -17,20 +16,13 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// However output is read and whatever part of it the log has lost, the reader gets an error and does not wait for it
-// without end.
+// If the log has lost a part of the output, every way to read the output returns an error instead of waiting for that
+// part for ever.
 func TestMissingOutputIsAnError(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
-	nc, err := nats.Connect(f.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := natsjs.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := sdk.PlainClient(t, f.URL())
 	logs, err := js.Stream(ctx, protocol.StreamLogs)
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +114,7 @@ func TestMissingOutputIsAnError(t *testing.T) {
 	if err := js.DeleteStream(ctx, protocol.StreamLogs); err != nil {
 		t.Fatal(err)
 	}
-	delete(execs, "runs") // a follower may wait for as long as the exec runs
+	delete(execs, "runs") // while the exec runs, a follower may wait
 	for _, err := range client.Sandbox("s").Logs(ctx) {
 		wantUnreadable(t, err)
 	}
@@ -138,8 +130,9 @@ func wantUnreadable(t *testing.T, err error) {
 	}
 }
 
-// A client whose requests wait logs that once for all calls.
+// A client with several waiting requests logs one warning for all of them.
 func TestAWaitingClientLogsWhy(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	coordinator := f.Processes("coordinator")[0]
@@ -174,7 +167,7 @@ func TestAWaitingClientLogsWhy(t *testing.T) {
 type lines struct {
 	mu   sync.Mutex
 	all  bytes.Buffer
-	more chan struct{} // has room for one: something was logged
+	more chan struct{} // gets a value once something was logged; its capacity is 1
 }
 
 func (l *lines) Write(data []byte) (int, error) {

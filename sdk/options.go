@@ -6,9 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Options are typed by the calls that take them, so an option that a call cannot honour does not compile. An option
-// that fits several calls has a type that embeds the option interfaces of those calls. When the same option is given
-// twice, the last one wins.
+// Each call has its own option interface, so passing an option to a call that does not support it fails to compile. The
+// type of an option for several calls embeds their interfaces. If an option is given twice, the last one counts.
 
 // CreateOption changes [Client.Create].
 type CreateOption interface{ forCreate(*settings) }
@@ -123,7 +122,7 @@ type ProgressOption interface {
 	ImportOption
 }
 
-// option is every option. Its constructors return the interfaces of the calls that take it.
+// option implements all option interfaces. Its constructors return only those of the calls that take the option.
 type option func(*settings)
 
 func (o option) forCreate(s *settings)         { o(s) }
@@ -143,24 +142,26 @@ func (o option) forUpload(s *settings)         { o(s) }
 func (o option) forImport(s *settings)         { o(s) }
 
 // WithID gives the sandbox or the exec its id: 1 to 64 characters of A-Z a-z 0-9 _ -. An id is never used twice, not
-// even after a delete: a second use fails with already_exists. The default is the id of the request, which is new
-// unless [WithRequestID] says otherwise.
+// even after a delete: a second use fails with already_exists. The default is the request id of the call; see
+// [WithRequestID].
 func WithID(id string) IDOption {
 	return option(func(s *settings) { s.id, s.idGiven = &id, true })
 }
 
-// WithName gives a new sandbox a name, in the form of an id, which finds the sandbox wherever its id does. In a tenant
-// only one sandbox that is pending, ready or stopped has a given name; once it has failed or is deleted, another
-// sandbox can take the name. A name must differ from every id ever used and must not look like a generated id.
+// WithName gives a new sandbox a name, which has the same form as an id. [Client.Sandbox] and [Client.Get] find the
+// sandbox by either. Of a tenant's sandboxes that are pending, ready or stopped, only one can have a given name; once
+// it has failed or is deleted, another sandbox can take the name. A name must differ from every id ever used and must
+// not look like a generated id.
 //
-// In a list it selects the sandboxes that have the name or, if they are deleted or failed, had it.
+// In a list it selects the sandboxes that have this name or, if they have failed or are deleted, had it.
 func WithName(name string) NameOption {
 	return option(func(s *settings) { s.name = &name })
 }
 
-// WithRequestID gives the request its id, so that a caller that lost its connection or its memory can repeat the call
-// and get the same sandbox or exec. A refused request is decided again. A request id belongs to one request for one
-// sandbox: using it for another verb or exec fails with already_exists. The default is a new id.
+// WithRequestID gives the request its id. A caller that lost its connection or was restarted can repeat the call with
+// the same request id and gets the same sandbox or exec. If the first request was refused, the repeated one is decided
+// afresh. A request id belongs to one request for one sandbox: using it for another verb or exec fails with
+// already_exists. The default is a new id.
 func WithRequestID(id string) RequestIDOption {
 	return option(func(s *settings) { s.request = &id })
 }
@@ -172,16 +173,17 @@ func WithWait(wait bool) UntilDoneOption {
 }
 
 // WithYAML gives Create a spec as one YAML document in the format of docs/spec.md. The spec argument of Create is
-// merged over it as spec.Merge does: scalars replace, maps are merged, lists are appended. env holds the variables
-// for $VAR in the text; nil sets none. The document's id and name apply unless [WithID] and [WithName] give others.
-// Copies that have a source are uploaded first; relative paths start at the working directory.
+// merged over the document as spec.Merge does: scalars replace, maps are merged, lists are appended. env holds the
+// values of the variables $VAR in the text; nil means that no variable is set. The document's id and name apply unless
+// [WithID] and [WithName] give others. Copies with a source on this machine are uploaded first; relative paths start at
+// the working directory.
 func WithYAML(document []byte, env map[string]string) CreateOption {
 	return option(func(s *settings) { s.yaml, s.env = document, env })
 }
 
 // WithStdout streams the exec's stdout into w as it arrives, byte for byte. The call's own goroutine makes all writes,
-// one after another, and none after the call has returned. A writer that fails ends the call with its error but leaves
-// the exec running. A slow writer does not slow the exec.
+// one after another, and none after the call has returned. If a write fails, the call ends with its error and the exec
+// keeps running. A slow writer does not slow the exec.
 func WithStdout(w io.Writer) ResultOption {
 	return option(func(s *settings) { s.stdout = w })
 }
@@ -218,7 +220,8 @@ func WithPageSize(items int) PageOption {
 	return option(func(s *settings) { s.pageSize = items })
 }
 
-// WithPage starts at a page: the Next of the [Page] before it. The default, also for an empty token, is the first page.
+// WithPage starts with the page that token names: the Next of the preceding [Page]. The default, also for an empty
+// token, is the first page.
 func WithPage(token string) PageOption {
 	return option(func(s *settings) { s.page = token })
 }
@@ -228,8 +231,8 @@ func WithFrom(sequence uint64) EventsOption {
 	return option(func(s *settings) { s.from = max(sequence, 1) })
 }
 
-// WithFollow says whether the sequence continues with what comes later (true) or ends with what exists now (false, the
-// default). Each call documents what ends a followed sequence.
+// WithFollow says whether the sequence continues with items that are added later (true) or ends with those that exist
+// now (false, the default). Each call documents what ends a followed sequence.
 func WithFollow(follow bool) FollowOption {
 	return option(func(s *settings) { s.follow = follow })
 }
@@ -245,14 +248,14 @@ func WithOffset(stream string, offset int64) OffsetOption {
 	})
 }
 
-// WithService means a service of the sandbox instead of the sandbox's own container: its output in [Sandbox.Logs] and
+// WithService selects a service of the sandbox instead of the sandbox's own container: its output in [Sandbox.Logs] and
 // [Sandbox.LogsPage], its container as the destination in [Client.Upload].
 func WithService(name string) ServiceOption {
 	return option(func(s *settings) { s.service = name })
 }
 
-// WithExclude leaves out the files and directories that the patterns match, with everything below them. The patterns
-// are those of a .gitignore; see [CheckExclude].
+// WithExclude leaves out the files and directories that the patterns match. A directory is left out with everything
+// below it. The patterns are those of a .gitignore; see [CheckExclude].
 func WithExclude(patterns ...string) UploadOption {
 	return option(func(s *settings) { s.exclude = append(s.exclude, patterns...) })
 }
@@ -264,7 +267,7 @@ func WithOwner(owner string) UploadOption {
 }
 
 // WithProgress reports the progress of an upload: the bytes sent so far and the bytes to send. The call's own goroutine
-// calls report every so often, and never for content that is already stored.
+// calls report every so often. It does not call report if the fleet already has the content.
 func WithProgress(report func(sent, total int64)) ProgressOption {
 	return option(func(s *settings) { s.progress = report })
 }
@@ -280,11 +283,11 @@ func WithWorkers(names ...string) ImportOption {
 	return option(func(s *settings) { s.workers = append(s.workers, names...) })
 }
 
-// settings is the sum of the options of one call. Each call reads the fields of the options that it takes.
+// settings holds the options of one call. Each call reads only the fields of the options that it takes.
 type settings struct {
 	// requests
 	id, name, request *string // nil: not given
-	idGiven           bool    // by an option; fillIDs sets id anyway
+	idGiven           bool    // an option set id; fillIDs always sets it
 	acceptedOnly      bool
 	yaml              []byte
 	env               map[string]string
@@ -315,7 +318,8 @@ type settings struct {
 // 1 MiB.
 const DefaultCollect = 1 << 20
 
-// settingsOf adds up options. apply is the method of their type.
+// settingsOf applies options to the default settings. apply is the method of their interface, such as
+// ListOption.forList.
 func settingsOf[O any](opts []O, apply func(O, *settings)) *settings {
 	s := &settings{collect: DefaultCollect, from: 1}
 	for _, o := range opts {
@@ -324,7 +328,7 @@ func settingsOf[O any](opts []O, apply func(O, *settings)) *settings {
 	return s
 }
 
-// fillIDs checks the ids of a request and generates those that were not given.
+// fillIDs checks the ids and the name of a request, and generates the ids that were not given.
 func (s *settings) fillIDs() error {
 	if s.request == nil {
 		generated := NewID()
@@ -343,7 +347,7 @@ func (s *settings) fillIDs() error {
 	return protocol.ValidateID("id", *s.id)
 }
 
-// checkReading refuses limits and offsets that no output has.
+// checkReading refuses unknown streams, and negative limits and offsets.
 func (s *settings) checkReading() error {
 	if s.collect < 0 {
 		return protocol.Invalid("option.WithCollect", "must not be negative, got %d", s.collect)
@@ -359,7 +363,7 @@ func (s *settings) checkReading() error {
 	return nil
 }
 
-// given is the value of an option that may not have been given.
+// given returns the value of an option, or "" if the option was not given.
 func given(value *string) string {
 	if value == nil {
 		return ""

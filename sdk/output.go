@@ -19,22 +19,22 @@ const (
 // Chunk is a piece of output: bytes as the command wrote them, cut at any point.
 type Chunk struct {
 	Stream string `json:"stream"` // [Stdout] or [Stderr]
-	Offset int64  `json:"offset"` // of the first byte of Data in its stream, from 0
+	Offset int64  `json:"offset"` // position of the first byte of Data in its stream, from 0
 	Data   []byte `json:"data"`
 
 	// At is when the chunk was stored, by the store's clock. Only [Sandbox.Logs] sets it.
 	At time.Time `json:"at,omitzero"`
 }
 
-// Output reads the exec's output, no matter when it ran: each stream in order, without gap or repeat. With
-// [WithFollow] the sequence continues until the exec has ended; without it, it ends with what is stored now. It also
-// ends with ctx or the first error.
+// Output reads the exec's output, no matter when it ran: each stream in order, without gap or repeat. With [WithFollow]
+// the sequence continues until the exec has ended; without WithFollow it ends with the output that is stored now. It
+// also ends when ctx ends or after the first error.
 //
-// To resume after an interruption, pass the offset after the last byte of each stream to [WithOffset].
+// To resume after an interruption, pass to [WithOffset] the offset after the last byte of each stream.
 //
 // Options: [WithFollow], [WithOffset]. Errors: not_found; out_of_range with reason output_not_kept if the log has lost
-// part of the output, and with sequence_beyond_end for an offset beyond the end of an exec that has ended; unavailable
-// or deadline_exceeded if the log cannot be read for [RequestTries] times the request timeout.
+// part of the output, and with reason sequence_beyond_end for an offset beyond the end of an exec that has ended;
+// unavailable or deadline_exceeded if the log cannot be read for [RequestTries] times the request timeout.
 func (x *Exec) Output(ctx context.Context, opts ...OutputOption) iter.Seq2[Chunk, error] {
 	o := settingsOf(opts, OutputOption.forOutput)
 	return func(yield func(Chunk, error) bool) {
@@ -83,10 +83,10 @@ func (x *Exec) output(ctx context.Context, o *settings, s *yielder) error {
 	return t.drain(ctx, e)
 }
 
-// OutputPage asks a coordinator, once, for a piece of one stream of the exec's output: at most limit bytes from offset
-// on, 1 to [protocol.MaxOutputPage]; 0 means the maximum. The page may hold fewer bytes, and none while the exec has
-// not printed more. Use it where the client may not read the streams; [Exec.Output] reads them directly and can
-// follow.
+// OutputPage asks a coordinator, once, for a piece of one stream of the exec's output, starting at the byte offset.
+// limit is the number of bytes, 1 to [protocol.MaxOutputPage]; 0 means the maximum. The page may hold fewer bytes; it
+// holds none if the exec has not printed more yet. OutputPage is for clients that may not read the streams;
+// [Exec.Output] reads the streams directly and can follow.
 //
 // Errors: not_found; out_of_range with reason sequence_beyond_end for an offset beyond the end; resource_exhausted with
 // reason too_many_reads.
@@ -103,11 +103,11 @@ func (x *Exec) OutputPage(ctx context.Context, stream string, offset int64, limi
 	return reply.Output, nil
 }
 
-// yielder is the sink of a sequence of chunks.
+// yielder is the sink that yields chunks to the caller's loop.
 type yielder struct {
 	yield   func(Chunk, error) bool
 	stopped bool      // the caller has left its loop
-	at      time.Time // of the chunk being written
+	at      time.Time // when the chunk that is being written was stored
 }
 
 func (s *yielder) write(stream string, offset int64, data []byte) error {

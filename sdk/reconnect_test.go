@@ -186,7 +186,9 @@ func (o *output) is(want string) func() error {
 	}
 }
 
-func followedServiceLogsAreComplete(t *testing.T, f *fleet.Fleet) {
+func TestFollowedServiceLogsAreComplete(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Grace = protocol.Duration(30 * time.Second) // time to print while stopping

@@ -8,18 +8,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Result is how an exec ended.
+// Result says how an exec ended, and holds its collected output.
 type Result struct {
 	Sandbox  string    `json:"sandbox"`
 	ID       string    `json:"id"`
 	State    ExecState `json:"state"`               // finished, failed, cancelled or timed_out
-	ExitCode *int      `json:"exit_code,omitempty"` // nil: not known. 128+n: killed by signal n
+	ExitCode *int      `json:"exit_code,omitempty"` // nil: unknown; 128+n: killed by signal n
 	Reason   string    `json:"reason,omitempty"`
-	Error    *Error    `json:"error,omitempty"` // why it failed
+	Error    *Error    `json:"error,omitempty"` // why the exec failed
 	Started  time.Time `json:"started,omitzero"`
 	Ended    time.Time `json:"ended,omitzero"`
 
-	// The collected output: up to the limit of [WithCollect], and nothing of a stream that had a writer.
+	// The collected output: each stream up to the limit of [WithCollect], and nothing of a stream that had a writer.
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
 
@@ -27,19 +27,20 @@ type Result struct {
 	StderrBytes int64 `json:"stderr_bytes"`        // bytes that the fleet kept of stderr
 	Truncated   bool  `json:"truncated,omitempty"` // the command wrote more than the fleet kept
 
-	// OutputError says why the end of the output is missing: the log of output refused it for too long or, with reason
-	// disk_full, the host's disk was full.
+	// OutputError says why the end of the output is missing: the log of output did not accept it for too long or, with
+	// reason disk_full, the host's disk was full.
 	OutputError *Error `json:"output_error,omitempty"`
 
 	// OOMKills is how many processes of the sandbox the kernel killed for lack of memory while the exec ran.
 	OOMKills int `json:"oom_kills,omitempty"`
 
-	Incomplete bool   `json:"incomplete,omitempty"` // the fleet kept more than fits into Stdout and Stderr
-	Sequence   uint64 `json:"sequence"`             // of the event that ended the exec
+	Incomplete bool   `json:"incomplete,omitempty"` // the fleet kept more output than Stdout and Stderr hold
+	Sequence   uint64 `json:"sequence"`             // number of the event that ended the exec
 }
 
-// Err is nil for an exec that ended by itself, whatever its exit code. Otherwise it says why the exec ended: its own
-// error if it could not run or was interrupted, cancelled, or deadline_exceeded with reason timeout.
+// Err is nil for an exec that ended by itself, whatever its exit code. Otherwise it says why the exec ended: the exec's
+// own error if it could not run or was interrupted; the code cancelled if it was cancelled; deadline_exceeded with
+// reason timeout if it ran longer than its timeout.
 func (r *Result) Err() error {
 	switch r.State {
 	case protocol.ExecStateFinished:
@@ -52,10 +53,10 @@ func (r *Result) Err() error {
 	if r.Error != nil {
 		return r.Error
 	}
-	return protocol.Errorf(protocol.Internal, r.Reason, "exec %s failed without saying why", r.ID)
+	return protocol.Errorf(protocol.Internal, r.Reason, "exec %s failed without recording an error", r.ID)
 }
 
-// resultOf is the result that the event which ended an exec describes, without its output.
+// resultOf makes a result without output from the event that ended the exec.
 func resultOf(e *Event) *Result {
 	d := e.Exec
 	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
@@ -67,10 +68,10 @@ func resultOf(e *Event) *Result {
 	return r
 }
 
-// destination is where one stream of a call goes: to a writer, or into memory up to a limit.
+// destination receives one stream of a call: it writes to w or, without w, collects up to limit bytes.
 type destination struct {
 	w     io.Writer
-	start int64 // offset of the first byte that the caller wants
+	start int64 // offset of the first wanted byte
 	limit int64
 	data  []byte
 }
@@ -93,12 +94,12 @@ func (d *destination) write(data []byte) error {
 
 func (d *destination) wants() bool { return d.w != nil || int64(len(d.data)) < d.limit }
 
-// isIncomplete says whether total bytes are more than were collected.
+// isIncomplete reports whether a stream of total bytes has more than were collected.
 func (d *destination) isIncomplete(total int64) bool {
 	return d.w == nil && d.start+int64(len(d.data)) < total
 }
 
-// destinations are the sink of a call that returns a Result.
+// destinations is the sink of a call that returns a Result.
 type destinations struct{ stdout, stderr destination }
 
 func (s *settings) destinations() *destinations {
@@ -108,7 +109,7 @@ func (s *settings) destinations() *destinations {
 	}
 }
 
-// streams says whether the caller wants output as it arrives.
+// streams reports whether the caller wants output as it arrives.
 func (s *settings) streams() bool { return s.stdout != nil || s.stderr != nil }
 
 func (d *destinations) of(stream string) *destination {
@@ -124,7 +125,7 @@ func (d *destinations) write(stream string, _ int64, data []byte) error {
 
 func (d *destinations) wants(stream string) bool { return d.of(stream).wants() }
 
-// result is the result of an exec that has ended, with its output.
+// result returns the result of an ended exec, with its output.
 func (d *destinations) result(ctx context.Context, t *tail, e *Event) (*Result, error) {
 	r := resultOf(e)
 	err := t.drain(ctx, e)

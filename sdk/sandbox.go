@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Sandbox is a handle for one sandbox: what its last call learnt about the sandbox, and the calls on it. It is safe for
-// concurrent use. A handle holds no resources in the fleet; dropping it does not affect the sandbox.
+// Sandbox is a handle for one sandbox. It is safe for concurrent use. A handle holds no resources in the fleet;
+// dropping it does not affect the sandbox.
 type Sandbox struct {
 	client *Client
 	known
@@ -21,9 +21,9 @@ type Sandbox struct {
 type known struct {
 	mu    sync.Mutex
 	id    string
-	found bool // id is an id; otherwise it may be a name or the beginning of an id
+	found bool // id is known to be an id; otherwise it may be a name or the beginning of an id
 	info  SandboxInfo
-	newer uint64 // sequence of the newest event that the handle or an exec of it knows; info may be older
+	newer uint64 // newest event that a call on the handle or on one of its execs has seen; info may be older
 }
 
 func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
@@ -31,8 +31,8 @@ func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
 }
 
 // Sandbox makes a handle from an id or a name without asking whether such a sandbox exists. Its Info is empty until a
-// call fills it. The first call on the handle looks the sandbox up and binds the handle to it: later calls reach the
-// same sandbox even if another one takes the name.
+// call on the handle learns the state of the sandbox. The first call finds the sandbox and binds the handle to it:
+// later calls reach the same sandbox even if another one takes the name.
 func (c *Client) Sandbox(idOrName string) *Sandbox {
 	return &Sandbox{client: c, known: known{
 		id: idOrName, found: protocol.IsGeneratedID(idOrName), info: SandboxInfo{Tenant: c.tenant, ID: idOrName}}}
@@ -45,22 +45,23 @@ func (s *Sandbox) ID() string {
 	return id
 }
 
-// Info returns the sandbox as the handle's last call described it. Info().Sequence is the number of the last event that
-// it includes; waits on the handle notice everything after that event.
+// Info returns the sandbox as of the last call on this handle. It does not change by itself; [Sandbox.Refresh] reads
+// the current state. Info().Sequence is the number of the last event that it includes. The waits on the handle notice
+// everything after that event.
 func (s *Sandbox) Info() SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.info
 }
 
-// ref is the text that names the sandbox, and whether it is known to be an id.
+// ref returns the text that the handle has for the sandbox, and whether it is known to be an id.
 func (k *known) ref() (text string, found bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.id, k.found
 }
 
-// learn keeps what an answer says, unless the handle knows something newer.
+// learn keeps the state in an answer, unless the handle knows a newer one.
 func (k *known) learn(info *SandboxInfo) {
 	if info == nil {
 		return
@@ -75,14 +76,14 @@ func (k *known) learn(info *SandboxInfo) {
 	}
 }
 
-// saw notes that a call learnt of an event, so that later reads are at least as new.
+// saw records the number of an event that a call has seen, so that later reads are at least as new.
 func (k *known) saw(sequence uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.newer = max(k.newer, sequence)
 }
 
-// newest is the sequence of the newest event that the handle knows.
+// newest returns the number of the newest event that calls on the handle have seen.
 func (k *known) newest() uint64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,12 +93,12 @@ func (k *known) newest() uint64 {
 // Create creates a sandbox and waits until it is ready or, with WithWait(false), until the request is accepted. If the
 // sandbox was accepted and then failed, Create returns both the handle and the error.
 //
-// When ctx ends, the sandbox may exist, and its creation continues: delete it, or repeat the call with the same
+// If ctx ends first, the sandbox may exist, and its creation continues: delete it, or repeat the call with the same
 // [WithRequestID] to get it.
 //
 // Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
-// already_exists if the id was ever used or, with reason name_taken, if a living sandbox has the name; the sandbox's
-// own error if it failed.
+// already_exists naming the field id if the id was ever used, or with reason name_taken if a sandbox that is pending,
+// ready or stopped has the name; the sandbox's own error if it failed.
 func (c *Client) Create(ctx context.Context, spec SandboxSpec, opts ...CreateOption) (*Sandbox, error) {
 	o := settingsOf(opts, CreateOption.forCreate)
 	if err := o.fillIDs(); err != nil {
@@ -121,15 +122,16 @@ func (c *Client) Create(ctx context.Context, spec SandboxSpec, opts ...CreateOpt
 	return s, err
 }
 
-// Get reads a sandbox by its id or name, once. A name means the living sandbox that has it or, if there is none, the
-// last one that had it and whose history is still kept. Errors: not_found; unavailable if no coordinator is running.
+// Get reads a sandbox by its id or name, once. A name refers to the sandbox that is pending, ready or stopped and has
+// this name. If there is none, it refers to the last one that had the name and whose history is still kept. Errors:
+// not_found; unavailable if no coordinator is running.
 func (c *Client) Get(ctx context.Context, idOrName string) (*Sandbox, error) {
 	s := c.Sandbox(idOrName)
 	return s, s.Refresh(ctx)
 }
 
-// Refresh reads the sandbox again, once, and updates Info. It never makes Info older. Errors: not_found; unavailable if
-// no coordinator is running.
+// Refresh reads the sandbox, once, and updates Info. It never replaces Info with an older state. Errors: not_found;
+// unavailable if no coordinator is running.
 func (s *Sandbox) Refresh(ctx context.Context) error {
 	id, found := s.ref()
 	if !found {
@@ -146,8 +148,8 @@ func (s *Sandbox) Refresh(ctx context.Context) error {
 	return err
 }
 
-// Explain says what the sandbox waits for, and why each host does or does not take it. Errors: not_found; unavailable
-// if no coordinator is running.
+// Explain says what the sandbox waits for, and for each host why it does or does not accept the sandbox. Errors:
+// not_found; unavailable if no coordinator is running.
 func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 	id, err := s.find(ctx, findOnce)
 	if err != nil {
@@ -163,7 +165,7 @@ func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 // Stop ends the running execs and stops the sandbox, which can be resumed. It waits until the sandbox has stopped or,
 // with WithWait(false), until the request is accepted. Stopping a stopped sandbox succeeds.
 //
-// When ctx ends, an accepted stop continues; repeating the call is safe.
+// If ctx ends first, the request may still be carried out; repeating the call is safe.
 //
 // Options: [WithRequestID], [WithWait]. Errors: not_found; failed_precondition if the sandbox cannot be stopped; the
 // sandbox's own error if it failed.
@@ -191,9 +193,9 @@ func control(ctx context.Context, s *Sandbox, verb string, opts []ChangeOption, 
 	return change{sandbox: s, verb: verb, settings: o, until: until}.do(ctx)
 }
 
-// Extend sets the sandbox's remaining lifetime: it is deleted after ttl, counted from now, whether that is sooner or
-// later than before. See [protocol.SandboxSpec.TTL]. It returns once the request is accepted. When ctx ends first, the
-// outcome is open; repeating the call is safe.
+// Extend sets the sandbox's remaining lifetime: the sandbox is deleted when ttl, counted from now, has passed, whether
+// that is sooner or later than before. See [protocol.SandboxSpec.TTL]. Extend returns once the request is accepted. If
+// ctx ends first, the request may still be carried out; repeating the call is safe.
 //
 // Option: [WithRequestID]. Errors: not_found; invalid_argument if ttl is not positive; failed_precondition if the
 // sandbox has failed or is deleted.
@@ -210,13 +212,13 @@ func (s *Sandbox) Extend(ctx context.Context, ttl time.Duration, opts ...Request
 	return change{sandbox: s, verb: protocol.VerbExtend, settings: o, payload: payload}.do(ctx)
 }
 
-// parallelDeletes is how many sandboxes DeleteByLabels deletes at a time.
+// parallelDeletes is how many sandboxes DeleteByLabels deletes at once.
 const parallelDeletes = 16
 
-// DeleteByLabels deletes every sandbox that has all of the labels, at least one, and returns those that it deleted. One
-// failure does not stop the others; the error is the first. When ctx ends, accepted deletes continue.
+// DeleteByLabels deletes every sandbox that has all of the labels, and returns the sandboxes that it deleted. If one
+// delete fails, the others continue; the error is the first one. When ctx ends, accepted deletes continue.
 //
-// Option: [WithWait]. Errors: invalid_argument without labels; those of [Client.List] and [Sandbox.Delete].
+// Option: [WithWait]. Errors: invalid_argument if labels is empty; those of [Client.List] and [Sandbox.Delete].
 func (c *Client) DeleteByLabels(ctx context.Context, labels map[string]string, opts ...DeleteByLabelsOption) (
 	[]*Sandbox, error) {
 	if len(labels) == 0 {

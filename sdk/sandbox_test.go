@@ -110,7 +110,8 @@ func aWaitForReadyReturnsTheFailure(t *testing.T, f *fleet.Fleet) {
 	ctx, spec := f.Context(time.Minute), f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: "/etc", Target: "/data"}}
 	_, err := f.Client.Create(ctx, spec, sdk.WithName("failed"))
-	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied) // no host could ever take it, so it is refused
+	// The create is refused at once, since no host could ever accept it.
+	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied)
 	_, err = f.Client.Get(ctx, "failed")
 	wantError(t, err, protocol.NotFound, "")
 	spec.Mounts, spec.Command = nil, []string{"/no/such/program"}

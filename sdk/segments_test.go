@@ -28,6 +28,7 @@ func TestEventsIncludeSegments(t *testing.T) {
 	if err := conn.Provision(t.Context(), jetstream.Assets{}); err != nil {
 		t.Fatal(err)
 	}
+	sdk.ServePages(t, conn)
 	client, err := sdk.Connect(t.Context(), sdk.Options{URL: server.ClientURL()})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +94,7 @@ func TestEventsIncludeSegments(t *testing.T) {
 	compact(jetstream.Compaction{Keep: 1000, MaxAge: time.Nanosecond}) // the segments expire
 	_, _, err = read(1)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceNotKept)
-	if want := "the oldest that is kept is 26"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "the oldest event that is kept is 26"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
 	if first, last, err := read(26); first != 26 || last != 30 || err != nil {

@@ -7,13 +7,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// fleetStatus is the coordinators' latest report of why they decide nothing.
+// fleetStatus holds the coordinators' latest report of whether they decide requests.
 type fleetStatus struct {
 	latest atomic.Pointer[report]
 }
 
 type report struct {
-	waiting *Error // nil: they decide
+	waiting *Error // why they do not decide; nil: they do
 	at      time.Time
 }
 
@@ -21,7 +21,8 @@ func (s *fleetStatus) update(m *protocol.Status) {
 	s.latest.Store(&report{waiting: m.Waiting, at: time.Now()})
 }
 
-// waiting is why coordinators decide no creates and execs now; nil if they do, or have not reported lately.
+// waiting returns why coordinators decide no creates and execs at present. It returns nil if they do, or if their last
+// report is too old.
 func (s *fleetStatus) waiting() *Error {
 	r := s.latest.Load()
 	if r == nil || time.Since(r.at) > protocol.StatusAge {
@@ -30,8 +31,9 @@ func (s *fleetStatus) waiting() *Error {
 	return r.waiting
 }
 
-// refusal is the error of a create or exec that is not worth storing, because the log has no room for its events. Other
-// requests go through: they free room. While the fleet is merely unavailable, all requests are stored.
+// refusal returns the error of a create or exec that is not sent because the event log has no room for its events.
+// Other requests are sent, since they free room. If coordinators do not decide for another reason, all requests are
+// sent and stored.
 func (s *fleetStatus) refusal(verb string) error {
 	if verb != protocol.VerbCreate && verb != protocol.VerbExec {
 		return nil

@@ -13,20 +13,20 @@ import (
 type submitMode int
 
 const (
-	submitBounded submitMode = iota // after giveUpAfter if the context has no deadline, else with the context
-	submitForever                   // with the context only
+	submitBounded submitMode = iota // when the context ends or, if it has no deadline, after giveUpAfter
+	submitForever                   // when the context ends
 )
 
 const (
-	firstLookup = time.Second            // how long to wait for an answer before reading what the request did
+	firstLookup = time.Second            // how long to wait for an answer before looking for the effect of the request
 	warnAfter   = 5 * time.Second        // when to log that a request waits
-	warnPause   = time.Minute            // between two such warnings of a client, at least
-	retryPause  = 250 * time.Millisecond // after a failed attempt
-	maxResend   = 2 * time.Minute        // between two publishes of a stored request, at most
+	warnPause   = time.Minute            // least time between two such warnings of one client
+	retryPause  = 250 * time.Millisecond // how long to wait after a failed attempt
+	maxResend   = 2 * time.Minute        // longest time between two copies of a stored request
 )
 
-// submission is one request under way. It runs beside its caller, because what the request asks for may be done before
-// the request itself is acknowledged.
+// submission is one request under way. It runs in its own goroutine, because the effect of a request may arrive before
+// the answer to it.
 type submission struct {
 	client  *Client
 	request Request
@@ -35,7 +35,7 @@ type submission struct {
 	refused atomic.Pointer[Error]   // why the latest attempt to store the request failed
 
 	replies <-chan *protocol.Reply // from the inbox: any number of interim answers, then the outcome; see isOutcome
-	found   chan *protocol.Reply   // the outcome, if only its answer was lost
+	found   chan *protocol.Reply   // the outcome, if the answer was lost and the effect was found
 	failed  chan error
 	stop    func()
 }
@@ -91,7 +91,8 @@ func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	}
 }
 
-// isOutcome says whether a reply is the outcome. An interim reply says why the request waits, which isOutcome notes.
+// isOutcome reports whether a reply is the outcome. Otherwise the reply is an interim answer, which says why the
+// request waits; isOutcome stores it.
 func (s *submission) isOutcome(reply *protocol.Reply) bool {
 	if reply.Waiting == nil {
 		return true
@@ -100,7 +101,7 @@ func (s *submission) isOutcome(reply *protocol.Reply) bool {
 	return false
 }
 
-// whyWaiting is why the fleet has not decided the request, nil if it did not say.
+// whyWaiting returns why the fleet has not decided the request, nil if the fleet gave no reason.
 func (s *submission) whyWaiting() *Error {
 	if w := s.waiting.Load(); w != nil {
 		return w.why
@@ -108,7 +109,7 @@ func (s *submission) whyWaiting() *Error {
 	return s.client.status.waiting()
 }
 
-// explain adds to the error of a call that gave up why the fleet has not decided its request.
+// explain extends the error of a call that gave up with the reason why the fleet has not decided the request.
 func (s *submission) explain(err error) error {
 	why := s.whyWaiting()
 	if why == nil || !isContextEnd(err) {
@@ -120,20 +121,36 @@ func (s *submission) explain(err error) error {
 	return &typedError{&typed, err}
 }
 
-// check returns the error that an outcome is or, if it lacks what its request must be answered with, says so. Fields
-// are named as the caller's spec has them.
+// check returns the error of an outcome, with fields named as in the caller's spec and options. It returns an internal
+// error for an outcome that lacks the sandbox or exec.
 func (s *submission) check(reply *protocol.Reply) error {
 	verb := s.request.Verb
 	if reply.Error != nil {
-		return protocol.WithSpecField(verb, reply.Error)
+		return protocol.WithSpecField(verb, withIDField(reply.Error))
 	}
 	if reply.Exec != nil || reply.Sandbox != nil && verb != protocol.VerbExec {
 		return nil
 	}
-	return protocol.Errorf(protocol.Internal, "", "the answer to %s %s lacks what was asked for", verb, s.request.Sandbox)
+	return protocol.Errorf(protocol.Internal, "", "the answer to %s %s contains no sandbox or exec", verb, s.request.Sandbox)
 }
 
-// run publishes the request until it is answered, refused, given up, or its effect is found.
+// withIDField names the field of an id that was used before, which coordinators do not name.
+func withIDField(e *Error) *Error {
+	if e.Code != protocol.AlreadyExists || e.Field != "" {
+		return e
+	}
+	named := *e
+	switch e.Reason {
+	case "":
+		named.Field = "id"
+	case protocol.ReasonRequestUsed:
+		named.Field = "request"
+	}
+	return &named
+}
+
+// run publishes the request, repeatedly, until an answer arrives, the effect of the request is found, an error ends it,
+// or it gives up.
 func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	c := s.client
 	if err := c.status.refusal(s.request.Verb); err != nil {
@@ -161,7 +178,7 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			}
 		case s.lookUpUntil(ctx, ends):
 			return
-		default: // the request is stored; another copy only asks for a lost answer
+		default: // the request is stored; another copy only makes a coordinator repeat a lost answer
 			patience = max(c.requestTimeout, min(2*patience, maxResend))
 		}
 		if s.mode == submitBounded && !time.Now().Before(giveUp) {
@@ -173,7 +190,8 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	}
 }
 
-// refuse ends a request that is not worth storing, unless it repeats one that was carried out.
+// refuse ends the submission with err before the request is stored. If an earlier copy of the request was carried out,
+// the submission ends with that outcome instead.
 func (s *submission) refuse(ctx context.Context, err error) {
 	if reply := s.lookUp(ctx); reply != nil {
 		s.found <- reply
@@ -192,7 +210,7 @@ func (s *submission) publish(ctx context.Context, inbox string, payload []byte) 
 	return err
 }
 
-// warnWaiting logs that the request waits, and why, at most once per warnPause for all requests of the client.
+// warnWaiting logs that the request is waiting, and why, at most once per warnPause for all requests of the client.
 func (s *submission) warnWaiting() {
 	c := s.client
 	last, now := c.warned.Load(), time.Now().UnixNano()
@@ -206,5 +224,5 @@ func (s *submission) warnWaiting() {
 	if why == nil {
 		why = protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
-	c.log.Warn("waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox, "error", why)
+	c.log.Warn("a request is still waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox, "error", why)
 }

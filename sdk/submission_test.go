@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
@@ -16,8 +15,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A request that is sent again while its first copy waits for a majority of the servers is carried out.
+// The client sends the request again while its first copy waits for a majority of the servers. It is carried out.
 func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Servers: 3, Workers: -1})
 	ctx := f.Context(2 * time.Minute)
 	leader := -1
@@ -29,7 +29,7 @@ func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 	if leader < 0 {
 		t.Fatal("the queue of requests has no leader")
 	}
-	const patience = time.Second // for one try, so that the request is sent again while nothing can be stored
+	const patience = time.Second // short, so that the request is sent again while no server can store it
 	client, err := sdk.Connect(ctx, sdk.Options{URL: f.Servers[leader].ClientURL(), RequestTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
@@ -64,6 +64,7 @@ func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 }
 
 func TestARepeatedExtendExtendsOnce(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false))
@@ -85,6 +86,7 @@ func TestARepeatedExtendExtendsOnce(t *testing.T) {
 
 // A repeated request gets the answer of the first, accepted or refused, even if one client sends both at once.
 func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithRequestID("create"))
@@ -166,28 +168,14 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 
 // While the log is full, a client that gives up says so, and new requests are refused without being stored.
 func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	limit := func(bytes int64) {
 		t.Helper()
-		nc, err := nats.Connect(f.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		js, err := natsjs.New(nc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		stream, err := js.Stream(ctx, protocol.StreamEvents)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cfg := stream.CachedInfo().Config
-		cfg.Discard, cfg.MaxBytes = natsjs.DiscardNew, bytes
-		if _, err := js.UpdateStream(ctx, cfg); err != nil {
-			t.Fatal(err)
-		}
+		sdk.ChangeEventLog(ctx, t, f.URL(), func(cfg *natsjs.StreamConfig) {
+			cfg.Discard, cfg.MaxBytes = natsjs.DiscardNew, bytes
+		})
 	}
 	limit(1)
 	short, cancel := context.WithTimeout(ctx, time.Second)
@@ -223,6 +211,7 @@ func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
 
 // A wait survives a coordinator that is down for a while.
 func TestAWaitForAnImageSurvivesACoordinatorOutage(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	c := f.Processes("coordinator")[0]

@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	// liveBuffer is how many chunks wait here for a slow reader. More wait in the connection; chunks that find no room
-	// there are read from the log later.
+	// liveBuffer is how many chunks a tail holds for a slow reader. The connection holds more. Chunks that do not fit
+	// there either are read from the log later.
 	liveBuffer = 64
-	// maxAhead is how far beyond a missing byte output may be stored already.
+	// maxAhead is how many bytes of output may be stored after a missing byte.
 	maxAhead = jetstream.OutputWindow * jetstream.ChunkSize
 )
 
 // errEnough ends a read of the log once the sink wants no more.
 var errEnough = errors.New("enough output")
 
-// errStopped is the error of a sink whose caller has left its loop.
+// errStopped is the error of a sink whose caller has left the loop.
 var errStopped = errors.New("the caller has stopped")
 
 // sink takes output in order, without gap or repeat. One goroutine calls it.
 type sink interface {
 	write(stream string, offset int64, data []byte) error
-	wants(stream string) bool // more output of this stream
+	wants(stream string) bool // whether it takes more output of this stream
 }
 
-// tail follows one exec to its end: the event that ends it and, if output is wanted, its output. It belongs to the
-// goroutine of one call.
+// tail follows one exec to its end: the event that ended it and, if wanted, its output. Only the goroutine of one call
+// may use it.
 type tail struct {
 	client        *Client
 	sandbox, exec string
@@ -44,19 +44,19 @@ type tail struct {
 
 	sink    sink
 	live    chan jetstream.Chunk // nil: the call does not stream output
-	missing wake.Signal          // read the log
+	missing wake.Signal          // output may be missing: read the log
 	arrived atomic.Bool          // a chunk arrived since the last recheck
 	check   *time.Timer          // until the next recheck
 	stop    func()               // ends the subscription to live output
 	done    chan struct{}
-	offset  map[string]int64  // of the next byte wanted of each stream
-	ahead   []jetstream.Chunk // stored beyond bytes that are still missing
+	offset  map[string]int64  // offset of the next wanted byte of each stream
+	ahead   []jetstream.Chunk // chunks after bytes that are still missing
 	next    uint64            // record of the log to continue from
-	total   map[string]int64  // bytes of each stream, once the exec has ended
+	total   map[string]int64  // size of each stream, once the exec has ended
 }
 
-// startTail begins to follow an exec, which need not exist yet. With stream it subscribes to live output. The caller
-// must close the tail.
+// startTail begins to follow an exec, which need not exist yet. If stream is true, it subscribes to live output. The
+// caller must close the tail.
 func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, error) {
 	f, err := c.feed(sandbox)
 	if err != nil {
@@ -88,8 +88,8 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 	return t, nil
 }
 
-// recheck reads the log after each silence: a server that dies loses what it was about to publish, and no chunk follows
-// the last one to reveal a gap.
+// recheck starts a goroutine that has the log read after each silence. A server that dies after storing a chunk does
+// not publish it, and if it was the last chunk, no later one reveals the gap.
 func (t *tail) recheck() (stop func()) {
 	var pause recheckPause
 	t.check = time.NewTimer(pause.next(false))
@@ -116,7 +116,7 @@ func (t *tail) close() {
 	}
 }
 
-// skipTo starts streams at offsets.
+// skipTo makes streams start at the given offsets.
 func (t *tail) skipTo(offsets map[string]int64) {
 	for stream, offset := range offsets {
 		t.offset[stream] = offset
@@ -125,7 +125,8 @@ func (t *tail) skipTo(offsets map[string]int64) {
 
 func (t *tail) mayHaveMissed() { t.missing.Wake() }
 
-// untilEnd waits for the end of the exec that a submission requests. The end may arrive before the answer.
+// untilEnd waits for the end of the exec that a submission requests. The end may arrive before the answer to the
+// request.
 func (t *tail) untilEnd(ctx context.Context, sub *submission) (*Event, error) {
 	replies, found := sub.replies, (<-chan *protocol.Reply)(sub.found)
 	for {
@@ -164,7 +165,7 @@ func (t *tail) untilEnd(ctx context.Context, sub *submission) (*Event, error) {
 	}
 }
 
-// catchUpAndFollow waits for the end of an exec that existed before the tail.
+// catchUpAndFollow waits for the end of an exec that was accepted before the tail subscribed.
 func (t *tail) catchUpAndFollow(ctx context.Context, info *ExecInfo) (*Event, error) {
 	info, err := t.newest(ctx, info)
 	if err != nil {
@@ -194,8 +195,7 @@ func (t *tail) catchUpAndFollow(ctx context.Context, info *ExecInfo) (*Event, er
 	}
 }
 
-// newest reads the exec again. If no coordinator answers, it returns what the caller knows: the history after that
-// tells the rest.
+// newest reads the exec again. If no coordinator answers, it returns info; the history then provides everything newer.
 func (t *tail) newest(ctx context.Context, info *ExecInfo) (*ExecInfo, error) {
 	if info.State.Terminal() {
 		return info, nil
@@ -211,10 +211,10 @@ func (t *tail) newest(ctx context.Context, info *ExecInfo) (*ExecInfo, error) {
 	return nil, err
 }
 
-// endOf reads the event that ended the exec.
+// endOf reads the event that ended the exec from the log.
 func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
 	b, err := t.client.reads.AtRecord(ctx, info.Sandbox, info.Record)
-	for isTransient(err) && backoff.Sleep(ctx, retryPause) { // while a leader is elected
+	for isTransient(err) && backoff.Sleep(ctx, retryPause) { // NATS may be electing a leader
 		b, err = t.client.reads.AtRecord(ctx, info.Sandbox, info.Record)
 	}
 	if err != nil {
@@ -225,10 +225,11 @@ func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
 			return e, nil
 		}
 	}
-	return nil, protocol.Errorf(protocol.Internal, "", "exec %s: record %d does not hold its end", info.ID, info.Record)
+	return nil, protocol.Errorf(protocol.Internal, "", "exec %s: record %d does not contain the event that ended it", info.ID, info.Record)
 }
 
-// take passes on the part of a chunk that is new. If bytes before it are missing, the log provides the chunk later.
+// take passes the new part of a chunk to the sink. If bytes before the chunk are missing, take drops it and has the log
+// read.
 func (t *tail) take(k jetstream.Chunk) error {
 	at := t.offset[k.Stream]
 	end := k.Offset + int64(len(k.Data))
@@ -246,7 +247,7 @@ func (t *tail) take(k jetstream.Chunk) error {
 	return t.takeAhead()
 }
 
-// takeAhead passes on chunks stored ahead that are next now.
+// takeAhead passes on the held chunks that are next in their stream.
 func (t *tail) takeAhead() error {
 	for i, k := range t.ahead {
 		if k.Offset <= t.offset[k.Stream] {
@@ -257,7 +258,7 @@ func (t *tail) takeAhead() error {
 	return nil
 }
 
-// readLog passes on what the log has and the sink lacks.
+// readLog passes to the sink the output that the log has and the sink lacks.
 func (t *tail) readLog(ctx context.Context) error {
 	var err error
 	t.next, err = t.client.reads.Output(ctx, t.sandbox, t.exec, t.next, t.takeStored)
@@ -267,8 +268,8 @@ func (t *tail) readLog(ctx context.Context) error {
 	return err
 }
 
-// takeStored takes a chunk of the log. Its record says how far each stream was stored before it: if that includes the
-// missing bytes, they have expired.
+// takeStored takes a chunk that was read from the log. The chunk says how much of each stream had been stored before
+// it. If that includes the missing bytes, they have expired.
 func (t *tail) takeStored(k jetstream.Chunk) error {
 	if at := t.offset[k.Stream]; k.Offset > at {
 		stored := map[string]int64{Stdout: k.NextStdout, Stderr: k.NextStderr}[k.Stream]
@@ -287,7 +288,7 @@ func (t *tail) takeStored(k jetstream.Chunk) error {
 	return nil
 }
 
-// addAhead holds a chunk until the bytes before it arrive. maxAhead bounds how many there are.
+// addAhead holds a chunk until the bytes before it arrive. maxAhead limits how far a chunk can be ahead.
 func (t *tail) addAhead(k jetstream.Chunk) {
 	known := func(a jetstream.Chunk) bool {
 		return a.Stream == k.Stream && a.Offset == k.Offset && len(a.Data) >= len(k.Data)
@@ -297,7 +298,7 @@ func (t *tail) addAhead(k jetstream.Chunk) {
 	}
 }
 
-// catchUp reads the log. If that is not possible now, it schedules another attempt.
+// catchUp reads the log. If the log cannot be read now, catchUp schedules another attempt.
 func (t *tail) catchUp(ctx context.Context) error {
 	err := t.readLog(ctx)
 	if isTransient(err) && backoff.Sleep(ctx, retryPause) {
@@ -307,7 +308,7 @@ func (t *tail) catchUp(ctx context.Context) error {
 	return err
 }
 
-// satisfied says whether the sink has everything that it wants and that exists.
+// satisfied reports whether the sink has all the existing output that it wants.
 func (t *tail) satisfied() bool {
 	for _, stream := range []string{Stdout, Stderr} {
 		total, known := t.total[stream]

@@ -27,7 +27,7 @@ type archive struct {
 	bytes   int64
 }
 
-// write writes the whole stream. Its first entry, ".", is the root: the directory, or the file if the source is one.
+// write writes the whole stream. Its first entry, ".", is the source itself: a directory or a single file.
 func (a *archive) write() error {
 	info, err := os.Stat(a.source)
 	if err != nil {
@@ -56,7 +56,7 @@ func (a *archive) tree(info fs.FileInfo) error {
 	return a.dir(root, "", info)
 }
 
-// single writes a source that is one file.
+// single writes a source that is a single file.
 func (a *archive) single(info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return protocol.Invalid("source", "%s is neither a file nor a directory", a.source)
@@ -68,8 +68,8 @@ func (a *archive) single(info fs.FileInfo) error {
 	return a.file(f, ".", info)
 }
 
-// dir adds the entries of a directory, sorted by name. root is the directory, opened below its parent. It must be the
-// one that info describes: somebody may have replaced it.
+// dir adds the entries of a directory, sorted by name. root must be the directory that info describes: another process
+// may have replaced it.
 func (a *archive) dir(root *os.Root, name string, info fs.FileInfo) error {
 	d, err := root.Open(".")
 	if err != nil {
@@ -141,14 +141,14 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 	return protocol.Invalid("source", "%s is neither a file, a directory nor a link", a.path(name))
 }
 
-// path is an entry's path on this machine, for errors.
+// path returns the path of an entry on this machine, for errors.
 func (a *archive) path(name string) string { return filepath.Join(a.source, filepath.FromSlash(name)) }
 
 func (a *archive) changed(name string) error {
 	return protocol.Errorf(protocol.FailedPrecondition, "", "%s changed while it was read", a.path(name))
 }
 
-// file adds a file and closes it. It must be the one that info describes.
+// file adds a file and closes it. f must be the file that info describes: another process may have replaced it.
 func (a *archive) file(f *os.File, name string, info fs.FileInfo) error {
 	defer f.Close()
 	now, err := f.Stat()

@@ -6,13 +6,16 @@ import "github.com/boxfleet/boxfleet/protocol"
 // either name can be used for the other.
 
 // SandboxSpec says what a sandbox is: image, command, resources, network, mounts, services. Only Image is required.
+// Disk needs a host whose storage driver supports quotas. A create is refused early if no host's driver does; where
+// quotas also depend on how the host's file system is mounted, only the creation of the container shows it, and the
+// sandbox then fails with failed_precondition and the field spec.disk.
 type SandboxSpec = protocol.SandboxSpec
 
 // ExecSpec says what an exec runs. Only Command, an argv without a shell, is required.
 type ExecSpec = protocol.ExecSpec
 
 // Copy places an uploaded tree into a container of the sandbox before that container starts for the first time.
-// [Client.Upload] makes one.
+// [Client.Upload] returns one.
 type Copy = protocol.Copy
 
 // Mount binds a file or directory of the host into the sandbox, read-only unless Writable is set. The operator's
@@ -40,10 +43,11 @@ type Services = protocol.Services
 // Healthcheck says how a service shows that it is ready.
 type Healthcheck = protocol.Healthcheck
 
-// Bytes is a size in bytes. In texts it may have a unit: "512MiB".
+// Bytes is a size in bytes. In text it may have a unit: "512MiB".
 type Bytes = protocol.Bytes
 
-// Duration is a time.Duration that texts spell "1h30m". Convert with Duration(d) and its method Std.
+// Duration is a time.Duration that is written "1h30m" in text. Duration(d) converts a time.Duration; the method Std
+// converts back.
 type Duration = protocol.Duration
 
 // SandboxInfo is a sandbox as a coordinator last described it: its spec, its state, where it runs and why it failed.
@@ -96,7 +100,7 @@ type Ping = protocol.Ping
 // Host is a host of the fleet: what its worker reports, and what the coordinators make of it.
 type Host = protocol.Host
 
-// ImportedImage is an image that was imported into the fleet, with the workers that shall have it.
+// ImportedImage is an image that was imported into the fleet, with the workers whose hosts get it.
 type ImportedImage = protocol.WantedImage
 
 // HostImages lists the images that one worker manages.

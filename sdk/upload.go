@@ -22,20 +22,27 @@ import (
 // if target ends with a slash, is placed in that directory. Missing directories are created.
 //
 // The tree is read in a fixed order, so equal content has an equal digest and is uploaded once. Upload reads the tree
-// once for its digest and, if the fleet lacks it, once more to send it, using neither memory nor disk in proportion to
-// its size. Numeric owners, modes and modification times (to the second) are kept. Symbolic links are kept if they lead
-// to something below source; a file with several hard links becomes several files. Nothing outside source is read, even
-// if somebody replaces directories meanwhile.
+// once for its digest and, if the fleet lacks it, once more to send it. It needs neither memory nor disk in proportion
+// to the size of the tree. Numeric owners, modes and modification times (to the second) are kept. Symbolic links are
+// kept if they lead to something below source; a file with several hard links becomes several files. Nothing outside
+// source is read, even if another process replaces directories in the meantime.
 //
-// The fleet keeps an upload for 24 hours unless the operator says otherwise; create the sandbox within that time. When
-// ctx ends, an incomplete upload is discarded.
+// The fleet keeps an upload for 24 hours unless the operator configured otherwise; create the sandbox within that time.
+// If ctx ends first, an incomplete upload is discarded.
 //
-// Options: [WithExclude], [WithOwner], [WithService], [WithProgress]. Errors name the path: invalid_argument for a link
-// that leads out, a device, a socket or a pipe, for a tree that is too large, and for a target that is not absolute;
-// not_found; permission_denied; failed_precondition for a tree that changes while it is read.
+// Options: [WithExclude], [WithOwner], [WithService], [WithProgress]. Errors of invalid arguments name the field:
+// invalid_argument for a target that is not absolute, an invalid owner, pattern or service name. Errors of the tree
+// name the path: invalid_argument for a link that leads out, a device, a socket or a pipe, and for a tree that is too
+// large; not_found; permission_denied; failed_precondition for a tree that changes while it is read.
 func (c *Client) Upload(ctx context.Context, source, target string, opts ...UploadOption) (Copy, error) {
 	o := settingsOf(opts, UploadOption.forUpload)
 	copied := Copy{Target: path.Clean(target), Owner: o.owner, Service: o.service}
+	if o.service != "" {
+		named := ExecSpec{Command: []string{"true"}, Service: o.service}
+		if err := named.Validate(); err != nil {
+			return copied, protocol.Invalid("service", "is not the name of a service: %.80q", o.service)
+		}
+	}
 	if !path.IsAbs(target) {
 		return copied, protocol.Invalid("target", "must be an absolute path, got %.80q", target)
 	}
@@ -66,7 +73,8 @@ func (c *Client) Upload(ctx context.Context, source, target string, opts ...Uplo
 	return copied, failed(ctx, err, "upload "+source)
 }
 
-// placed is where a source goes in a sandbox: a file whose target ends with a slash goes below that.
+// placed returns the path that a source gets in the sandbox: if target ends with a slash, a file goes into that
+// directory.
 func placed(source string, info fs.FileInfo, target string) string {
 	if !info.IsDir() && strings.HasSuffix(target, "/") {
 		return path.Join(target, filepath.Base(source))
@@ -74,9 +82,10 @@ func placed(source string, info fs.FileInfo, target string) string {
 	return target
 }
 
-// PlaceCopies gives each copy of a document that is still to be uploaded the target that [Client.Upload] will return
-// for it. Call it before [spec.Document.Validate], which reads no file and would otherwise find that two files copied
-// into one directory have the same target. A copy whose source cannot be read stays as it is; Upload reports the error.
+// PlaceCopies sets the target of each copy of a document that is still to be uploaded to the target that
+// [Client.Upload] will return for it. Call it before [spec.Document.Validate], which reads no file and would otherwise
+// conclude that two files copied into one directory have the same target. A copy whose source cannot be read stays
+// unchanged; Upload reports the error.
 func PlaceCopies(d *spec.Document) {
 	for _, l := range d.Copies {
 		if info, err := os.Stat(l.Source); err == nil {
@@ -86,7 +95,7 @@ func PlaceCopies(d *spec.Document) {
 	}
 }
 
-// uploadTries is how often an upload is tried. A change of the store's leader interrupts one.
+// uploadTries is how often an upload is tried. A change of the store's leader interrupts an upload.
 const uploadTries = 3
 
 func retryUpload(ctx context.Context, try func() error) (err error) {
@@ -99,7 +108,7 @@ func retryUpload(ctx context.Context, try func() error) (err error) {
 	return err
 }
 
-// upload is one tree on its way to the store.
+// upload is the upload of one tree.
 type upload struct {
 	client   *Client
 	source   string
@@ -119,7 +128,8 @@ func (u *upload) read(ctx context.Context, w io.Writer) (digest string, size int
 	return "sha256-" + hex.EncodeToString(sum.Sum(nil)), counted.n, err
 }
 
-// send reads the tree again, into the store, which discards it if it has changed since its digest was computed.
+// send reads the tree again and sends it to the store. The store discards the tree if it has changed since its digest
+// was computed.
 func (u *upload) send(ctx context.Context) error {
 	r, w := io.Pipe()
 	readErr := make(chan error, 1)
@@ -169,7 +179,7 @@ func (w *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// contextReader stops reading when its context ends.
+// contextReader fails once its context has ended.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader
@@ -182,7 +192,7 @@ func (c *contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// fileError types an error of this machine's file system.
+// fileError gives an error of this machine's file system a code.
 func fileError(err error) error {
 	var typed *protocol.Error
 	if err == nil || errors.As(err, &typed) {

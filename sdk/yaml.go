@@ -6,8 +6,9 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// specFromYAML returns the spec of a create that gives YAML, with parameters merged over it. It uploads what the
-// document has of this machine, and takes id and name from the document unless options gave them.
+// specFromYAML returns the spec of a create with [WithYAML]: the document with parameters merged over it. It uploads
+// the files of this machine that the document copies. It takes the id and the name from the document unless options
+// gave them.
 func specFromYAML(ctx context.Context, c *Client, o *settings, parameters SandboxSpec) (SandboxSpec, error) {
 	d, err := spec.Parse(o.yaml, spec.Options{Env: o.env})
 	if err != nil {

@@ -36,7 +36,10 @@ const (
 	resultFailed    = "failed"
 )
 
-func (p *program) applyCommand() *cobra.Command {
+// applyCommands holds the command apply.
+type applyCommands struct{ *client }
+
+func (cmds applyCommands) applyCommand() *cobra.Command {
 	var file string
 	var wait bool
 	cmd := &cobra.Command{
@@ -50,14 +53,14 @@ A document may have an id instead of a name. An id can be used only once: when t
 deleted, apply does not create another.`,
 		Example: "  boxfleet apply -f sandboxes.yaml\n  boxfleet apply -f - -o json <sandboxes.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			documents, err := readSpecs(file, p.stdin)
+			documents, err := readSpecs(file, cmds.stdin)
 			if err != nil {
 				return err
 			}
 			if err := checkApplied(documents); err != nil {
 				return err
 			}
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.apply(ctx, c, documents, wait) })
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error { return cmds.apply(ctx, c, documents, wait) })
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "YAML `file` of one or more documents, - for stdin")
@@ -91,8 +94,8 @@ func checkApplied(documents []*spec.Document) error {
 }
 
 // apply compares every document with the fleet before it creates the first sandbox.
-func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Document, wait bool) error {
-	tell, done := p.progressing("applying")
+func (cmds applyCommands) apply(ctx context.Context, c *sdk.Client, documents []*spec.Document, wait bool) error {
+	tell, done := cmds.progressing("applying")
 	defer done()
 	defaults, err := c.Defaults(ctx)
 	if err != nil {
@@ -114,13 +117,13 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	if len(refusals) > 0 {
 		return protocol.Errorf(protocol.AlreadyExists, "", "nothing was changed: %s", strings.Join(refusals, "; "))
 	}
-	p.unfinished.set("apply",
+	cmds.unfinished.set("apply",
 		"the request continues: `boxfleet sandbox list` shows its progress; apply the file again to wait for it")
-	if err = p.carryOut(ctx, c, documents, results, wait, tell); err == nil {
-		p.unfinished.done("apply")
+	if err = cmds.carryOut(ctx, c, documents, results, wait, tell); err == nil {
+		cmds.unfinished.done("apply")
 	}
 	done()
-	return errors.Join(err, p.show(results, func(w io.Writer) {
+	return errors.Join(err, cmds.show(results, func(w io.Writer) {
 		for _, r := range results {
 			fmt.Fprintf(w, "%s %s\n", cmp.Or(r.Name, r.ID), r.Result)
 		}
@@ -159,7 +162,7 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 
 // carryOut creates the missing sandboxes and, with wait, waits until all are ready. A failure does not stop the others;
 // the returned error is that of the first document that failed.
-func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool,
+func (cmds applyCommands) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool,
 	tell func(string)) error {
 	var group errgroup.Group
 	group.SetLimit(createsAtOnce)
@@ -174,7 +177,7 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 		}
 		group.Go(func() error {
 			if wait {
-				defer p.explainWait(ctx, c, called(d),
+				defer cmds.explainWait(ctx, c, called(d),
 					func(why string) { tell("applying, " + called(d) + " is waiting: " + why) })()
 			}
 			failures[i] = do(ctx, c, d, &results[i], wait)

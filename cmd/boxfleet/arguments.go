@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -133,4 +134,32 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 var kinds = map[string]string{
 	"duration": "a duration such as 90s or 1h30m", "bool": "true or false", "float64": "a number",
 	"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0",
+}
+
+// checkIDs validates --id and --request-id if they are set.
+func checkIDs(cmd *cobra.Command, id, request string) error {
+	if cmd.Flags().Changed("id") {
+		if err := protocol.ValidateID("--id", id); err != nil {
+			return err
+		}
+	}
+	if cmd.Flags().Changed("request-id") {
+		return protocol.ValidateID("--request-id", request)
+	}
+	return nil
+}
+
+// addPairs adds K=V arguments to a map.
+func addPairs(flag string, into *map[string]string, args []string) error {
+	for _, arg := range args {
+		k, v, ok := strings.Cut(arg, "=")
+		if !ok {
+			return usage("%s: want K=V, got %.80q", flag, arg)
+		}
+		if *into == nil {
+			*into = map[string]string{}
+		}
+		(*into)[k] = v
+	}
+	return nil
 }

@@ -63,8 +63,13 @@ func TestNoCommandTakesThePlaceOfASandbox(t *testing.T) {
 		"exec nobody ls":     "no such sandbox: nobody",
 		"sandbox get nobody": "no such sandbox: nobody",
 		"delete a":           "did you mean `boxfleet sandbox delete`",
-		"execs cancel a x":   "not_found",
-		"execs kill a x":     "not_found",
+		"execs cancel a x":   "no such exec: x",
+		"execs kill a x":     "no such exec: x",
+		"execs get a x":      "no such exec: x",
+		"execs logs a x":     "no such exec: x",
+		"execs get nobody x": "no such sandbox: nobody",
+		"execs list nobody":  "no such sandbox: nobody",
+		"sandbox get 01zzz":  "no such sandbox: 01zzz",
 		"rm --wait=false no": "not_found",
 	} {
 		if _, _, stderr := call(t.Context(), "", strings.Fields(line)...); !strings.Contains(stderr, want) {

@@ -17,14 +17,14 @@ const completeWithin = 2 * time.Second
 type completion = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective)
 
 // completed asks the fleet for names. It returns none if the fleet does not answer.
-func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string,
+func (cl *client) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string,
 	error)) ([]string, cobra.ShellCompDirective) {
-	if p.configure(cmd) != nil {
+	if cl.config.load(cmd, cl.stderr) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), completeWithin)
 	defer cancel()
-	c, err := p.connect(ctx)
+	c, err := cl.connect(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -34,16 +34,16 @@ func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c 
 }
 
 // completeSandbox completes the first argument: the id or the name of a sandbox.
-func (p *program) completeSandbox(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (cl *client) completeSandbox(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return p.completed(cmd, sandboxIDs)
+	return cl.completed(cmd, sandboxIDs)
 }
 
 // completeSandboxes completes each argument with sandboxes that are not on the command line yet.
-func (p *program) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ids, directive := p.completed(cmd, sandboxIDs)
+func (cl *client) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ids, directive := cl.completed(cmd, sandboxIDs)
 	return slices.DeleteFunc(ids, func(id string) bool { return slices.Contains(args, id) }), directive
 }
 
@@ -61,12 +61,12 @@ func sandboxIDs(ctx context.Context, c *sdk.Client) (ids []string, err error) {
 }
 
 // completeExec completes the id of a sandbox and then of one of its execs, limited to these states if there are any.
-func (p *program) completeExec(states ...protocol.ExecState) completion {
+func (cl *client) completeExec(states ...protocol.ExecState) completion {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 		if len(args) != 1 {
-			return p.completeSandbox(cmd, args, toComplete)
+			return cl.completeSandbox(cmd, args, toComplete)
 		}
-		return p.completed(cmd, func(ctx context.Context, c *sdk.Client) (ids []string, err error) {
+		return cl.completed(cmd, func(ctx context.Context, c *sdk.Client) (ids []string, err error) {
 			page, err := c.Sandbox(args[0]).ExecsPage(ctx, sdk.WithExecStates(states...), sdk.WithPageSize(1000))
 			if err != nil {
 				return nil, err
@@ -80,11 +80,11 @@ func (p *program) completeExec(states ...protocol.ExecState) completion {
 }
 
 // completeHost completes the first argument: the name of a host's worker.
-func (p *program) completeHost(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (cl *client) completeHost(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return p.completed(cmd, workerNames)
+	return cl.completed(cmd, workerNames)
 }
 
 func workerNames(ctx context.Context, c *sdk.Client) (names []string, err error) {
@@ -96,11 +96,11 @@ func workerNames(ctx context.Context, c *sdk.Client) (names []string, err error)
 }
 
 // completeImported completes the first argument: the name of an imported image.
-func (p *program) completeImported(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (cl *client) completeImported(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return p.completed(cmd, func(ctx context.Context, c *sdk.Client) (refs []string, err error) {
+	return cl.completed(cmd, func(ctx context.Context, c *sdk.Client) (refs []string, err error) {
 		imported, err := sdk.ReadAll(c.Images().List(ctx))
 		for _, want := range imported {
 			refs = append(refs, want.Ref)
@@ -128,11 +128,11 @@ func imageRefs(ctx context.Context, c *sdk.Client) (refs []string, err error) {
 }
 
 // completeFlag completes the values of a flag with names from the fleet.
-func (p *program) completeFlag(cmd *cobra.Command, flag string,
+func (cl *client) completeFlag(cmd *cobra.Command, flag string,
 	ask func(ctx context.Context, c *sdk.Client) ([]string, error)) {
 	mustComplete(cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string,
 		cobra.ShellCompDirective) {
-		return p.completed(cmd, ask)
+		return cl.completed(cmd, ask)
 	}))
 }
 

@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,7 +17,6 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/worker"
 )
 
@@ -91,111 +88,6 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-func text(into *string) func(string) error {
-	return func(v string) error { *into = v; return nil }
-}
-
-func oneOf(into *string, values ...string) func(string) error {
-	return func(v string) error {
-		if !slices.Contains(values, v) {
-			return fmt.Errorf("must be %s, got %.40q", strings.Join(values, ", "), v)
-		}
-		*into = v
-		return nil
-	}
-}
-
-func parsed[T any](into *T, parse func(string) (T, error)) func(string) error {
-	return func(v string) (err error) { *into, err = parse(v); return err }
-}
-
-// optional ignores an empty value.
-func optional(set func(string) error) func(string) error {
-	return func(v string) error {
-		if v == "" {
-			return nil
-		}
-		return set(v)
-	}
-}
-
-func list(into *[]string) func(string) error {
-	return func(v string) error {
-		*into = nil
-		for _, item := range strings.Split(v, ",") {
-			if item = strings.TrimSpace(item); item != "" {
-				*into = append(*into, item)
-			}
-		}
-		return nil
-	}
-}
-
-// someOf parses a list of at least one of these values.
-func someOf(into *[]string, values ...string) func(string) error {
-	return func(v string) error {
-		if err := list(into)(v); err != nil {
-			return err
-		}
-		for _, item := range *into {
-			if !slices.Contains(values, item) {
-				return fmt.Errorf("must be one or more of %s, got %.40q", strings.Join(values, ", "), item)
-			}
-		}
-		if len(*into) == 0 {
-			return fmt.Errorf("must be one or more of %s", strings.Join(values, ", "))
-		}
-		return nil
-	}
-}
-
-func notNegative(v string) (time.Duration, error) {
-	d, err := time.ParseDuration(v)
-	if err != nil || d < 0 {
-		return 0, fmt.Errorf("must be a duration such as 90s or 1h30m, got %.40q", v)
-	}
-	return d, nil
-}
-
-func positive(v string) (time.Duration, error) {
-	d, err := notNegative(v)
-	if err == nil && d == 0 {
-		err = errors.New("must be more than 0")
-	}
-	return d, err
-}
-
-// between parses an integer from least to most.
-func between(least, most int) func(string) (int, error) {
-	return func(v string) (int, error) {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < least || n > most {
-			return 0, fmt.Errorf("must be %d to %d, got %.40q", least, most, v)
-		}
-		return n, nil
-	}
-}
-
-// copies parses a number of replicas. An even number tolerates no more failures than the odd number below it.
-func copies(v string) (int, error) {
-	n, err := strconv.Atoi(v)
-	if err != nil || n != 1 && n != 3 && n != 5 {
-		return 0, fmt.Errorf("must be 1, 3 or 5, got %.40q", v)
-	}
-	return n, nil
-}
-
-// someBytes parses a size limit. It rejects 0, which could mean either nothing or unlimited.
-func someBytes(v string) (protocol.Bytes, error) {
-	n, err := protocol.ParseBytes(v)
-	if err == nil && n == 0 {
-		err = errors.New("must be more than 0")
-	}
-	return n, err
-}
-
-func parseFloat(v string) (float64, error) { return strconv.ParseFloat(v, 64) }
-
 // addFlags adds the flags of a command; "" stands for the flags of every command.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
@@ -208,18 +100,6 @@ func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 		}
 		flags.StringP(s.flag(), s.short, "", meaning)
 	}
-}
-
-// configure reads the configuration of a command.
-func (p *program) configure(cmd *cobra.Command) error {
-	if err := p.config.read(cmd); err != nil {
-		return err
-	}
-	p.log()
-	if unknown := p.config.unknownEnv(os.Environ()); len(unknown) > 0 && roleOf(cmd) == roleServer {
-		slog.Warn("the environment has unknown BOXFLEET_ variables", "unknown", unknown)
-	}
-	return nil
 }
 
 // read reads the configuration of a command: the defaults, the file, the environment and the flags, where each source
@@ -380,12 +260,4 @@ func home() string {
 		return ""
 	}
 	return dir
-}
-
-// log sets the default logger of the process to the configured level.
-func (p *program) log() {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(p.config.LogLevel)) // checked by oneOf
-	slog.SetDefault(slog.New(seldom.New(slog.NewTextHandler(p.stderr,
-		&slog.HandlerOptions{Level: level, ReplaceAttr: p.redactedAttr()}))))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +14,7 @@ import (
 // configured runs the configuration of a command that has every flag, as main does.
 func configured(t *testing.T, command string, args ...string) (config, error) {
 	t.Helper()
-	p := &program{stderr: new(strings.Builder)}
+	p := newProgram(nil, io.Discard, io.Discard)
 	root := p.root()
 	cmd, rest, err := root.Find(append([]string{command}, args...))
 	if err != nil {
@@ -22,7 +23,7 @@ func configured(t *testing.T, command string, args ...string) (config, error) {
 	cmd.RunE, cmd.Args = func(*cobra.Command, []string) error { return nil }, nil
 	root.SetArgs(append([]string{command}, rest...))
 	err = root.ExecuteContext(t.Context())
-	return p.config, err
+	return *p.config, err
 }
 
 // clean gives the test a machine without configuration.

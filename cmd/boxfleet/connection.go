@@ -26,20 +26,20 @@ type connection struct {
 const connectionFile = "connection.json"
 
 // connect connects to the configured NATS, or to the `boxfleet up` on this machine.
-func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
-	where, err := p.config.whereNATS()
+func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
+	where, err := cl.config.whereNATS()
 	if err != nil {
 		return nil, err
 	}
-	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: p.config.Creds,
-		Tenant: p.config.Tenant, Name: "boxfleet-cli", IDPrefixes: true})
+	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: cl.config.Creds,
+		Tenant: cl.config.Tenant, Name: "boxfleet-cli", IDPrefixes: true})
 	switch code := protocol.CodeOf(err); {
-	case p.config.NATS != "" || err == nil:
+	case cl.config.NATS != "" || err == nil:
 	case code == protocol.Unavailable:
 		e := *protocol.AsError(err)
 		e.Message += "; start a fleet with `boxfleet up`, or give the URL of NATS with --nats"
 		return nil, &e
-	case code == protocol.PermissionDenied && p.looksForUp():
+	case code == protocol.PermissionDenied && cl.looksForUp():
 		return nil, notOurs(listenerOf(cmp.Or(where.URL, sdk.DefaultURL)))
 	}
 	return c, err
@@ -47,8 +47,8 @@ func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 
 // looksForUp reports whether neither a URL nor credentials are configured, so that the client uses the `up` on this
 // machine.
-func (p *program) looksForUp() bool {
-	return p.config.NATS+p.config.Token+p.config.TokenFile+p.config.Creds == ""
+func (cl *client) looksForUp() bool {
+	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
 }
 
 // whereNATS returns the configured NATS, or that of the `boxfleet up` on this machine.
@@ -89,8 +89,8 @@ func (c *config) whereNATS() (connection, error) {
 func (c *config) connectionFile() string { return filepath.Join(c.DataDir, connectionFile) }
 
 // login re-reads the configuration of a command and returns its credentials.
-func (p *program) login(cmd *cobra.Command) (jetstream.Login, error) {
-	now := config{file: p.config.file}
+func (srv servers) login(cmd *cobra.Command) (jetstream.Login, error) {
+	now := config{file: srv.config.file}
 	if err := now.read(cmd); err != nil {
 		return jetstream.Login{}, err
 	}

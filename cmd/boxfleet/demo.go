@@ -22,26 +22,28 @@ const (
 	module    = "module github.com/boxfleet/boxfleet"
 )
 
-func (p *program) demoCommand() *cobra.Command {
+func demoCommand(srv *servers, cmds runCommands) *cobra.Command {
 	return &cobra.Command{
 		Use: "demo", Short: "Run a real build in a sandbox and show what happened", Args: takes(),
 		Long: `Start a fleet in a temporary directory, copy Boxfleet's own source into a sandbox, mount this machine's Go
 toolchain and module cache read-only, build and test package protocol there, print the sandbox's history, and remove
 everything. boxfleet exits with the exit code of the build.`,
 		Example: "  boxfleet demo",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return p.demo(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runDemo(cmd.Context(), srv, cmds) },
 	}
 }
 
 // demo is one run of the demo.
 type demo struct {
-	*program
+	*console
+	cmds                    runCommands
 	source, goroot, modules string
 	took                    []string
 }
 
-func (p *program) demo(ctx context.Context) (err error) {
-	d := &demo{program: p}
+// runDemo starts a fleet, runs the build and prints how long each step took.
+func runDemo(ctx context.Context, srv *servers, cmds runCommands) (err error) {
+	d := &demo{console: srv.console, cmds: cmds}
 	if err := d.find(ctx); err != nil {
 		return err
 	}
@@ -50,11 +52,11 @@ func (p *program) demo(ctx context.Context) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	p.config.DataDir = dir
-	p.config.Worker.AllowMounts = []string{d.goroot, d.modules}
+	srv.config.DataDir = dir
+	srv.config.Worker.AllowMounts = []string{d.goroot, d.modules}
 	var fleet *local
 	err = d.step("start NATS, a coordinator and a worker", func() (err error) {
-		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()},
+		fleet, err = srv.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()},
 			nil, true, &health{})
 		return err
 	})
@@ -73,9 +75,9 @@ func (p *program) demo(ctx context.Context) (err error) {
 	}
 	defer c.Close()
 	err = d.build(ctx, c)
-	p.say("\n== how long it took")
+	srv.say("\n== how long it took")
 	for _, line := range d.took {
-		p.say("   %s", line)
+		srv.say("   %s", line)
 	}
 	return err
 }
@@ -143,7 +145,7 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 	}
 	id := "demo"
 	defer func() {
-		deleteErr := d.step("delete the sandbox", func() error { return d.deleteAfter(ctx, c.Sandbox(id), err) })
+		deleteErr := d.step("delete the sandbox", func() error { return d.cmds.deleteAfter(ctx, c.Sandbox(id), err) })
 		d.history(context.WithoutCancel(ctx), c, id)
 		if err == nil {
 			err = deleteErr
@@ -171,7 +173,7 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 		line := strings.Join(command, " ")
 		d.say("\n== %s", line)
 		err := d.step(line, func() error {
-			return d.exec(ctx, box, sdk.NewID(), "", &protocol.ExecSpec{Command: command})
+			return d.cmds.exec(ctx, box, sdk.NewID(), "", &protocol.ExecSpec{Command: command})
 		})
 		if err != nil {
 			return err

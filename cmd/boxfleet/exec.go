@@ -15,47 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// execFlags are the flags for how a command runs.
-type execFlags struct {
-	timeout, grace time.Duration
-	startTimeout   time.Duration
-	outputLimit    string
-	stdin          bool
-}
-
-func (f *execFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
-		"end the command this long after its start (default: never)")
-	cmd.Flags().DurationVar(&f.startTimeout, "start-timeout", 0,
-		"fail if the command has not started this long after it was accepted (default 2m)")
-	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time between TERM and KILL when the command is ended (default 5s)")
-	cmd.Flags().StringVar(&f.outputLimit, "output-limit", "",
-		"keep at most this many `bytes` each of stdout and stderr (default 256MiB)")
-	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass stdin to the command, at most 128 KiB")
-}
-
-func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec, error) {
-	spec := &protocol.ExecSpec{Command: command, Timeout: protocol.Duration(f.timeout), Grace: protocol.Duration(f.grace),
-		StartTimeout: protocol.Duration(f.startTimeout)}
-	var err error
-	if f.outputLimit != "" {
-		if spec.OutputLimit, err = protocol.ParseBytes(f.outputLimit); err != nil {
-			return nil, usage("--output-limit: %v", err)
-		}
-	}
-	if f.stdin {
-		if spec.Stdin, err = io.ReadAll(io.LimitReader(stdin, protocol.MaxStdin+1)); err != nil {
-			return nil, fmt.Errorf("read stdin: %w", err)
-		}
-		if len(spec.Stdin) > protocol.MaxStdin {
-			return nil, usage("--stdin: there is more than %s, the most that a command gets; `boxfleet run` and `boxfleet "+
-				"sandbox create` bring files with --copy", protocol.Bytes(protocol.MaxStdin))
-		}
-	}
-	return spec, nil
-}
-
-func (p *program) execCommand() *cobra.Command {
+func (cmds runCommands) execCommand() *cobra.Command {
 	var flags execFlags
 	var line commandLine
 	var env []string
@@ -70,19 +30,19 @@ read execs, use "boxfleet execs".
 
 Ctrl-C cancels the command and waits for it to end; a second Ctrl-C ends boxfleet at once. TERM, HUP and QUIT
 also cancel the command and end boxfleet within 2 s, with exit code 128+n if the command has not ended by then.
-So does closing the output, as in "boxfleet exec … | head -1", with exit code 141.
+So does closing the output, as in "boxfleet exec web cat log | head -1", with exit code 141.
 
 --deadline ends only the wait, with exit code 125: the command continues, and "boxfleet execs logs --follow"
 attaches to it again. --detach does not wait at all. The command also continues if boxfleet is killed or this
 machine goes down.`,
-		ValidArgsFunction: p.completeSandbox,
+		ValidArgsFunction: cmds.completeSandbox,
 		Example: `  boxfleet exec web ls -l
   boxfleet exec --cwd /src --env CGO_ENABLED=0 --timeout 10m web go test ./...
   echo 'print(6 * 7)' | boxfleet exec -i web python3 -
   boxfleet exec --service db web psql -U postgres
-  boxfleet exec --detach web make`,
+  boxfleet exec --detach --id build web make`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			spec, err := flags.spec(p.stdin, line.command)
+			spec, err := flags.spec(cmds.stdin, line.command)
 			if err != nil {
 				return err
 			}
@@ -102,14 +62,14 @@ machine goes down.`,
 				}
 				id = request
 			}
-			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				box := c.Sandbox(line.ids[0])
-				p.warnOfStdin(flags.stdin)
-				defer func() { p.warnOfStdin(flags.stdin) }() // a slow pipe may have data by now
+				cmds.warnOfStdin(flags.stdin)
+				defer func() { cmds.warnOfStdin(flags.stdin) }() // a slow pipe may have data by now
 				if detach {
-					return meantExecs(p.detached(ctx, box, id, request, spec), &line)
+					return meantExecs(cmds.startDetached(ctx, box, id, request, spec), &line)
 				}
-				return meantExecs(p.exec(ctx, box, id, request, spec), &line)
+				return meantExecs(cmds.exec(ctx, box, id, request, spec), &line)
 			}))
 		},
 	}
@@ -130,7 +90,6 @@ machine goes down.`,
 // meantExecs adds a hint for users who type `boxfleet exec list web` when there is no sandbox called list.
 func meantExecs(err error, line *commandLine) error {
 	verb := line.ids[0]
-	err = whichSandbox(err, verb)
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
 		e.Message == "the sandbox is stopped" {
 		stopped := *e
@@ -153,8 +112,8 @@ func notRun(err error) error {
 	return exitCode{exitNotRun, err}
 }
 
-func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
-	p.execGoesOn(box, id)
+func (cmds runCommands) startDetached(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
+	cmds.noteContinues(box, id)
 	opts := []sdk.StartOption{sdk.WithID(id)}
 	if request != "" {
 		opts = append(opts, sdk.WithRequestID(request))
@@ -163,35 +122,35 @@ func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id, request st
 	if err != nil {
 		return err
 	}
-	p.unfinished.done("exec")
-	return p.show(x.Info(), func(w io.Writer) { fmt.Fprintln(w, x.ID()) })
+	cmds.unfinished.done("exec")
+	return cmds.show(x.Info(), func(w io.Writer) { fmt.Fprintln(w, x.ID()) })
 }
 
 // exec runs a command, copies its output, and returns its exit code as an error.
-func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
+func (cmds runCommands) exec(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
 	opts := []sdk.ExecOption{sdk.WithID(id)}
 	if request != "" {
 		opts = append(opts, sdk.WithRequestID(request))
 	}
-	if !p.json() {
-		opts = append(opts, sdk.WithStdout(p.stdout), sdk.WithStderr(p.guarded(p.stderr)))
+	if !cmds.json() {
+		opts = append(opts, sdk.WithStdout(cmds.stdout), sdk.WithStderr(cmds.guarded(cmds.stderr)))
 	}
-	result, err := p.execCancellable(ctx, box, id, spec, opts)
+	result, err := cmds.execCancellable(ctx, box, id, spec, opts)
 	if result == nil {
 		return err
 	}
-	if p.json() {
-		if err := p.line(result); err != nil {
+	if cmds.json() {
+		if err := cmds.line(result); err != nil {
 			return err
 		}
 	}
 	switch {
 	case result.OutputError != nil:
-		p.note("the output is incomplete: %s", result.OutputError.Message)
-	case result.Truncated && !p.json():
-		p.note("output was truncated; raise --output-limit to keep more")
+		cmds.note("the output is incomplete: %s", result.OutputError.Message)
+	case result.Truncated && !cmds.json():
+		cmds.note("output was truncated; raise --output-limit to keep more")
 	}
-	if p.unwritten.Load() && result.ExitCode != nil && *result.ExitCode == 0 {
+	if cmds.unwritten.Load() && result.ExitCode != nil && *result.ExitCode == 0 {
 		return exitCode{exitNotRun, err}
 	}
 	return exitOf(result, err)
@@ -223,14 +182,14 @@ const (
 
 // execCancellable runs a command. If the client is interrupted, it cancels the command and waits for it to end. The
 // client's deadline ends only the wait.
-func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
+func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
 	opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	p.execGoesOn(box, id)
+	cmds.noteContinues(box, id)
 	undo := context.AfterFunc(ctx, func() {
 		if !overdue(ctx) {
-			p.cancelAndAwait(ctx, running, box, id, spec.Grace.Std())
+			cmds.cancelAndAwait(ctx, running, box, id, spec.Grace.Std())
 		}
 		stop()
 	})
@@ -238,14 +197,14 @@ func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id stri
 	result, err := box.Exec(running, *spec, opts...)
 	switch {
 	case result != nil:
-		p.unfinished.done("exec")
+		cmds.unfinished.done("exec")
 	case ctx.Err() != nil && running.Err() != nil && overdue(ctx):
 		err = because(err, protocol.DeadlineExceeded, fmt.Sprintf("exec %s has not ended within --deadline %s", id,
-			p.config.Deadline))
+			cmds.config.Deadline))
 	case ctx.Err() != nil && running.Err() != nil:
 		err = because(err, protocol.Cancelled, context.Cause(ctx).Error())
 	default: // the error says how the exec ended
-		p.unfinished.done("exec")
+		cmds.unfinished.done("exec")
 	}
 	return result, err
 }
@@ -258,16 +217,16 @@ func because(err error, code protocol.Code, message string) error {
 	return protocol.Errorf(code, "", "%s", message)
 }
 
-// execGoesOn records that the requested exec continues when the client ends.
-func (p *program) execGoesOn(box *sdk.Sandbox, id string) {
-	p.unfinished.set("exec",
+// noteContinues records that the requested exec continues when the client ends.
+func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
+	cmds.unfinished.set("exec",
 		"exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
 // cancelAndAwait cancels an exec whose client was interrupted. It returns when running ends or the time limit for the
 // exec's end has passed.
-func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
+func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {
 		var cancel context.CancelFunc
@@ -277,7 +236,7 @@ func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox,
 	if err := cancelExec(bounded, box, id); err != nil {
 		return
 	}
-	p.unfinished.set("exec", "exec %s of sandbox %s is being cancelled: `boxfleet execs get %s %s` shows its end", id,
+	cmds.unfinished.set("exec", "exec %s of sandbox %s is being cancelled: `boxfleet execs get %s %s` shows its end", id,
 		box.ID(), box.ID(), id)
 	if grace == 0 {
 		grace = protocol.DefaultGrace.Std()

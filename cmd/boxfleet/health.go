@@ -83,11 +83,11 @@ func (h *health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 }
 
 // serveHealth serves /healthz, if an address is configured, until stop is called.
-func (p *program) serveHealth(h *health) (stop func(), err error) {
-	if p.config.Health == "" {
+func (srv servers) serveHealth(h *health) (stop func(), err error) {
+	if srv.config.Health == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", p.config.Health)
+	l, err := net.Listen("tcp", srv.config.Health)
 	if err != nil {
 		return nil, protocol.Invalid("health", "must be HOST:PORT where this process can listen: %v", err)
 	}
@@ -95,7 +95,7 @@ func (p *program) serveHealth(h *health) (stop func(), err error) {
 	mux.Handle("GET /healthz", h)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(l) }() // returns when stop is called
-	p.say("health: http://%s/healthz", l.Addr())
+	srv.say("health: http://%s/healthz", l.Addr())
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()

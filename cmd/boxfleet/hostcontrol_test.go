@@ -18,7 +18,7 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	h := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Token: 1, Slots: 1, Memory: 1 << 30, Healthy: true,
+	h := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Token: 1, Slots: 1, Memory: 1 << 30, Cores: 2, Healthy: true,
 		Labels:   map[string]string{"zone": "a"},
 		Firewall: protocol.FirewallNFTables, ServiceProfiles: []string{protocol.ProfileStandard}, SeenAt: time.Now()}
 	if err := conn.RegisterHost(t.Context(), h); err != nil {
@@ -38,6 +38,10 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 		}
 	}
 	eventually(t, "it is listed", listed("zone=a"))
+	if code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", "i", "--cpu", "1000"); code == 0 ||
+		!strings.Contains(stderr, "spec.cpu: 1000 wanted, and the largest host has 2") {
+		t.Errorf("a create with more cores than any host has: exit code %d, %s", code, stderr)
+	}
 	for _, verb := range []string{"cordon", "uncordon", "drain", "forget"} {
 		refused("not_found: host: the fleet has no worker typo; it has w1", verb, "typo")
 	}

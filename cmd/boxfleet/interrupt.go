@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,21 +42,31 @@ func (i interruption) Error() string {
 // exitCode returns the exit code that a shell reports for the signal.
 func (i interruption) exitCode() int { return 128 + int(i) }
 
+// interrupts says what has ended a client command early, and which of its requests continue in the fleet.
+type interrupts struct {
+	ownsProcess bool                    // the program owns the process, so it handles its signals
+	end         context.CancelCauseFunc // cancels the command's context
+	connecting  atomic.Bool             // the command has started to connect to the fleet
+	unread      atomic.Bool             // the reader of stdout or stderr is gone
+	unwritten   atomic.Bool             // some output could not be written
+	unfinished  unfinished
+}
+
 // handleSignals makes signals and a broken pipe end a client command. It leaves HUP ignored if the caller ignores it,
 // as nohup does.
-func (p *program) handleSignals(cmd *cobra.Command) {
+func (cl *client) handleSignals(cmd *cobra.Command) {
 	if roleOf(cmd) != roleClient {
 		return
 	}
 	parent := cmd.Context()
-	if p.process { // main's context does not say which signal it was
+	if cl.ownsProcess { // main's context does not say which signal it was
 		parent = context.WithoutCancel(parent)
 	}
 	ctx, end := context.WithCancelCause(parent)
 	cmd.SetContext(ctx)
-	p.end = end
-	p.stdout = p.guarded(p.stdout)
-	if !p.process {
+	cl.end = end
+	cl.stdout = cl.guarded(cl.stdout)
+	if !cl.ownsProcess {
 		return
 	}
 	signal.Ignore(syscall.SIGPIPE) // let the write fail instead
@@ -64,26 +75,18 @@ func (p *program) handleSignals(cmd *cobra.Command) {
 	if !signal.Ignored(syscall.SIGHUP) {
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	go p.endOnSignals(signals)
-}
-
-// topOf returns the ancestor of a command directly below the root.
-func topOf(cmd *cobra.Command) *cobra.Command {
-	for cmd.HasParent() && cmd.Parent().HasParent() {
-		cmd = cmd.Parent()
-	}
-	return cmd
+	go cl.endOnSignals(signals)
 }
 
 // endOnSignals cancels the context on the first signal. It ends the process on the second, or when the grace period of
 // the first expires.
-func (p *program) endOnSignals(signals <-chan os.Signal) {
+func (cl *client) endOnSignals(signals <-chan os.Signal) {
 	last := interruption((<-signals).(syscall.Signal))
-	p.end(last)
+	cl.end(last)
 	var expired <-chan time.Time
 	if last != interruption(syscall.SIGINT) {
 		expired = time.After(leaveWithin)
-	} else if !p.connecting.Load() { // it may be blocked reading stdin
+	} else if !cl.connecting.Load() { // it may be blocked reading stdin
 		expired = time.After(0)
 	}
 	select {
@@ -91,31 +94,31 @@ func (p *program) endOnSignals(signals <-chan os.Signal) {
 		last = interruption(second.(syscall.Signal))
 	case <-expired:
 	}
-	p.complain(p.withUnfinished(protocol.Errorf(protocol.Cancelled, "", "%v", last)))
+	cl.complain(cl.unfinished.appendTo(protocol.Errorf(protocol.Cancelled, "", "%v", last)))
 	os.Exit(last.exitCode())
 }
 
 // guarded wraps w. When the reader of its pipe is gone, it cancels the client's context and drops further output. It
 // records any other failure, such as a full disk, because most callers ignore write errors.
-func (p *program) guarded(w io.Writer) io.Writer { return &pipe{w, p} }
+func (i *interrupts) guarded(w io.Writer) io.Writer { return &pipe{w, i} }
 
 type pipe struct {
 	io.Writer
-	p *program
+	interrupts *interrupts
 }
 
 func (g *pipe) Write(data []byte) (int, error) {
-	if g.p.unread.Load() {
+	if g.interrupts.unread.Load() {
 		return len(data), nil
 	}
 	n, err := g.Writer.Write(data)
-	if errors.Is(err, syscall.EPIPE) && g.p.end != nil {
-		g.p.unread.Store(true)
-		g.p.end(interruption(syscall.SIGPIPE))
+	if errors.Is(err, syscall.EPIPE) && g.interrupts.end != nil {
+		g.interrupts.unread.Store(true)
+		g.interrupts.end(interruption(syscall.SIGPIPE))
 		return len(data), nil
 	}
 	if err != nil {
-		g.p.unwritten.Store(true)
+		g.interrupts.unwritten.Store(true)
 	}
 	return n, err
 }
@@ -168,9 +171,9 @@ func (u *unfinished) text() string {
 	return all.String()
 }
 
-// withUnfinished appends the hints about unfinished requests to an error.
-func (p *program) withUnfinished(err error) error {
-	text := p.unfinished.text()
+// appendTo appends the hints to an error.
+func (u *unfinished) appendTo(err error) error {
+	text := u.text()
 	if text == "" {
 		return err
 	}
@@ -180,7 +183,7 @@ func (p *program) withUnfinished(err error) error {
 }
 
 // ended returns the error that a client command ends with. err is the command's own error; ctx may have ended.
-func (p *program) ended(ctx context.Context, err error) error {
+func (cl *client) ended(ctx context.Context, err error) error {
 	i, interrupted := interruptionOf(ctx)
 	var code exitCode
 	known := errors.As(err, &code)
@@ -188,8 +191,8 @@ func (p *program) ended(ctx context.Context, err error) error {
 	case ctx.Err() == nil:
 		return err
 	case interrupted && i == interruption(syscall.SIGPIPE):
-		if text := p.unfinished.text(); text != "" {
-			return exitCode{i.exitCode(), p.withUnfinished(protocol.Errorf(protocol.Cancelled, "", "%v", i))}
+		if text := cl.unfinished.text(); text != "" {
+			return exitCode{i.exitCode(), cl.unfinished.appendTo(protocol.Errorf(protocol.Cancelled, "", "%v", i))}
 		}
 		return exitCode{i.exitCode(), nil}
 	case err == nil:
@@ -197,15 +200,15 @@ func (p *program) ended(ctx context.Context, err error) error {
 	case known && code.cause == nil:
 		return err
 	case known:
-		return exitCode{code.code, p.withUnfinished(p.withCause(ctx, code.cause))}
+		return exitCode{code.code, cl.unfinished.appendTo(cl.withCause(ctx, code.cause))}
 	case interrupted:
-		return exitCode{i.exitCode(), p.withUnfinished(p.withCause(ctx, err))}
+		return exitCode{i.exitCode(), cl.unfinished.appendTo(cl.withCause(ctx, err))}
 	}
-	return p.withUnfinished(p.withCause(ctx, err))
+	return cl.unfinished.appendTo(cl.withCause(ctx, err))
 }
 
 // withCause replaces an error that only says that the client's context ended by the cause of that end.
-func (p *program) withCause(ctx context.Context, err error) error {
+func (cl *client) withCause(ctx context.Context, err error) error {
 	e := *protocol.AsError(err)
 	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled &&
 		strings.Contains(e.Message, context.Canceled.Error()) {
@@ -213,8 +216,16 @@ func (p *program) withCause(ctx context.Context, err error) error {
 		return &e
 	}
 	if doing, only := strings.CutSuffix(e.Message, ": "+context.DeadlineExceeded.Error()); only && overdue(ctx) {
-		e.Message = fmt.Sprintf("%s: not done within --deadline %s", doing, p.config.Deadline)
+		e.Message = fmt.Sprintf("%s: not done within --deadline %s", doing, cl.config.Deadline)
 		return &e
+	}
+	return err
+}
+
+// ignoreInterrupt treats Ctrl-C as the normal end of a command that follows something.
+func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
+	if follow && ctx.Err() != nil && !overdue(ctx) {
+		return nil
 	}
 	return err
 }

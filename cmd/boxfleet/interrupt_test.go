@@ -42,8 +42,8 @@ func programCommand(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// client is a boxfleet that runs as a process of its own.
-type client struct {
+// process is a boxfleet that runs as a process of its own.
+type process struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	stdout *bufio.Reader
@@ -53,9 +53,9 @@ type client struct {
 }
 
 // startClient starts the program. Its stdout is a pipe that is read here.
-func startClient(t *testing.T, args ...string) *client {
+func startClient(t *testing.T, args ...string) *process {
 	t.Helper()
-	c := &client{t: t, cmd: programCommand(args...), ended: make(chan struct{})}
+	c := &process{t: t, cmd: programCommand(args...), ended: make(chan struct{})}
 	c.cmd.Stderr = &c.stderr
 	stdin, err := c.cmd.StdinPipe() // never written to
 	if err != nil {
@@ -84,7 +84,7 @@ func startClient(t *testing.T, args ...string) *client {
 }
 
 // prints reads one line of stdout, and fails the test unless the line is want.
-func (c *client) prints(want string) {
+func (c *process) prints(want string) {
 	c.t.Helper()
 	got, err := c.stdout.ReadString('\n')
 	if got != want+"\n" {
@@ -92,10 +92,10 @@ func (c *client) prints(want string) {
 	}
 }
 
-func (c *client) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) } // fails when it has ended
+func (c *process) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) } // fails when it has ended
 
 // ends waits for the end and returns the exit code, -1 for death by a signal.
-func (c *client) ends(within time.Duration) int {
+func (c *process) ends(within time.Duration) int {
 	c.t.Helper()
 	select {
 	case <-c.ended:
@@ -106,7 +106,7 @@ func (c *client) ends(within time.Duration) int {
 	}
 }
 
-func (c *client) says(parts ...string) {
+func (c *process) says(parts ...string) {
 	c.t.Helper()
 	for _, want := range parts {
 		if !strings.Contains(c.stderr.String(), want) {
@@ -153,7 +153,7 @@ func TestWhatEndsAClient(t *testing.T) {
 		}
 	})
 	t.Run("one that ends slowly is left to its cancel", func(t *testing.T) {
-		slow := map[syscall.Signal]*client{}
+		slow := map[syscall.Signal]*process{}
 		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 			slow[s] = startClient(t, "exec", "web", "--id", fmt.Sprintf("slow-%d", s), "--grace", "3s", "--", "sh", "-c",
 				"trap '' TERM; echo begun; sleep 1000")
@@ -305,7 +305,7 @@ func TestWhatEndsAClient(t *testing.T) {
 		line := []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "3s", "--", "sh", "-c",
 			"trap '' TERM; while :; do echo y; sleep 0.05; done"}
 		signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE}
-		clients := map[syscall.Signal]*client{}
+		clients := map[syscall.Signal]*process{}
 		for _, s := range signals {
 			clients[s] = startClient(t, line...)
 		}
@@ -377,7 +377,7 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 		{"sandbox", "delete", "web"},
 		{"logs", "web", "--follow"}, {"sandbox", "events", "web", "--follow"}, {"exec", "web", "--", "ls"},
 		{"run", "--image", "x", "--", "ls"}}
-	end := func(what string, clients []*client) {
+	end := func(what string, clients []*process) {
 		for _, c := range clients {
 			c.signal(syscall.SIGTERM)
 		}
@@ -387,7 +387,7 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 			}
 		}
 	}
-	start := func(nats string) (clients []*client) {
+	start := func(nats string) (clients []*process) {
 		for _, args := range commands {
 			clients = append(clients, startClient(t, append([]string{"--nats", nats}, args...)...))
 		}
@@ -425,7 +425,7 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 
 	reading := startClient(t, "exec", "web", "-i", "--", "cat")
 	eventually(t, "it heeds its signals", func() bool { return ignores(reading.cmd.Process.Pid, syscall.SIGPIPE) })
-	end("stdin that does not end", []*client{reading})
+	end("stdin that does not end", []*process{reading})
 }
 
 // ignores says whether a process ignores a signal.

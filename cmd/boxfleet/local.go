@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,10 +37,10 @@ type local struct {
 // startLocal starts a fleet on a data directory and returns when it accepts work. server is the configuration of NATS.
 // If listens is not nil, it is called once NATS listens. An ephemeral fleet is never restarted on its data. The parts
 // report their health to h.
-func (p *program) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
+func (srv servers) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
 	ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
-	if f.server, err = embedded.Keep(server, int64(p.config.Ballast), nil); err != nil {
+	if f.server, err = embedded.Keep(server, int64(srv.config.Ballast), nil); err != nil {
 		return nil, err
 	}
 	if listens != nil {
@@ -58,8 +57,8 @@ func (p *program) startLocal(ctx context.Context, server embedded.Config, listen
 		f.close()
 		return nil, err
 	}
-	kConfig, err := p.coordinator()
-	wConfig, wErr := p.worker()
+	kConfig, err := srv.config.forCoordinator()
+	wConfig, wErr := srv.config.forWorker()
 	kConfig.Conn, wConfig.Conn = kConn, wConn
 	h.connection(kConn)
 	kConfig.OnState, wConfig.OnState = h.part("coordinator"), h.part("worker")
@@ -174,9 +173,4 @@ func keptToken(dir string) (string, error) {
 		return "", protocol.Errorf(protocol.Internal, "", "write the token: %v", err)
 	}
 	return token, nil
-}
-
-// say prints a line of server status to stdout.
-func (p *program) say(format string, args ...any) {
-	fmt.Fprintf(p.plain(p.stdout), format+"\n", args...)
 }

@@ -11,14 +11,26 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
+func (cl *client) printChunk(k sdk.Chunk) error {
+	if cl.json() {
+		return cl.line(k)
+	}
+	w := cl.stdout
+	if k.Stream == sdk.Stderr {
+		w = cl.guarded(cl.stderr)
+	}
+	_, err := w.Write(k.Data)
+	return err
+}
+
 // logsCommand returns a command called logs, with the given command line in its examples.
-func (p *program) logsCommand(line string) *cobra.Command {
+func logsCommand(cl *client, line string) *cobra.Command {
 	var service, since string
 	var tail int
 	var follow bool
 	cmd := &cobra.Command{
 		Use: "logs SANDBOX", Short: "Print the output of a sandbox's primary command or of a service", Args: takes("SANDBOX"),
-		ValidArgsFunction: p.completeSandbox,
+		ValidArgsFunction: cl.completeSandbox,
 		Long: `Print the output of a sandbox's primary command, or of a service with --service, across all restarts:
 stdout to stdout, stderr to stderr. With -o json, each chunk is a line with the stream, the offset, the time and
 the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
@@ -37,7 +49,7 @@ the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
 			if err != nil {
 				return err
 			}
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+			return cl.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if ago > 0 {
 					from = c.Now(ctx).Add(-ago)
 				}
@@ -45,7 +57,7 @@ the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
 				read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
 					return box.Logs(ctx, sdk.WithService(service), sdk.WithFollow(follow))
 				}
-				return ignoreInterrupt(ctx, follow, p.printLogs(read, follow, tail, from))
+				return ignoreInterrupt(ctx, follow, cl.printLogs(read, follow, tail, from))
 			})
 		},
 	}
@@ -88,7 +100,7 @@ func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duratio
 }
 
 // printLogs prints the output stored since a time, or only its last lines, and with follow also new output.
-func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
+func (cl *client) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
 	since time.Time) error {
 	printed := map[string]int64{}
 	if tail >= 0 {
@@ -103,7 +115,7 @@ func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], 
 			printed[k.Stream] = k.Offset + int64(len(k.Data))
 		}
 		for _, line := range last.lines {
-			if err := p.printChunk(*line); err != nil {
+			if err := cl.printChunk(*line); err != nil {
 				return err
 			}
 		}
@@ -124,7 +136,7 @@ func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], 
 		if !isSince(k, since) {
 			continue
 		}
-		if err := p.printChunk(k); err != nil {
+		if err := cl.printChunk(k); err != nil {
 			return err
 		}
 	}

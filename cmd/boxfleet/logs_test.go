@@ -46,8 +46,8 @@ func TestTheLastLinesOfBothStreams(t *testing.T) {
 		"two since then":      {tail: 2, since: now.Add(-time.Minute), stdout: "three\nfo"},
 	} {
 		var stdout, stderr bytes.Buffer
-		p := &program{stdout: &stdout, stderr: &stderr}
-		if err := p.printLogs(read, tc.follow, tc.tail, tc.since); err != nil || stdout.String() != tc.stdout ||
+		cl := newProgram(nil, &stdout, &stderr).client
+		if err := cl.printLogs(read, tc.follow, tc.tail, tc.since); err != nil || stdout.String() != tc.stdout ||
 			stderr.String() != tc.stderr {
 			t.Errorf("%s: got %q and %q, %v", name, stdout.String(), stderr.String(), err)
 		}

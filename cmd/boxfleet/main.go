@@ -23,6 +23,7 @@ func main() {
 	// The first signal starts a clean shutdown; the second one ends the process at once. Client commands handle
 	// signals themselves.
 	context.AfterFunc(ctx, stop)
-	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, process: true}
+	p := newProgram(os.Stdin, os.Stdout, os.Stderr)
+	p.client.ownsProcess = true
 	os.Exit(p.run(ctx, os.Args[1:]))
 }

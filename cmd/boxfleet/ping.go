@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"runtime"
 	"strings"
 	"time"
 
@@ -19,7 +18,10 @@ const (
 	pingPause  = 100 * time.Millisecond // pause between attempts
 )
 
-func (p *program) pingCommand() *cobra.Command {
+// pingCommands holds the command ping.
+type pingCommands struct{ *client }
+
+func (cmds pingCommands) pingCommand() *cobra.Command {
 	var wait time.Duration
 	cmd := &cobra.Command{
 		Use: "ping", Short: "Check the fleet and show how safely it stores data", Args: takes(),
@@ -28,17 +30,20 @@ they are in sync, and how much space is used. The exit code is 1 if anything is 
 JetStream has no leader. With --wait, retry while nothing answers, for a fleet that is still starting.`,
 		Example: "  boxfleet ping\n  boxfleet ping -o json\n  boxfleet up & boxfleet ping --wait 1m",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if p.config.Deadline > 0 {
-				wait = min(wait, p.config.Deadline)
+			if wait < 0 {
+				return usage("--wait: must not be negative, got %s", wait)
+			}
+			if cmds.config.Deadline > 0 {
+				wait = min(wait, cmds.config.Deadline)
 			}
 			for until := time.Now().Add(wait); ; {
-				err := p.client(cmd, p.ping)
-				if !p.isAway(err) || !time.Now().Add(pingPause).Before(until) {
+				err := cmds.withFleet(cmd, cmds.ping)
+				if !cmds.isAway(err) || !time.Now().Add(pingPause).Before(until) {
 					return err
 				}
 				select {
 				case <-cmd.Context().Done():
-					return p.ended(cmd.Context(), err)
+					return cmds.ended(cmd.Context(), err)
 				case <-time.After(pingPause):
 				}
 			}
@@ -50,17 +55,17 @@ JetStream has no leader. With --wait, retry while nothing answers, for a fleet t
 
 // isAway reports whether a retry may succeed once the fleet has started. Until this user's own `up` listens, the client
 // may reach another user's instead and be denied.
-func (p *program) isAway(err error) bool {
+func (cmds pingCommands) isAway(err error) bool {
 	switch protocol.CodeOf(err) {
 	case protocol.Unavailable, protocol.DeadlineExceeded:
 		return true
 	case protocol.PermissionDenied:
-		return p.looksForUp()
+		return cmds.looksForUp()
 	}
 	return false
 }
 
-func (p *program) ping(ctx context.Context, c *sdk.Client) error {
+func (cmds pingCommands) ping(ctx context.Context, c *sdk.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, pingWithin)
 	defer cancel()
 	started := time.Now()
@@ -69,7 +74,7 @@ func (p *program) ping(ctx context.Context, c *sdk.Client) error {
 		return err
 	}
 	took := time.Since(started).Round(10 * time.Microsecond)
-	err = p.show(ping, func(w io.Writer) {
+	err = cmds.show(ping, func(w io.Writer) {
 		table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took},
 			[]any{"deployment", ping.Deployment},
 			[]any{"hosts", ping.Hosts}, []any{"durability", ping.Durability})
@@ -110,21 +115,4 @@ func showStorage(w io.Writer, s *protocol.Storage) {
 		rows = append(rows, []any{stream.Name, stream.Leader, sync, protocol.Bytes(stream.Bytes), limit})
 	}
 	table(w, rows...)
-}
-
-func (p *program) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the version of this program", Args: takes(),
-		Example: "  boxfleet version",
-		RunE:    func(*cobra.Command, []string) error { return p.printVersion() },
-	}
-}
-
-func (p *program) printVersion() error {
-	v := struct {
-		Version string `json:"version"`
-		Wire    int    `json:"wire"`
-		Go      string `json:"go"`
-	}{version, protocol.Version, runtime.Version()}
-	return p.show(v, func(w io.Writer) { fmt.Fprintf(w, "boxfleet %s, wire version %d, %s\n", v.Version, v.Wire, v.Go) })
 }

@@ -66,7 +66,7 @@ type plainText struct {
 }
 
 // plain wraps w for text that people read.
-func (p *program) plain(w io.Writer) *plainText { return &plainText{w, coloured(w)} }
+func (con *console) plain(w io.Writer) *plainText { return &plainText{w, coloured(w)} }
 
 func (w *plainText) Write(data []byte) (int, error) {
 	if _, err := io.WriteString(w.Writer, plain(string(data))); err != nil {

@@ -15,24 +15,24 @@ func TestNothingThatOthersWroteOrdersATerminal(t *testing.T) {
 	const hostile = "a\x1b]0;owned\x07b\r\u009b2Jc\u202ed\x9be\x7f\nz"
 	const shown = `a\x1b]0;owned\x07b\x0d\u009b2Jc\u202ed\x9be\x7f`
 	var stdout, stderr bytes.Buffer
-	p := &program{stdout: &stdout, stderr: &stderr}
+	con := &console{stdout: &stdout, stderr: &stderr, config: new(config)}
 	info := protocol.Sandbox{ID: "web", Error: protocol.Errorf(protocol.Internal, "", "%s", hostile)}
 	info.Spec.Labels = map[string]string{"k": hostile}
-	if err := p.show(info, func(w io.Writer) { printSandbox(w, &info) }); err != nil {
+	if err := con.show(info, func(w io.Writer) { printSandbox(w, &info) }); err != nil {
 		t.Fatal(err)
 	}
 	if got := stdout.String(); strings.Count(got, shown+`\nz`) != 2 || strings.ContainsAny(got, "\x1b\r\x07") {
 		t.Errorf("a table: %q", got)
 	}
-	p.complain(info.Error)
-	p.note("%s", hostile)
+	con.complain(info.Error)
+	con.note("%s", hostile)
 	if got := stderr.String(); strings.Count(got, shown+"\n  z\n") != 2 {
 		t.Errorf("an error and a note: %q", got)
 	}
 	stdout.Reset()
-	p.config.Output = outputJSON
+	con.config.Output = outputJSON
 	info.Error.Message = strings.ToValidUTF8(hostile, "")
-	if err := p.line(info); err != nil {
+	if err := con.line(info); err != nil {
 		t.Fatal(err)
 	}
 	var back protocol.Sandbox
@@ -56,11 +56,11 @@ func TestPasswordsAreInNoErrorAndNoLog(t *testing.T) {
 		}
 	}
 	var stderr bytes.Buffer
-	p := &program{stderr: &stderr}
-	p.config.NATS, p.config.Token, p.config.LogLevel = "nats://me:p%40ss%20word@a:1", "tok-tok", "warn"
+	var cfg config
+	cfg.NATS, cfg.Token, cfg.LogLevel = "nats://me:p%40ss%20word@a:1", "tok-tok", "warn"
 	before := slog.Default()
 	defer slog.SetDefault(before)
-	p.log()
+	cfg.setLogger(&stderr)
 	slog.Warn("refused: p@ss word", "error", protocol.Errorf(protocol.Internal, "", "p%%40ss%%20word"), "at",
 		"nats://me:p%40ss%20word@a:1", "token", []string{"tok-tok"})
 	if got := stderr.String(); strings.Count(got, "xxxxx") < 4 || strings.Contains(got, "word") ||

@@ -49,7 +49,7 @@ func terminal(t *testing.T) (screen, tty *os.File) {
 
 func TestProgressIsShownOnATerminalOnly(t *testing.T) {
 	screen, tty := terminal(t)
-	tell, done := (&program{stderr: tty}).progressing("reading")
+	tell, done := (&console{stderr: tty}).progressing("reading")
 	var shown []byte
 	until := func(text string) {
 		for buf := make([]byte, 1024); !bytes.Contains(shown, []byte(text)); {
@@ -74,7 +74,7 @@ func TestProgressIsShownOnATerminalOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	_, done = (&program{stderr: w}).progressing("reading")
+	_, done = (&console{stderr: w}).progressing("reading")
 	time.Sleep(300 * time.Millisecond) // twice as long as it takes to be shown
 	done()
 	w.Close()

@@ -46,7 +46,7 @@ func (c *config) secrets() []string {
 }
 
 // redacted replaces passwords and tokens in a text.
-func (p *program) redacted(text string) string { return redacted(text, p.config.secrets()) }
+func (c *config) redacted(text string) string { return redacted(text, c.secrets()) }
 
 func redacted(text string, secrets []string) string {
 	text = protocol.Redacted(text)
@@ -57,8 +57,8 @@ func redacted(text string, secrets []string) string {
 }
 
 // redactedAttr removes passwords and tokens from log attributes.
-func (p *program) redactedAttr() func([]string, slog.Attr) slog.Attr {
-	secrets := p.config.secrets()
+func (c *config) redactedAttr() func([]string, slog.Attr) slog.Attr {
+	secrets := c.secrets()
 	return func(_ []string, a slog.Attr) slog.Attr {
 		switch a.Value.Kind() {
 		case slog.KindString, slog.KindAny:

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -8,6 +10,29 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
+
+// serviceRows returns the rows about the services of a sandbox.
+func serviceRows(s *protocol.Sandbox) [][]any {
+	names, required := s.Spec.Services()
+	slices.Sort(names)
+	var rows [][]any
+	for _, name := range names {
+		v, _ := s.Spec.Service(name)
+		status := s.Services[name]
+		text := fmt.Sprintf("%s, %s, image %s", name, status.State, v.Image)
+		if required[name] {
+			text += ", required"
+		}
+		if v.Profile == protocol.ProfileHardened {
+			text += ", hardened"
+		}
+		if status.Reason != "" {
+			text += ", " + status.Reason
+		}
+		rows = append(rows, []any{"service", text})
+	}
+	return rows
+}
 
 // serviceFlags are the flags that add services to a sandbox. Other properties of a service need a file.
 type serviceFlags struct{ required, optional, env []string }

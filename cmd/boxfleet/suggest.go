@@ -9,6 +9,26 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
+// distinct returns texts without duplicates, in the same order.
+func distinct(texts []string) []string {
+	each := []string{}
+	for _, text := range texts {
+		if !slices.Contains(each, text) {
+			each = append(each, text)
+		}
+	}
+	return each
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
 // didYouMean suggests the known name closest to a mistyped one, or nothing.
 func didYouMean(prefix, name string, known []string) string {
 	if meant := spec.Nearest(name, known); meant != "" {

@@ -14,8 +14,8 @@ func TestTheProgressStaysOnOneLineOfANarrowTerminal(t *testing.T) {
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 12}); err != nil {
 		t.Fatal(err)
 	}
-	p := &program{stderr: tty}
-	done := p.progress("creating the sandbox\x1b[2J: it waits for an image")
+	con := &console{stderr: tty}
+	done := con.progress("creating the sandbox\x1b[2J: it waits for an image")
 	var text string
 	buf := make([]byte, 4096)
 	for deadline := time.Now().Add(30 * time.Second); strings.Count(text, "\r") < 3; { // a turn or two
@@ -44,7 +44,7 @@ func TestATerminalHasColoursUnlessSomebodyWantsNone(t *testing.T) {
 	if !coloured(tty) {
 		t.Error("a terminal has none")
 	}
-	if !coloured((&program{}).guarded(tty)) {
+	if !coloured(new(interrupts).guarded(tty)) {
 		t.Error("a guarded terminal has none")
 	}
 	t.Setenv("TERM", "dumb")

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-func (p *program) upCommand() *cobra.Command {
+func (srv servers) upCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "up", Short: "Run a complete fleet on this machine", Args: takes(),
 		Long: `Run a complete fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
@@ -22,29 +22,29 @@ Docker engine. It stores its state in the data directory and continues from it a
 user connect to it without further settings. Ctrl-C ends it; sandboxes and execs keep running.`,
 		Example: "  boxfleet up\n  boxfleet up --listen 127.0.0.1:4333 --mounts-allow /srv/cache,/srv/shared:rw",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if p.config.DataDir == "" {
+			if srv.config.DataDir == "" {
 				return usage("no data directory: set HOME, XDG_DATA_HOME, or --data-dir")
 			}
-			dir, err := filepath.Abs(p.config.DataDir)
+			dir, err := filepath.Abs(srv.config.DataDir)
 			if err != nil {
 				return err
 			}
-			p.config.DataDir = dir
-			return p.up(cmd, dir)
+			srv.config.DataDir = dir
+			return srv.up(cmd, dir)
 		},
 	}
-	p.config.addFlags(cmd.Flags(), "up")
+	srv.config.addFlags(cmd.Flags(), "up")
 	completeValues(cmd, "firewall", firewallRequired, protocol.FirewallOff)
 	return cmd
 }
 
-func (p *program) up(cmd *cobra.Command, dir string) error {
+func (srv servers) up(cmd *cobra.Command, dir string) error {
 	unlock, err := lockDir(dir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	host, port, err := listenAt(p.config.Listen, !p.config.ListenGiven, p.config.ListenInsecurely)
+	host, port, err := listenAt(srv.config.Listen, !srv.config.ListenGiven, srv.config.ListenInsecurely)
 	if err != nil {
 		return err
 	}
@@ -53,12 +53,12 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	h := &health{}
-	stop, err := p.serveHealth(h)
+	stop, err := srv.serveHealth(h)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	done := p.progress("starting")
+	done := srv.progress("starting")
 	defer done()
 	// Write the connection file as soon as NATS listens. Without the token, clients would take it for another user's.
 	listens := func(where connection) error {
@@ -68,7 +68,7 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		return nil
 	}
 	defer os.Remove(filepath.Join(dir, connectionFile))
-	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet",
+	fleet, err := srv.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet",
 		Host: host, Port: port, Token: token}, listens, false, h)
 	done()
 	if err != nil {
@@ -77,16 +77,16 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		}
 		return err
 	}
-	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
+	srv.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
 	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 &&
-		len(p.config.Worker.Tools) == 0 {
-		fmt.Fprintf(p.plain(p.stderr),
+		len(srv.config.Worker.Tools) == 0 {
+		fmt.Fprintf(srv.plain(srv.stderr),
 			"tools found on this machine; offer them, or some of them, to sandboxes with --tools %s\n",
 			strings.Join(found, ","))
 	}
 	select {
 	case <-cmd.Context().Done():
-		defer p.progress("ending")()
+		defer srv.progress("ending")()
 		return fleet.end()
 	case <-fleet.ended:
 		return errors.Join(protocol.Errorf(protocol.Internal, "", "part of the fleet ended: %v", fleet.err), fleet.end())

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -99,6 +101,8 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 		"spec render --offline":                            "spec.image",
 		"run -- ls":                                        "spec.image",
 		"ping -o xml":                                      "output",
+		"ping --wait -1s":                                  "--wait: must not be negative, got -1s",
+		"exec a --timeout -1s -- ls":                       "timeout",
 		"ping --config /nonexistent":                       "/nonexistent",
 		"coordinator":                                      "--nats",
 		"worker --nats nats://127.0.0.1:1 --slots several": "worker.slots",
@@ -166,10 +170,51 @@ func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(new(program).root())
+	visit(newProgram(nil, io.Discard, io.Discard).root())
 	code, stdout, _ := call(t.Context(), "", "exec", "--help")
 	if code != 0 || !strings.Contains(stdout, "Examples:") {
 		t.Errorf("got %d, %q", code, stdout)
+	}
+}
+
+// boxfleetLine finds the command lines of boxfleet in an example, each up to a shell operator.
+var boxfleetLine = regexp.MustCompile(`boxfleet [^|&<>()\n]*`)
+
+// quoted finds the words of a command line. A part of a word may be in single quotes.
+var quoted = regexp.MustCompile(`('[^']*'|[^\s'])+`)
+
+func TestEveryExampleCanBeCopied(t *testing.T) {
+	clean(t)
+	var examples []string
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		examples = append(examples, boxfleetLine.FindAllString(
+			strings.ReplaceAll(c.Example, "$(", "x ("), -1)...)
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(newProgram(nil, io.Discard, io.Discard).root())
+	if len(examples) < 50 {
+		t.Errorf("found only %d examples", len(examples))
+	}
+	for _, line := range examples {
+		var args []string
+		for _, word := range quoted.FindAllString(line, -1)[1:] {
+			args = append(args, strings.ReplaceAll(word, "'", ""))
+		}
+		root := newProgram(nil, io.Discard, io.Discard).root()
+		cmd, _, err := root.Find(args)
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+			continue
+		}
+		cmd.RunE = func(*cobra.Command, []string) error { return nil }
+		root.SetArgs(args)
+		root.SetOut(io.Discard)
+		if err := root.ExecuteContext(t.Context()); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
 	}
 }
 

@@ -211,8 +211,10 @@ func TestALimitOfCPUGoesWhereTheCoresAre(t *testing.T) {
 		if chosen != large || refusals[1].Reason != field+": 8 wanted, small has 2" {
 			t.Errorf("%s is placed on %+v: %v", field, chosen, refusals)
 		}
-		if chosen, _ := Place(b, []*protocol.Host{small}, nil); chosen != small {
-			t.Errorf("%s: where no host has them, one's Engine is not asked", field)
+		impossible := Impossible(b, []*protocol.Host{small})
+		if impossible == nil || impossible.Field != field ||
+			impossible.Message != "8 wanted, and the largest host has 2" {
+			t.Errorf("%s exceeds the cores of every host: got the error %v", field, impossible)
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
 		if chosen, _ := Place(b, []*protocol.Host{small, away}, nil); chosen != nil {

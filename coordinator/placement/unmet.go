@@ -98,8 +98,8 @@ func unmetFeatures(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.E
 	return all
 }
 
-// Limits are the most that any host of the fleet offers. A sandbox does not wait because of a requirement that no
-// host meets. It goes to any host, whose engine refuses it with the exact reason.
+// Limits are the most that any host of the fleet offers. If no host can limit how much a container writes, a sandbox
+// with a disk limit goes to any host, whose engine refuses it with the exact reason.
 type Limits struct {
 	quotas bool           // at least one host can limit how much a container writes
 	cores  float64        // for one container
@@ -120,7 +120,8 @@ func LimitsOf(hosts []*protocol.Host) (most Limits) {
 	return most
 }
 
-// unmetLimits lists the limits of single containers that a host cannot enforce or allow, if another host can.
+// unmetLimits lists the limits of single containers that a host does not allow or has too few cores for. It lists a
+// disk limit that the host cannot enforce only if another host can.
 func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all []*protocol.Error) {
 	check := func(field string, disk protocol.Bytes, cores float64, pids int64) {
 		if h.MostPIDs > 0 && pids > h.MostPIDs {
@@ -131,7 +132,12 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 			all = append(all, unmetError(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".disk",
 				"%s cannot limit what a container writes", h.Worker))
 		}
-		if h.Cores > 0 && cores > float64(h.Cores) && cores <= limits.cores {
+		switch {
+		case h.Cores == 0 || cores <= float64(h.Cores): // 0: the host has not reported its cores
+		case cores > limits.cores:
+			all = append(all, unmetError(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".cpu",
+				"%g wanted, and the largest host has %g", cores, limits.cores))
+		default:
 			all = append(all, unmetError(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".cpu",
 				"%g wanted, %s has %d", cores, h.Worker, h.Cores))
 		}

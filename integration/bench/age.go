@@ -18,14 +18,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The number of past execs that the goals of the curves apply to.
+// pastOfGoals is the number of past execs that the goals apply to.
 const pastOfGoals = 100000
 
 // measureAge measures how the cost of execs, of reading one exec, and of restarting the worker grows with the number of
 // past execs of a sandbox.
 func measureAge(ctx context.Context, b *bench) (err error) {
 	r := b.role
-	// Measure once the past execs are in a snapshot: that is the usual state some time after they ended.
+	// Measure when a snapshot contains the past execs, as it does some time after they have ended.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second
 	d, err := deploy(ctx, r, true)
 	if err != nil {
@@ -68,13 +68,13 @@ func measureAge(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// age gives a sandbox past execs, from the given count up to n, and waits until a snapshot has them.
+// age gives a sandbox past execs, from number there up to number n, and waits until a snapshot contains them.
 func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int) error {
 	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(),
 		seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
 		return err
 	}
-	if err := execTrue(ctx, s); err != nil { // the worker has read the whole history
+	if err := execTrue(ctx, s); err != nil { // its end shows that the worker has read the whole history
 		return err
 	}
 	for {
@@ -113,7 +113,7 @@ func (b *bench) agedExecs(ctx context.Context, fresh, old *sdk.Sandbox, n int) e
 	return nil
 }
 
-// agedReads measures reads of one past exec: one after another, and 200 at once.
+// agedReads measures reads of one past exec: first one after another, then 200 at once.
 func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 	const atOnce = 200
 	read := func(ctx context.Context) (float64, error) {
@@ -162,8 +162,7 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 }
 
 // restartToExec kills and restarts the worker, and measures the time from its start to the first exec in a sandbox. It
-// also returns the lowest memory of the worker over all tries; anything above depends on when the garbage collector
-// ran.
+// also returns the lowest memory of the worker over all tries. Higher values depend on when the garbage collector ran.
 func (b *bench) restartToExec(ctx context.Context, d *deployment, s *sdk.Sandbox, n int) (memory float64, err error) {
 	m := &measurement{Name: fmt.Sprintf("worker restart with %d past execs to the first exec", n),
 		Unit:   unitMilliseconds,

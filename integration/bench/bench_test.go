@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestMain runs a role if the process was started for one: the bench starts its own binary.
+// TestMain runs the tests or, in a process that the bench started, a role.
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVariable) != "" {
 		main()
@@ -109,7 +109,7 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Failed) > 0 || code != 0 && r.ok() { // a missed target depends on the machine and is not a failure
+	if len(r.Failed) > 0 || code != 0 && r.ok() { // the machine may be too slow for a target
 		t.Errorf("exit code %d\n%s%s", code, &stdout, &stderr)
 	}
 	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 ||
@@ -119,7 +119,7 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	leftNothing(t, dir)
 }
 
-// The interrupt arrives while a sandbox is being created.
+// The bench is interrupted while it creates a sandbox.
 func TestAnInterruptLeavesNothing(t *testing.T) {
 	dir := ownTemp(t)
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -135,7 +135,7 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 		select {
 		case code := <-ended:
 			t.Fatalf("ended with %d before the first container\n%s", code, &stderr)
-		case <-time.After(10 * time.Millisecond): // check the engine again
+		case <-time.After(10 * time.Millisecond): // look for a container again
 		}
 	}
 	interrupt()

@@ -22,7 +22,7 @@ import (
 // image is the image of all sandboxes and containers; `make image` builds it.
 const image = "boxfleet/demo:busybox"
 
-// deployment is the Boxfleet deployment being measured, with a client.
+// deployment is the Boxfleet deployment that is measured, with a client.
 type deployment struct {
 	role   role
 	server *part.Process // NATS, coordinator, and the worker unless it has its own process
@@ -62,7 +62,7 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 	return d, err
 }
 
-// startWorker starts the worker that has its own process, also after it was killed.
+// startWorker starts the worker in its own process. It is also called after that process was killed.
 func (d *deployment) startWorker() (err error) {
 	r := d.role
 	r.Server, r.Worker = false, true
@@ -71,8 +71,8 @@ func (d *deployment) startWorker() (err error) {
 }
 
 // end deletes the sandboxes, kills the deployment, and removes its remains from the engine. It has its own timeout
-// because it also runs after an interrupt. The sandboxes go first: if the worker were killed in the middle of a create,
-// the Engine could finish that create afterwards.
+// because it also runs after an interrupt. It deletes the sandboxes first: if the worker were killed during a create,
+// the Engine could still finish that create.
 func (d *deployment) end() error {
 	var errs []error
 	if d.client != nil {
@@ -93,10 +93,10 @@ func (d *deployment) end() error {
 	return errors.Join(errs...)
 }
 
-// benchLabel is set on every sandbox.
+// benchLabel is the label of every sandbox of the bench.
 var benchLabel = map[string]string{"made-by": "bench"}
 
-// spec is a sandbox with limits that are too high to slow it down.
+// spec returns a sandbox whose limits are too high to slow it down.
 func spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{
 		Image: image, Labels: benchLabel, CPU: float64(runtime.NumCPU()), Memory: 256 << 20, Grace: protocol.Duration(time.Second),

@@ -24,15 +24,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// engine is the bare Docker Engine that Boxfleet is compared with. Containers are created through the same adapter that
-// the worker uses, execs run over plain HTTP on kept connections.
+// engine is the bare Docker Engine that Boxfleet is compared with. It creates containers through the same adapter as
+// the worker. Its execs use plain HTTP on kept connections.
 type engine struct {
 	host       string
-	deployment string // its own label, to find the remains
+	deployment string // value of the label by which its containers are found
 	docker     *docker.Engine
 	http       *http.Client
 	made       atomic.Int64
-	subnets    chan netip.Prefix // free ones
+	subnets    chan netip.Prefix // free subnets
 }
 
 // connectEngine connects to the engine at DOCKER_HOST, which must be a unix socket, or to the default engine.
@@ -64,7 +64,7 @@ func connectEngine(ctx context.Context) (*engine, error) {
 	return e, e.findSubnets(ctx)
 }
 
-// findSubnets finds subnets that no network uses, outside the pool of the workers.
+// findSubnets finds subnets that no network uses, outside the workers' pool.
 func (e *engine) findSubnets(ctx context.Context) error {
 	used, err := e.docker.UsedSubnets(ctx)
 	if err != nil {
@@ -101,9 +101,9 @@ type box struct {
 	took    map[string]float64 // steps of create, in milliseconds
 }
 
-// create does what a user without Boxfleet would do: create a network and a container, and start it. The container has
-// the same limits and hardening as a sandbox. An interrupt does not abort it, since the Engine would finish the request
-// and nothing would remove the container.
+// create does what a user without Boxfleet would do: create a network and a container, and start the container. The
+// container has the limits and hardening of a sandbox. An interrupt does not abort create: the Engine would finish the
+// request, and nothing would remove the container.
 func (e *engine) create(ctx context.Context) (*box, error) {
 	ctx = context.WithoutCancel(ctx)
 	name := e.deployment + "-" + strconv.FormatInt(e.made.Add(1), 10)
@@ -126,7 +126,7 @@ func (e *engine) create(ctx context.Context) (*box, error) {
 	return b, nil
 }
 
-// hardened is a container on the network of the same name, with the limits of spec and the worker's hardening.
+// hardened returns a container on the network of the same name, with the limits of spec and the worker's hardening.
 func hardened(name string) docker.ContainerSpec {
 	return docker.ContainerSpec{
 		Name: name, Image: image, Entrypoint: []string{"sleep", "1000000"}, User: "0:0", Cwd: "/", Network: name,
@@ -145,8 +145,8 @@ func (b *box) remove(ctx context.Context) error {
 	return b.e.docker.RemoveNetwork(ctx, b.network)
 }
 
-// exec runs a command with its output attached and returns the number of bytes on stdout. It returns an error unless
-// the command exits 0.
+// exec runs a command with its output attached and returns the number of bytes on stdout. Any exit code except 0 is an
+// error.
 func (b *box) exec(ctx context.Context, command ...string) (int64, error) {
 	var made struct{ ID string }
 	err := b.e.call(ctx, "POST", "/containers/"+b.id+"/exec",
@@ -179,7 +179,8 @@ func (b *box) exec(ctx context.Context, command ...string) (int64, error) {
 	return n, err
 }
 
-// countStdout reads the Engine's stream of frames: kind, three zeros, length, data.
+// countStdout counts the bytes of stdout in the Engine's stream. Each frame of the stream has a kind, three zeros, a
+// length and data.
 func countStdout(stream io.Reader) (int64, error) {
 	var n int64
 	var header [8]byte
@@ -200,7 +201,7 @@ func countStdout(stream io.Reader) (int64, error) {
 	}
 }
 
-// call sends a request and decodes the answer into out unless out is nil.
+// call sends a request. It decodes the answer into out, unless out is nil.
 func (e *engine) call(ctx context.Context, method, path string, in, out any) error {
 	body, err := e.send(ctx, method, path, in)
 	if err != nil {
@@ -236,7 +237,7 @@ func (e *engine) send(ctx context.Context, method, path string, in any) (io.Read
 	}
 	if response.StatusCode >= 400 {
 		defer response.Body.Close()
-		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // as much as arrived
+		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // after an error, the part that arrived
 		return nil, fmt.Errorf("%s %s: %s: %s", method, path, response.Status, message)
 	}
 	return response.Body, nil

@@ -57,8 +57,8 @@ func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.E
 	return err
 }
 
-// The two sides take turns in short runs, not call by call: after it answers, the Engine still cleans up after the
-// exec, and that work would be counted against the other side.
+// Boxfleet and the bare Engine take turns in short runs, not call by call: the Engine cleans up an exec after it has
+// answered, and that work would otherwise be counted against the other side.
 const (
 	runLength = 10
 	runWarmUp = 2
@@ -90,13 +90,14 @@ func (b *bench) execRoundTrip(ctx context.Context, s *sdk.Sandbox, bare *box) er
 	return nil
 }
 
-// execLoad is one way to keep sandboxes busy.
+// execLoad is one pattern of concurrent execs.
 type execLoad struct {
 	measurement
-	parallel, over int // execs at once, over this many sandboxes
+	parallel, over int // how many execs run at once, and in how many sandboxes
 }
 
-// execRates counts the execs per second in rounds, each with one round of the bare Engine.
+// execRates counts the execs per second in several rounds. Each round of Boxfleet is followed by one of the bare
+// Engine.
 func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) error {
 	loads := []*execLoad{
 		{measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, 8, 1},
@@ -131,8 +132,8 @@ func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) 
 	return nil
 }
 
-// ratePerSecond calls from the given number of goroutines at once, warms up for a quarter of the window, and counts the
-// calls that end within the window.
+// ratePerSecond makes calls from the given number of goroutines at once. After a warm-up of a quarter of the window, it
+// counts the calls that end within the window.
 func ratePerSecond(
 	ctx context.Context, parallel int, window time.Duration, call func(ctx context.Context, i int) error,
 ) (float64, error) {
@@ -157,7 +158,7 @@ func ratePerSecond(
 	return float64(done.Load()) / window.Seconds(), err
 }
 
-// profile starts a CPU profile of the deployment and one of the client if the options ask for them. end writes both.
+// profile starts CPU profiles of the deployment and of the client if the options ask for them. end writes both.
 func (b *bench) profile(ctx context.Context, d *deployment) (end func() error, err error) {
 	if b.cpuProfile == "" {
 		return func() error { return nil }, nil

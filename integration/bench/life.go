@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// measureCreate measures create to ready, and delete, each next to the bare Engine.
+// measureCreate measures the create of a sandbox until it is ready, and its delete, each beside the bare Engine.
 func measureCreate(ctx context.Context, b *bench) error {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -69,8 +69,8 @@ func measureCreate(ctx context.Context, b *bench) error {
 // createSteps are the steps of a create, in order.
 var createSteps = []string{"accept", "place", "tell", "image", "network", "container", "start"}
 
-// stepsOfCreate reads from a history how long each step took, in milliseconds: one event starts a step, the next one
-// ends it.
+// stepsOfCreate reads from a history how long each step of a create took, in milliseconds. Each step lasts from one
+// event to the next.
 func stepsOfCreate(
 	ctx context.Context, client *sdk.Client, sandbox string, begin time.Time,
 ) (map[string]float64, error) {

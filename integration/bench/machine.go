@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// machine describes the machine that the figures come from.
+// machine describes the machine on which the figures were measured.
 type machine struct {
 	CPU     string  `json:"cpu"`
 	Cores   int     `json:"cores"`
@@ -35,7 +35,7 @@ func describeMachine(ctx context.Context, e *engine) (machine, error) {
 	}, nil
 }
 
-// cpuModel is empty if the kernel does not report it.
+// cpuModel returns the model of the processor, "" if the kernel does not report it.
 func cpuModel() string {
 	file, err := os.Open("/proc/cpuinfo")
 	if err != nil {
@@ -50,7 +50,7 @@ func cpuModel() string {
 	return ""
 }
 
-// load is the load average of the last minute, or 0 if it cannot be read.
+// load returns the load average of the last minute, 0 if it cannot be read.
 func load() float64 {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -65,7 +65,7 @@ func load() float64 {
 }
 
 // commit returns the revision that was built: from the build information, else from git, else "unknown". The suffix
-// "-dirty" means that files differ from it.
+// "-dirty" means that files were changed since that revision.
 func commit(ctx context.Context) string {
 	var revision string
 	var dirty bool
@@ -79,7 +79,7 @@ func commit(ctx context.Context) string {
 			}
 		}
 	}
-	if revision == "" { // `go run` records none
+	if revision == "" { // `go run` records no revision
 		out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
 		if err != nil {
 			return "unknown"

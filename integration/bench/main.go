@@ -33,11 +33,11 @@ type options struct {
 	only       []string // phases to run; empty: all
 	out        string   // path of the JSON file
 	cpuProfile string   // path for CPU profiles of the exec phase
-	past       []int    // sizes of the curves over past execs and sandboxes, ascending
+	past       []int    // numbers of past execs and sandboxes to measure with, ascending
 }
 
-// shortSlack is the factor by which a short run may miss a target. With few samples, on a machine that does other work
-// too, it only detects what became several times slower.
+// shortSlack is the factor by which a short run may miss a target. A short run takes few samples on a machine that also
+// does other work, so it detects only what became several times slower.
 const shortSlack = 4
 
 func (o options) slack() float64 {
@@ -47,7 +47,7 @@ func (o options) slack() float64 {
 	return 1
 }
 
-// pick returns full or, with -short, short.
+// pick returns full, or short with the flag -short.
 func (o options) pick(full, short int) int {
 	if o.short {
 		return short
@@ -55,7 +55,7 @@ func (o options) pick(full, short int) int {
 	return full
 }
 
-// run is the whole program. It returns the exit code.
+// run is the whole program and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {

@@ -46,7 +46,7 @@ func phaseNames() []string {
 // bench is the state that the phases share.
 type bench struct {
 	options
-	dir    string // for everything that is written
+	dir    string // where everything is written
 	role   role   // settings that all processes of the deployment share
 	engine *engine
 	up     *deployment // NATS, coordinator and worker in one process; nil until a phase needs it
@@ -54,7 +54,7 @@ type bench struct {
 	stderr io.Writer
 }
 
-// measure runs the phases. If one fails it is reported and the next one starts.
+// measure runs the phases. If a phase fails, its error is reported and the next phase starts.
 func measure(ctx context.Context, o options, stderr io.Writer) (_ *report, err error) {
 	b := &bench{options: o, stderr: stderr,
 		report: &report{Version: 1, Started: time.Now().UTC(), Short: o.short, Failed: map[string]string{}}}

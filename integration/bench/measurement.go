@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// measurement is one line of the table: samples of one figure, and of the same figure for the bare Engine where that
-// exists.
+// measurement is one line of the table: samples of one figure for Boxfleet and, if it can be measured there, for the
+// bare Engine.
 type measurement struct {
 	Name   string    `json:"name"`
 	Unit   string    `json:"unit"`
@@ -19,7 +19,7 @@ type measurement struct {
 
 	// The fields below are computed by judge.
 	P50     float64 `json:"p50"`
-	P90     float64 `json:"p90"` // nine of ten samples are as good or better
+	P90     float64 `json:"p90"` // nine of ten samples are at least this good
 	BareP50 float64 `json:"engine_p50,omitempty"`
 	BareP90 float64 `json:"engine_p90,omitempty"`
 	Ratio   float64 `json:"ratio,omitempty"` // P50 / BareP50
@@ -31,16 +31,16 @@ const (
 	ofP50   = "p50"
 	ofP99   = "p99"
 	ofRatio = "ratio"
-	ofWorst = "worst" // every sample
+	ofWorst = "worst" // the worst sample
 )
 
-// target bounds a figure from above, or from below if more is better.
+// target limits a figure from above, or from below if higher is better.
 type target struct {
 	Of    string  `json:"of"`
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target for the one size of a curve that it applies to, and no target for any other size.
+// at returns the target if size is the size that the target applies to, and no target otherwise. of is that size.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}
@@ -57,7 +57,8 @@ const (
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// judge computes the figures from the samples. slack widens the bound: 1 is the target itself.
+// judge computes the figures from the samples and compares them with the target. slack widens the limit: 1 leaves it as
+// it is.
 func (m *measurement) judge(slack float64) {
 	m.P50, m.P90 = m.figures(m.Ours)
 	m.BareP50, m.BareP90 = m.figures(m.Bare)
@@ -72,7 +73,7 @@ func (m *measurement) judge(slack float64) {
 		m.More && figure < m.Target.Bound/slack || !m.More && figure > m.Target.Bound*slack
 }
 
-// bounded returns the figure that the target bounds.
+// bounded returns the figure that the target limits.
 func (m *measurement) bounded() float64 {
 	switch {
 	case m.Target.Of == ofRatio:
@@ -98,7 +99,7 @@ func (m *measurement) figures(samples []float64) (p50, p90 float64) {
 	return percentile(best, 0.5), percentile(best, 0.9)
 }
 
-// percentile returns the nearest rank: always a measured sample, never an interpolated value.
+// percentile returns the sample of the nearest rank, never an interpolated value.
 func percentile(sorted []float64, p float64) float64 {
 	rank := int(math.Ceil(p * float64(len(sorted))))
 	return sorted[max(rank, 1)-1]

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// measureMemory measures the cost of a coordinator with many ended sandboxes and a tenth as many living ones: how long
-// it takes to start, and its memory afterwards.
+// measureMemory measures a coordinator with many ended sandboxes and a tenth as many living ones: how long its start
+// takes, and its memory afterwards.
 func measureMemory(ctx context.Context, b *bench) error {
 	for _, n := range b.past {
 		if err := b.coordinatorOf(ctx, n, n/10); err != nil {
@@ -152,7 +152,7 @@ func awaitSnapshots(ctx context.Context, url string, of []string) error {
 			}
 		}
 	}
-	// The checkpoint is written after the last snapshot.
+	// The coordinator writes its checkpoint after the last snapshot. Leave it time to do so.
 	select {
 	case <-time.After(3 * time.Second):
 	case <-ctx.Done():

@@ -12,14 +12,14 @@ import (
 
 // report is the result of a run.
 type report struct {
-	Version      int               `json:"version"` // of this format
+	Version      int               `json:"version"` // version of this format
 	Commit       string            `json:"commit"`
 	Started      time.Time         `json:"started"`
 	Seconds      float64           `json:"seconds"`
 	Short        bool              `json:"short,omitempty"`
 	Machine      machine           `json:"machine"`
 	Measurements []*measurement    `json:"measurements"`
-	Failed       map[string]string `json:"failed,omitempty"` // phase to error
+	Failed       map[string]string `json:"failed,omitempty"` // errors by phase
 }
 
 // ok reports whether every phase succeeded and every target was reached.
@@ -48,7 +48,7 @@ func (r *report) print(w io.Writer) {
 	for _, m := range r.Measurements {
 		fmt.Fprintln(table, strings.Join(m.row(), "\t"))
 	}
-	_ = table.Flush() // the JSON file has the figures if printing fails
+	_ = table.Flush() // if this fails, the figures are still in the JSON file
 	for phase, why := range r.Failed {
 		fmt.Fprintf(w, "\nphase %s failed: %s\n", phase, why)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// measureRestart kills a worker with twenty sandboxes, restarts it, and measures the time from the start of the process
-// to the first exec it serves. It also measures the memory of all processes.
+// measureRestart kills a worker with twenty sandboxes and restarts it. It measures the time from the start of the
+// process to the first exec that it serves, and the memory of all processes.
 func measureRestart(ctx context.Context, b *bench) (err error) {
 	r := b.role
 	r.Dir = path.Join(b.dir, "apart")
@@ -38,7 +38,7 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 		m.Ours = append(m.Ours, took)
 	}
 	b.add(m)
-	for _, s := range boxes { // serve all of them before reading memory
+	for _, s := range boxes { // the worker must have served every sandbox before its memory is read
 		if err := execTrue(ctx, s); err != nil {
 			return err
 		}
@@ -60,7 +60,8 @@ func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64
 	return took, d.worker.Answer(ctx, new(hello))
 }
 
-// fleetMemory measures the processes of a deployment whose worker has its own process, and its supervisors.
+// fleetMemory measures the memory of the supervisors and of the processes of a deployment whose worker has its own
+// process.
 func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) error {
 	supervisors, err := supervisorsOf(ctx, d)
 	if err != nil {
@@ -91,7 +92,7 @@ func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) e
 	return nil
 }
 
-// supervisorsOf lists the host process ids of the supervisors of the deployment's sandboxes.
+// supervisorsOf lists the host process ids of the supervisors of all sandboxes of the deployment.
 func supervisorsOf(ctx context.Context, d *deployment) ([]int, error) {
 	e, err := docker.Connect(ctx, docker.Config{Host: d.role.Engine, Deployment: d.id, Fence: docker.Unfenced})
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// roleVariable passes a role to a process of this binary.
+// roleVariable passes a role to a process of the bench.
 const roleVariable = "BOXFLEET_BENCH_ROLE"
 
 // role is what a process of the deployment runs.
@@ -28,13 +28,13 @@ type role struct {
 	NATS       bool   `json:"nats,omitempty"`    // NATS alone
 	Decides    bool   `json:"decides,omitempty"` // a coordinator alone
 	Worker     bool   `json:"worker,omitempty"`
-	URL        string `json:"url,omitempty"` // of NATS, for a role without a server
+	URL        string `json:"url,omitempty"` // of NATS, for a role that does not run NATS
 	Dir        string `json:"dir"`
 	Engine     string `json:"engine"`
 	Supervisor string `json:"supervisor"`
 
 	Port int `json:"port,omitempty"` // of NATS; 0: any free port
-	// NATS acknowledges before it writes to disk; used while filling it
+	// NATS acknowledges before it writes to disk; for filling the store
 	Lazy     bool          `json:"lazy,omitempty"`
 	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
@@ -45,7 +45,7 @@ type hello struct {
 	Deployment string `json:"deployment"`
 }
 
-// play runs a role until the bench exits or sends SIGTERM. Package part describes the commands.
+// play runs a role until the bench exits or sends SIGTERM. Package part documents the commands.
 func play(encoded string, commands io.Reader, answers io.Writer) error {
 	var r role
 	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
@@ -88,14 +88,14 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		part.Obey(commands, answers, nil)
 		stop()
 	}()
-	<-ctx.Done() // a failed part also ends ctx
+	<-ctx.Done() // also ends when a part fails
 	return group.Wait()
 }
 
 // runner runs a part of the deployment on its own connection.
 type runner func(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error
 
-// start runs a part in the group and waits until it accepts work.
+// start runs a part of the deployment in the group and waits until the part accepts work.
 func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Config, run runner) error {
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

@@ -7,21 +7,21 @@ import (
 	"syscall"
 )
 
-// starts passes commands to the thread that starts them.
+// starts passes functions to the thread that starts all processes.
 var starts = make(chan func())
 
 func init() {
 	go func() {
-		runtime.LockOSThread() // never unlocked: see Start
+		runtime.LockOSThread() // for ever: see Start
 		for start := range starts {
 			start()
 		}
 	}()
 }
 
-// Start starts a process that is killed when this one ends. The kernel sends the parent-death signal as soon as the
-// starting thread ends, and the Go runtime creates and ends threads at will. One thread that never ends therefore
-// starts all processes.
+// Start starts a process that is killed when this one ends. The kernel sends the parent-death signal when the thread
+// that started the process ends, and the Go runtime creates and ends threads at will. Therefore one thread that never
+// ends starts all processes.
 func Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// Prefix starts the names of the namespaces and directories of engines.
+// Prefix is how the names of the engines' namespaces and directories begin.
 const Prefix = "boxfleet-engine-"
 
 // startTimeout is how long an engine may take to answer on a busy machine.
@@ -29,16 +29,16 @@ type Engine struct {
 	Host   string // value for DOCKER_HOST: "unix://" and Socket
 	Socket string
 	PID    int      // of dockerd; 0 if it is not running or not ours
-	Flags  []string // for dockerd, in addition to those of every engine here; they take effect at its next start
+	Flags  []string // further flags for dockerd, which take effect at its next start
 
 	tb        testing.TB
-	dir       string // for everything it writes
+	dir       string // where everything is that the engine writes
 	namespace string
 	daemon    *exec.Cmd
 	exited    chan struct{} // closed when the daemon ends
 }
 
-// Default returns the machine's own engine, which is never stopped. It fails the test if none answers.
+// Default returns the machine's own engine, which tests never stop. It fails the test if that engine does not answer.
 func Default(tb testing.TB) *Engine {
 	tb.Helper()
 	socket := dockertest.Socket(tb)
@@ -63,7 +63,7 @@ func StartSmall(tb testing.TB, name string, size int64) *Engine {
 }
 
 // StartOnDisk is [Start] with the engine's data on its own disk of the given size in bytes: an ext4 file system in a
-// file, mounted at [Engine.Disk]. Other programs of a test can keep their data there too.
+// file, mounted at [Engine.Disk]. A test can let other programs keep their data on the same disk.
 func StartOnDisk(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
@@ -95,7 +95,7 @@ func start(tb testing.TB, name string, disk func(*Engine)) *Engine {
 			tb.Fatalf("%v: run `make engine`", err)
 		}
 	}
-	// The path is short because the path of a unix socket is limited, and the daemon creates sockets below it.
+	// The path must be short: the daemon creates unix sockets below it, and the length of their paths is limited.
 	dir, err := os.MkdirTemp("", Prefix+name+"-")
 	if err != nil {
 		tb.Fatal(err)
@@ -121,8 +121,8 @@ func (e *Engine) Restart() {
 		e.tb.Fatal(err)
 	}
 	defer log.Close()
-	// Only the network is separate. `ip netns exec` would also create a mount namespace with a fresh /sys, which hides
-	// the cgroups; `--bridge=none` would remove the bridge of the machine's own engine.
+	// The daemon gets only a network namespace. `ip netns exec` would also create a mount namespace with a new /sys,
+	// which hides the cgroups. The flag --bridge=none would remove the bridge of the machine's own engine.
 	flags := append([]string{
 		"--net=/run/netns/" + e.namespace, "dockerd",
 		"--host", e.Host,
@@ -132,11 +132,11 @@ func (e *Engine) Restart() {
 	}, e.Flags...)
 	e.daemon = exec.Command("nsenter", flags...)
 	e.daemon.Stdout, e.daemon.Stderr = log, log
-	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // keep Ctrl-C of the test's terminal away
+	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C in the test's terminal must not reach the daemon
 	if err := e.daemon.Start(); err != nil {
 		e.tb.Fatal(err)
 	}
-	e.PID = e.daemon.Process.Pid // nsenter becomes dockerd
+	e.PID = e.daemon.Process.Pid // nsenter execs dockerd, which keeps the pid
 	e.exited = make(chan struct{})
 	go func(daemon *exec.Cmd, exited chan<- struct{}) {
 		_ = daemon.Wait()
@@ -179,9 +179,9 @@ func (e *Engine) Kill() {
 		return
 	}
 	e.end(syscall.SIGKILL)
-	// The kernel kills the daemon's containerd a moment later. The next daemon takes any process with the number in the
-	// pid file for its containerd, even one that is dying or that init has not reaped yet, and would wait until its
-	// start times out.
+	// The kernel kills the daemon's containerd a moment later. The next daemon assumes that the process with the number
+	// in the pid file is its containerd, even if that process is dying or a zombie, and then waits for it until the start
+	// times out. So wait until containerd is gone.
 	e.killAll("containerd", func(p process) bool { return p.program == "containerd" })
 	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil &&
 		!os.IsNotExist(err) {
@@ -206,7 +206,7 @@ func (e *Engine) end(signal syscall.Signal) {
 	e.PID = 0
 }
 
-// Pause stops the daemon's threads: it accepts connections but answers nothing.
+// Pause stops the daemon's threads. The kernel still accepts connections to its socket, but nothing answers.
 func (e *Engine) Pause() { e.do("pause", halt.Process) }
 
 // Continue undoes [Engine.Pause].
@@ -217,7 +217,7 @@ func (e *Engine) Continue() {
 func (e *Engine) do(what string, f func(pid int) error) {
 	e.tb.Helper()
 	if e.PID == 0 {
-		e.tb.Fatalf("%s: engine %s must not be sent signals", what, e.Name)
+		e.tb.Fatalf("%s: engine %s is shared and must not be sent signals", what, e.Name)
 	}
 	if err := f(e.PID); err != nil {
 		e.tb.Errorf("%s engine %s: %v", what, e.Name, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestAnEngineLivesAndLeavesNothing does everything with one engine, because starting an engine is slow.
+// TestAnEngineLivesAndLeavesNothing makes all its checks with one engine, because starting an engine is slow.
 func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 	var dir, namespace string
 	t.Run("life", func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 		check(t, err)
 		t.Logf("after the daemon was killed and started, the container is %s", c.State)
 		check(t, client.StartContainer(t.Context(), id))
-		e.Kill() // with a running container there is the most to clean up
+		e.Kill() // a running container leaves the most to clean up
 	})
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is left: %v", err)
@@ -77,7 +77,7 @@ func TestTwoEnginesDoNotSeeEachOther(t *testing.T) {
 		check(t, err)
 		defer func() { check(t, client.RemoveHostID(context.Background())) }()
 		if other := ids[id]; other != "" {
-			t.Errorf("%s and %s have one host id", e.Name, other)
+			t.Errorf("%s and %s have the same host id", e.Name, other)
 		}
 		ids[id] = e.Name
 	}

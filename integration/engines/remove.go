@@ -39,20 +39,21 @@ func (e *Engine) remove() {
 	}
 }
 
-// removeContainers removes the containers first, so that the daemon does not wait for the grace period of each.
+// removeContainers removes the containers by force, so that the stop of the daemon does not wait for their grace
+// periods.
 func (e *Engine) removeContainers() {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	ids, err := e.Containers(ctx, "")
 	if err != nil {
-		return // they are killed below
+		return // the caller kills their processes
 	}
 	for _, id := range ids {
 		_, _ = e.request(ctx, "DELETE", "/containers/"+id+"?force=1&v=1", nil)
 	}
 }
 
-// killAll kills the engine's matching processes until none are left. A killed daemon leaves its shims and their
+// killAll kills the matching processes of the engine until none is left. A killed daemon leaves its shims and
 // containers behind.
 func (e *Engine) killAll(what string, match func(process) bool) {
 	e.tb.Helper()
@@ -105,7 +106,7 @@ func (e *Engine) processes() []process {
 			found = append(found, p)
 		}
 	}
-	for i := 0; i < len(found); i++ { // found grows
+	for i := 0; i < len(found); i++ { // the loop appends to found
 		for _, child := range children[found[i].pid] {
 			if !slices.Contains(found, child) {
 				found = append(found, child)
@@ -121,7 +122,7 @@ func parentOf(pid int) (parent int, zombie bool) {
 	if err != nil {
 		return 0, true
 	}
-	// The name can contain anything, even parentheses, so parse what follows the last one.
+	// The process name can contain anything, even parentheses, so parse what follows the last closing one.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 2 {
 		return 0, true
@@ -163,8 +164,8 @@ func (e *Engine) Empty() {
 	}
 }
 
-// PowerCycle ends everything on the engine at once and leaves what survives a restart of a machine: its directory. The
-// test then restarts the engine.
+// PowerCycle ends everything on the engine at once, as a power failure of its machine would. Only the engine's
+// directory survives. The test then restarts the engine.
 func (e *Engine) PowerCycle() {
 	e.tb.Helper()
 	e.Kill()
@@ -174,7 +175,7 @@ func (e *Engine) PowerCycle() {
 			e.tb.Errorf("unmount %s: %v", point, err)
 		}
 	}
-	run(e.tb, "ip", "netns", "delete", e.namespace) // its bridges and rules go with it
+	run(e.tb, "ip", "netns", "delete", e.namespace) // this also removes its bridges and rules
 	run(e.tb, "ip", "netns", "add", e.namespace)
 	run(e.tb, "ip", "-n", e.namespace, "link", "set", "lo", "up")
 	for _, name := range []string{"exec", "pid", "docker.sock"} {

@@ -15,18 +15,21 @@ import (
 )
 
 const (
-	deletedWithin = 40 * time.Second // for all sandboxes, at the end of a test
-	emptyWithin   = 20 * time.Second // a worker inspects its whole host every 15 s
+	deletedWithin = 40 * time.Second // how long deleting all sandboxes at the end of a test may take
+	emptyWithin   = 20 * time.Second // how long cleaning up may take: a worker inspects its host every 15 s
 	deletesAtOnce = 8
 )
 
-// MayLeave skips the check that the fleet leaves nothing behind when the test ends. It is for tests that permanently
-// break what Boxfleet needs to clean up; the reason is printed.
+// MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. It is for
+// tests that permanently break something that Boxfleet needs to clean up.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
-// checkLeaks has Boxfleet delete every remaining sandbox, restarting the processes that the test ended, and fails the
-// test if anything of the fleet is left afterwards.
-func (f *Fleet) checkLeaks() {
+// remains finds and removes what a fleet leaves behind when its test ends.
+type remains struct{ *Fleet }
+
+// checkLeaks has Boxfleet delete all remaining sandboxes. It fails the test if anything of the fleet is left
+// afterwards. Processes that the test ended are restarted if the deleting needs them.
+func (f remains) checkLeaks() {
 	f.TB.Helper()
 	if f.mayLeave != "" {
 		f.TB.Logf("leaks are not checked: %s", f.mayLeave)
@@ -56,18 +59,18 @@ func (f *Fleet) checkLeaks() {
 	}
 	left = append(left, f.leftRunning()...)
 	if len(left) > 0 {
-		f.TB.Errorf("left %s after everything was deleted:\n    %s", took, strings.Join(left, "\n    "))
+		f.TB.Errorf("%s after everything was deleted, this is left:\n    %s", took, strings.Join(left, "\n    "))
 		return
 	}
 	if len(late) > 0 {
-		f.TB.Logf("gone late: %q", late)
+		f.TB.Logf("removed only after the last delete: %q", late)
 	}
 	f.TB.Logf("nothing is left: deleting took %s, cleaning up %s more",
 		deleted.Sub(began).Round(time.Millisecond), took)
 }
 
 // undeleted lists the sandboxes that are not deleted, by tenant.
-func (f *Fleet) undeleted() map[string][]string {
+func (f remains) undeleted() map[string][]string {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -89,10 +92,10 @@ func (f *Fleet) undeleted() map[string][]string {
 }
 
 // revive starts a coordinator if none runs, and a worker on each engine that had one.
-func (f *Fleet) revive() {
+func (f remains) revive() {
 	f.TB.Helper()
 	for _, p := range f.processes {
-		p.Signal(syscall.SIGCONT) // the test may have stopped it
+		p.Signal(syscall.SIGCONT) // the test may have paused the process
 	}
 	if len(f.Processes("coordinator")) == 0 {
 		f.Coordinator("last", Role{Timing: f.options.Timing})
@@ -104,7 +107,7 @@ func (f *Fleet) revive() {
 		}
 	}
 	for _, p := range newest {
-		if p.Role.NATS != "" && !p.Exited() { // its link to NATS ended with the test
+		if p.Role.NATS != "" && !p.Exited() { // the test's link between it and NATS is closed
 			p.Kill()
 		}
 		p.Role.NATS = ""
@@ -124,7 +127,7 @@ func (p *Process) wasReady() bool {
 }
 
 // deleteAll deletes sandboxes through the client, as a user would.
-func (f *Fleet) deleteAll(sandboxes map[string][]string) {
+func (f remains) deleteAll(sandboxes map[string][]string) {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), deletedWithin)
 	defer cancel()
@@ -151,8 +154,8 @@ func (f *Fleet) deleteAll(sandboxes map[string][]string) {
 	}
 }
 
-// cleanUp ends the fleet and forcibly removes its remains.
-func (f *Fleet) cleanUp() {
+// cleanUp ends all processes of the fleet and removes what is left by force.
+func (f remains) cleanUp() {
 	if f.TB.Failed() {
 		f.report()
 	}

@@ -27,12 +27,12 @@ const Image = "boxfleet/demo:busybox"
 // Options configures a fleet.
 type Options struct {
 	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
-	Killable     bool               // the only NATS server runs in its own process, see [Fleet.Server]
-	LockTTL      time.Duration      // of host locks; default: the product's
-	CleanupTTL   time.Duration      // default: the product's
+	Killable     bool               // run the only NATS server in its own process, [Fleet.Server]
+	LockTTL      time.Duration      // time to live of host locks; default: the product's
+	CleanupTTL   time.Duration      // how long stopped and failed sandboxes are kept; default: the product's
 	BlobMaxAge   time.Duration      // how long uploaded trees are kept; default: the product's
 	Duplicates   time.Duration      // deduplication window of the request queue; default: the product's
-	Timing       coordinator.Timing // of the coordinators that Start starts
+	Timing       coordinator.Timing // timing of the coordinators that Start starts
 	Coordinators int                // number that Start starts, named c1, c2, …; default 1; -1 for none
 	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for none
 }
@@ -40,11 +40,11 @@ type Options struct {
 // Fleet is one deployment.
 type Fleet struct {
 	TB      testing.TB
-	Dir     string // of this fleet; removed at the end
+	Dir     string // the fleet's directory; removed at the end
 	Servers []*embedded.Server
 	Server  *Process // set with [Options.Killable]
 	Client  *sdk.Client
-	Conn    *jetstream.Conn // the test's own connection, for checking the log
+	Conn    *jetstream.Conn // connection of the test itself, for checking the log
 	options Options
 
 	processes []*Process
@@ -63,8 +63,8 @@ func Start(tb testing.TB, o Options) *Fleet {
 	if f.Dir, err = os.MkdirTemp("", "boxfleet-fleet-"); err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(f.cleanUp)
-	tb.Cleanup(f.checkLeaks)
+	tb.Cleanup(remains{f}.cleanUp)
+	tb.Cleanup(remains{f}.checkLeaks)
 	switch {
 	case o.Killable:
 		f.startServer()
@@ -94,7 +94,7 @@ func Start(tb testing.TB, o Options) *Fleet {
 	return f
 }
 
-// Connect opens the test's own connections once a coordinator has provisioned the deployment.
+// Connect opens the test's own connections. A coordinator must have provisioned the deployment.
 func (f *Fleet) Connect() {
 	f.TB.Helper()
 	if f.Client != nil {
@@ -126,12 +126,12 @@ func (f *Fleet) URL() string {
 	return strings.Join(urls, ",")
 }
 
-// Spec is a small sandbox.
+// Spec returns the spec of a small sandbox.
 func (f *Fleet) Spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{Image: Image, Memory: 64 << 20, Grace: protocol.Duration(time.Second)}
 }
 
-// Run runs a part of the test as a subtest, with f reporting failures to that subtest.
+// Run runs a part of the test as a subtest. While it runs, f reports failures to the subtest.
 func (f *Fleet) Run(t *testing.T, name string, part func(t *testing.T)) bool {
 	whole := f.TB
 	defer func() { f.TB = whole }()
@@ -141,7 +141,7 @@ func (f *Fleet) Run(t *testing.T, name string, part func(t *testing.T)) bool {
 	})
 }
 
-// Context returns a context that ends with the test, or after d.
+// Context returns a context that ends after d or at the end of the test.
 func (f *Fleet) Context(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	f.TB.Cleanup(cancel)
@@ -158,9 +158,9 @@ func (f *Fleet) Create(id string) *sdk.Sandbox {
 	return s
 }
 
-// Eventually waits until check returns nil. After d it fails the test with the last error. If a check began in time but
-// ended late, it runs once more: the check may have been slow, or the test process may have been paused. Unlike
-// eventually.Holds it can report why the condition does not hold.
+// Eventually waits until check returns nil. If check still fails after d, Eventually fails the test with the last
+// error. A check that began in time but ended late is repeated once, because the check may have been slow or the test
+// process may have been paused. Unlike eventually.Holds, Eventually reports why the condition does not hold.
 func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 	f.TB.Helper()
 	deadline := time.Now().Add(d)

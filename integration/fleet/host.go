@@ -21,12 +21,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// host inspects an engine for the leak check. It does not use the worker's code.
+// host inspects an engine for the leak check, without using the worker's code.
 type host struct {
 	*client.Client
 	deployment string
 	ours       filters.Args
-	namespace  string // of the process behind the engine's socket: /proc/<pid>
+	namespace  string // /proc/<pid> of the process that listens on the engine's socket
 }
 
 const hostCallTimeout = 20 * time.Second
@@ -52,13 +52,13 @@ func openHost(address, deployment string) (*host, error) {
 	}, nil
 }
 
-// traces are objects of the fleet's containers that carry no label of the fleet.
+// traces lists objects of the fleet's containers and networks that carry no label of the fleet.
 type traces struct {
-	namespaces []string // files that the engine created
+	namespaces []string // files of network namespaces, which the engine creates
 	bridges    map[string]bool
 }
 
-// note collects the traces of the deployment's containers and networks.
+// note lists the traces of the deployment's containers and networks.
 func (h *host) note(ctx context.Context) (traces, error) {
 	t := traces{bridges: map[string]bool{}}
 	containers, err := h.ContainerList(ctx, container.ListOptions{All: true, Filters: h.ours})
@@ -82,10 +82,11 @@ func (h *host) note(ctx context.Context) (traces, error) {
 	return t, errors.Join(err, ruleErr)
 }
 
-// anonymous matches the names of volumes that the engine creates for images that declare some.
+// anonymous matches the names of the volumes that the engine creates for an image that declares volumes.
 var anonymous = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// left lists the deployment's remains on the engine and in its network namespace. began is when the test began.
+// left lists the deployment's remains on the engine and in the engine's network namespace. began is when the test
+// began.
 func (h *host) left(ctx context.Context, began time.Time, before traces) []string {
 	var left []string
 	say := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
@@ -107,7 +108,7 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	volumes, err := h.VolumeList(ctx, volume.ListOptions{Filters: h.ours})
 	failed(err)
 	for _, v := range volumes.Volumes {
-		if v.Name != "boxfleet-host-"+h.deployment { // the engine's host id volume exists until the deployment is removed
+		if v.Name != "boxfleet-host-"+h.deployment { // keeps the host id as long as the deployment exists
 			say("volume %s", v.Name)
 		}
 	}
@@ -142,11 +143,11 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	return left
 }
 
-// recordedBridges is the set in the deployment's table that records the created bridges. Removed bridges stay in it
-// until the worker next inspects its host.
+// recordedBridges is the nftables set in the deployment's table in which the worker records the bridges that it
+// created. Removed bridges stay in the set until the worker next inspects its host.
 const recordedBridges = "made"
 
-// rules lists the bridges named in the deployment's table, and the recorded ones.
+// rules lists the bridges that the rules of the deployment's table name, and the recorded bridges.
 func (h *host) rules() (named, recorded []string, err error) {
 	file, err := os.Open(h.namespace + "/ns/net")
 	if err != nil {
@@ -195,7 +196,7 @@ func (h *host) rules() (named, recorded []string, err error) {
 
 func (h *host) table() string { return "boxfleet-" + h.deployment }
 
-// orphanBridges lists those of the given bridges that exist without a network of the engine.
+// orphanBridges lists the given bridges that still exist and belong to no network of the engine.
 func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]string, error) {
 	interfaces, err := os.ReadFile(h.namespace + "/net/dev")
 	if err != nil {
@@ -210,7 +211,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 	if len(there) == 0 {
 		return nil, nil
 	}
-	// Another deployment may have taken the subnet and with it the name in the meantime.
+	// Another deployment may have taken the subnet since, and with it the name of the bridge.
 	networks, err := h.NetworkList(ctx, network.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -226,10 +227,10 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 }
 
 // removeAll removes everything of a deployment from an engine.
-func (f *Fleet) removeAll(address, deployment string) {
+func (f remains) removeAll(address, deployment string) {
 	h, err := openHost(address, deployment)
 	if err != nil {
-		return // the test may have ended the engine
+		return // the test may have stopped the engine
 	}
 	defer h.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

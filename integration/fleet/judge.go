@@ -14,7 +14,7 @@ import (
 type History struct {
 	Tenant, Sandbox string
 	Events          []protocol.Event
-	State           *protocol.State // the fold of the events; if the beginning was purged, the tombstone
+	State           *protocol.State // the fold of the events, or the tombstone if the beginning of the history was purged
 }
 
 // Kinds lists the kinds of the events in order.
@@ -29,7 +29,7 @@ func (h *History) Kinds() []protocol.Kind {
 // History reads the history of a sandbox of the default tenant.
 func (f *Fleet) History(id string) *History {
 	f.TB.Helper()
-	for _, h := range f.histories() {
+	for _, h := range (judge{f}).histories() {
 		if h.Sandbox == id && h.Tenant == protocol.DefaultTenant {
 			return h
 		}
@@ -40,12 +40,19 @@ func (f *Fleet) History(id string) *History {
 // Judge reads the whole log and fails the test if the log breaks a promise:
 //   - the events of each sandbox are numbered 1, 2, 3 … without gap or repeat;
 //   - each event is legal at its place and carries the state that the fold gives;
-//   - an exec was accepted once, started at most once and ended at most once, and a sandbox that can no longer end its
-//
-// execs has no running ones;
+//   - an exec was accepted once, started at most once and ended at most once;
+//   - a sandbox that can no longer end its execs has no running ones;
 //   - no request created two sandboxes or two execs;
 //   - the running coordinators report the same sandboxes as the fold.
 func (f *Fleet) Judge() {
+	f.TB.Helper()
+	judge{f}.log()
+}
+
+// judge checks what a fleet's log says.
+type judge struct{ *Fleet }
+
+func (f judge) log() {
 	f.TB.Helper()
 	requests := map[string]string{}
 	for _, h := range f.histories() {
@@ -64,8 +71,8 @@ func (f *Fleet) Judge() {
 	}
 }
 
-// histories folds the whole log.
-func (f *Fleet) histories() []*History {
+// histories reads the whole log and folds it.
+func (f judge) histories() []*History {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -80,7 +87,7 @@ func (f *Fleet) histories() []*History {
 			found[name] = h
 			all = append(all, h)
 		}
-		if b.First() > h.State.Sandbox.Sequence+1 { // the gap is in segments, or this is a tombstone
+		if b.First() > h.State.Sandbox.Sequence+1 { // the missing part is in segments, or the history has a tombstone
 			f.foldMoved(ctx, name, h, b.Record)
 		}
 		f.fold(name, h, b)
@@ -91,8 +98,9 @@ func (f *Fleet) histories() []*History {
 	return all
 }
 
-// foldMoved folds the part of a history before a record that is no longer in the log.
-func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before uint64) {
+// foldMoved folds the older part of a history that compaction has moved into segments. before is the record of the
+// first message in the log.
+func (f judge) foldMoved(ctx context.Context, name string, h *History, before uint64) {
 	f.TB.Helper()
 	if err := f.Conn.ReadHistory(ctx, h.Tenant, h.Sandbox, 0, func(b *protocol.Batch) bool {
 		if b.Record < before && b.First() == h.State.Sandbox.Sequence+1 {
@@ -104,7 +112,7 @@ func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before u
 	}
 }
 
-func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
+func (f judge) fold(name string, h *History, b *protocol.Batch) {
 	f.TB.Helper()
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -127,7 +135,7 @@ func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
 	}
 }
 
-func (f *Fleet) judgeExecs(name string, h *History) {
+func (f judge) judgeExecs(name string, h *History) {
 	f.TB.Helper()
 	count := map[string]map[protocol.Kind]int{}
 	requests := map[string]string{}
@@ -161,8 +169,8 @@ func (f *Fleet) judgeExecs(name string, h *History) {
 	}
 }
 
-// judgeRead compares a coordinator's answer for a sandbox with the fold.
-func (f *Fleet) judgeRead(name string, h *History) {
+// judgeRead compares a coordinator's answer about a sandbox with the fold of the log.
+func (f judge) judgeRead(name string, h *History) {
 	f.TB.Helper()
 	if len(f.Processes("coordinator")) == 0 || h.State.Sandbox.HistoryPurged {
 		return
@@ -172,7 +180,7 @@ func (f *Fleet) judgeRead(name string, h *History) {
 	want := h.State.Sandbox
 	q := &protocol.Query{Sandbox: h.Sandbox, MinSequence: want.Sequence}
 	reply, err := f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
-	// A test that waited for an exec reads the log, so it may finish before a coordinator is connected again.
+	// The test may have waited by reading the log only, so coordinators may not be connected again yet.
 	for protocol.CodeOf(err) == protocol.Unavailable && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 		reply, err = f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
@@ -182,7 +190,7 @@ func (f *Fleet) judgeRead(name string, h *History) {
 		return
 	}
 	got := *reply.Sandbox
-	got.Unreachable = false // a condition that is not part of the fold
+	got.Unreachable = false // coordinators derive this from heartbeats, not from the log
 	if got.Sequence > want.Sequence {
 		return // the sandbox changed in the meantime
 	}

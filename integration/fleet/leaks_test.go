@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// recorder is a test within a test: it records failures instead of failing.
+// recorder is a testing.TB that records failures instead of failing the test.
 type recorder struct {
 	testing.TB
 	cleanups []func()
@@ -30,7 +30,7 @@ type recorder struct {
 
 func (r *recorder) Cleanup(f func())    { r.cleanups = append(r.cleanups, f) }
 func (r *recorder) Failed() bool        { return len(r.errors) > 0 }
-func (r *recorder) Logf(string, ...any) {} // a failing inner test prints nothing
+func (r *recorder) Logf(string, ...any) {} // the expected failures must not be printed
 func (r *recorder) Errorf(format string, a ...any) {
 	r.errors = append(r.errors, fmt.Sprintf(format, a...))
 }
@@ -42,8 +42,8 @@ func (r *recorder) end() {
 	r.cleanups = nil
 }
 
-// TestLeaksFailATest leaves something of each kind behind and checks that the leak check reports it.
-// Boxfleet would remove what it knows of, so all of it is unknown to Boxfleet.
+// TestLeaksFailATest leaves something of each kind behind and checks that the leak check reports it. Boxfleet knows of
+// none of these objects: it would remove what it knows.
 func TestLeaksFailATest(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
@@ -80,7 +80,7 @@ func TestLeaksFailATest(t *testing.T) {
 	mounted := filepath.Join(f.Dir, "mounted")
 	check(t, os.Mkdir(mounted, 0o700))
 	check(t, unix.Mount(mounted, mounted, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) }) // a second time if the test below did it
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) }) // again, in case the test ends early
 	sleeper := exec.Command("sleep", "1000")
 	sleeper.Env = []string{"OF=" + f.Dir}
 	check(t, sleeper.Start())
@@ -114,7 +114,7 @@ func TestLeaksFailATest(t *testing.T) {
 	check(t, os.RemoveAll(f.Dir)) // fails while the mount exists
 }
 
-// TestAFleetThatLeavesNothingPasses also covers a test that ends its processes in the middle of their work.
+// TestAFleetThatLeavesNothingPasses also covers a test that kills its processes in the middle of their work.
 func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
@@ -136,7 +136,7 @@ func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	}
 }
 
-// upload stores an object that the server does not remove when it expires.
+// upload stores an object in such a way that the server does not remove it when it expires.
 func upload(t *testing.T, f *Fleet) {
 	t.Helper()
 	conn, err := nats.Connect(f.URL())

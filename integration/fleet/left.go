@@ -19,8 +19,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// noteTraces records, before anything is deleted, the objects whose removal is checked afterwards.
-func (f *Fleet) noteTraces() map[string]traces {
+// noteTraces lists, before anything is deleted, the objects that must be gone afterwards.
+func (f remains) noteTraces() map[string]traces {
 	f.TB.Helper()
 	before := map[string]traces{}
 	f.eachHost(func(ctx context.Context, h *host, address string) (err error) {
@@ -30,8 +30,8 @@ func (f *Fleet) noteTraces() map[string]traces {
 	return before
 }
 
-// left lists the fleet's remains, except processes.
-func (f *Fleet) left(before map[string]traces) []string {
+// left lists what remains of the fleet, except processes.
+func (f remains) left(before map[string]traces) []string {
 	var left []string
 	f.eachHost(func(ctx context.Context, h *host, address string) error {
 		left = append(left, h.left(ctx, f.began, before[address])...)
@@ -41,7 +41,7 @@ func (f *Fleet) left(before map[string]traces) []string {
 	return append(left, f.leftInStore()...)
 }
 
-func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) error, failed func(error)) {
+func (f remains) eachHost(do func(ctx context.Context, h *host, address string) error, failed func(error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), hostCallTimeout)
 	defer cancel()
 	for address := range f.engines {
@@ -56,12 +56,12 @@ func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) e
 	}
 }
 
-// stays matches the files that belong to the host and not to a sandbox, in a worker's state directory below
-// <deployment>/<host>.
+// stays matches the files in a worker's state directory that belong to the host and not to a sandbox. Paths are
+// relative to the state directory and begin with <deployment>/<host>.
 var stays = regexp.MustCompile(`^[^/]+/[^/]+/(lock|images\.json|supervisor-[0-9a-f]{16}|reserve/[a-z0-9-]+)$`)
 
-// leftInDirectories lists the files of workers that belong to no host any more.
-func (f *Fleet) leftInDirectories() []string {
+// leftInDirectories lists the remaining files of sandboxes in the workers' state directories.
+func (f remains) leftInDirectories() []string {
 	var left []string
 	seen := map[string]bool{}
 	for _, p := range f.processes {
@@ -72,7 +72,7 @@ func (f *Fleet) leftInDirectories() []string {
 		seen[dir] = true
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil {
-				if os.IsNotExist(err) { // removed in the meantime
+				if os.IsNotExist(err) { // the worker has removed it since
 					return nil
 				}
 				return err
@@ -98,9 +98,9 @@ func (f *Fleet) leftInDirectories() []string {
 	return left
 }
 
-// leftInStore reports whether an uploaded tree is kept longer than the deployment promises. Until then a sandbox may
-// use the tree, so it stays when its sandboxes are deleted.
-func (f *Fleet) leftInStore() []string {
+// leftInStore reports whether an uploaded tree is kept longer than the deployment promises. A tree outlives the
+// sandboxes that used it, since another sandbox may use it until it expires.
+func (f remains) leftInStore() []string {
 	if f.options.BlobMaxAge == 0 {
 		return nil // the product's default, longer than any test
 	}
@@ -130,10 +130,10 @@ func (f *Fleet) leftInStore() []string {
 // expirySlack is how late the NATS server may remove expired messages.
 const expirySlack = 2 * time.Second
 
-// leftRunning lists processes that belong to the fleet: those that have its directory in their arguments or
-// environment, or that see a mount of something in it. It checks all mount namespaces of the machine, so that it finds
-// a supervisor by the mounts of its container.
-func (f *Fleet) leftRunning() []string {
+// leftRunning lists the processes that belong to the fleet: those that have its directory in their arguments or
+// environment, or that see a mount of something in it. It checks the mount namespaces of all processes of the machine,
+// and so finds supervisors by the mounts of their containers.
+func (f remains) leftRunning() []string {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
 		left := processesOf([]byte(f.Dir))

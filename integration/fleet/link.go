@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Link is a TCP proxy to the first NATS server that a test can cut. While it is cut, no byte passes in either direction
-// and neither side gets an error; bytes in flight arrive once it is mended.
+// Link is a TCP proxy to the first NATS server that a test can cut. While the link is cut, no byte passes in either
+// direction and neither side gets an error. Bytes in flight arrive after [Link.Mend].
 type Link struct {
 	listener net.Listener
 	server   string
@@ -19,7 +19,7 @@ type Link struct {
 	wg      sync.WaitGroup
 }
 
-// Link opens a link for a process, whose Role takes its URL.
+// Link opens a link. A process uses it if its Role has the link's URL.
 func (f *Fleet) Link() *Link {
 	f.TB.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,10 +35,10 @@ func (f *Fleet) Link() *Link {
 	return l
 }
 
-// URL is the address that a process connects to.
+// URL returns the address to which a process connects.
 func (l *Link) URL() string { return "nats://" + l.listener.Addr().String() }
 
-// Cut holds back every byte.
+// Cut stops all bytes.
 func (l *Link) Cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,7 +52,7 @@ func (l *Link) Mend() {
 	close(l.flowing)
 }
 
-// Break closes the connections. New ones are accepted.
+// Break closes the current connections. The link accepts new ones.
 func (l *Link) Break() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +66,7 @@ func (l *Link) accept() {
 	for {
 		client, err := l.listener.Accept()
 		if err != nil {
-			return // closed
+			return // the link is closed
 		}
 		l.wg.Add(1)
 		go l.carry(client)
@@ -117,7 +117,7 @@ func (l *Link) copy(to, from net.Conn) {
 	}
 }
 
-// pass waits until the link is not cut. It returns false if the link is closed.
+// pass waits while the link is cut. It returns false if the link is closed.
 func (l *Link) pass() bool {
 	l.mu.Lock()
 	flowing := l.flowing

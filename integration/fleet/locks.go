@@ -21,8 +21,8 @@ type Tenure struct {
 	Holder   jetstream.Holder
 }
 
-// Locks records from the server's own store who held which host's lock and when. Tests check with it what a worker was
-// allowed to do.
+// Locks records who held which host's lock and when, as the NATS server's own store shows it. With it, tests check
+// whether a worker was allowed to do what it did.
 type Locks struct {
 	mu      sync.Mutex
 	tenures []Tenure
@@ -58,18 +58,18 @@ func (f *Fleet) WatchLocks() *Locks {
 func (l *Locks) note(m natsjs.Msg) {
 	meta, err := m.Metadata()
 	if err != nil {
-		return // not from the stream
+		return // the message is not from the stream
 	}
 	t := Tenure{Key: m.Subject(), Revision: meta.Sequence.Stream, Time: meta.Timestamp}
 	if len(m.Data()) > 0 {
-		_ = protocol.Decode(m.Data(), &t.Holder) // no holder if it cannot be decoded
+		_ = protocol.Decode(m.Data(), &t.Holder) // a release has no holder
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tenures = append(l.tenures, t)
 }
 
-// Of lists the writes of the worker or coordinator with that name.
+// Of lists the writes of the worker or coordinator with this name.
 func (l *Locks) Of(name string) []Tenure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,8 +83,8 @@ func (l *Locks) Of(name string) []Tenure {
 }
 
 // Held reports whether the worker certainly held the lock at that moment: less than the time to live had passed since
-// the server accepted its last write. The worker itself trusts the lock for two thirds of that time. The last third
-// covers requests in flight, so an arrival within that third breaks no promise.
+// the server accepted the worker's last write. The worker itself relies on the lock for two thirds of that time. The
+// last third is for requests in flight, so a request that arrives within it breaks no promise.
 func (l *Locks) Held(name string, at time.Time, ttl time.Duration) bool {
 	for _, t := range l.Of(name) {
 		if since := at.Sub(t.Time); since >= 0 && since < ttl {

@@ -24,8 +24,8 @@ import (
 // supervisorPath is the supervisor that Main built.
 var supervisorPath string
 
-// Main is the TestMain of packages that start fleets. It runs a role if the process was started for one; otherwise it
-// builds the supervisor and runs the tests.
+// Main is the TestMain of packages that start fleets. In a process that was started for a role it runs that role.
+// Otherwise it builds the supervisor and runs the tests.
 func Main(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		if err := play(role); err != nil {
@@ -93,13 +93,13 @@ func play(encoded string) error {
 	return worker.Run(ctx, worker.Config{
 		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
 		Slots: r.Slots, Labels: r.Labels, Images: r.Images, AllowMounts: r.AllowMounts, Tools: r.Tools, ToolsHome: r.ToolsHome, SSHAgent: r.SSHAgent, Profiles: r.Profiles, ServiceProfiles: r.ServiceProfiles, Runtimes: r.Runtimes, Watermarks: r.Watermarks, NetworkPool: r.NetworkPool, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
-		OutputPatience: r.Patience, OutputWithin: r.OutputWithin, Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
+		OutputPatience: r.Patience, OutputWithin: r.OutputWithin, OutputRate: r.OutputRate, Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
 		Defaults: r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, AllowNetworks: r.Allow, Ports: r.Ports, Connections: r.Connections, DNS: r.DNS,
 		OnReady: ready, Logger: log, Probe: r.probe(),
 	})
 }
 
-// clock is the machine's clock with its wall clock shifted.
+// clock returns the machine's clock with its wall clock shifted.
 func (r Role) clock() jetstream.Clock {
 	if r.Clock == 0 {
 		return jetstream.Clock{}
@@ -108,6 +108,7 @@ func (r Role) clock() jetstream.Clock {
 }
 
 // probe returns a hook that kills the process with SIGKILL, panics, stops or delays at the points that the role names.
+// It returns nil if the role names none.
 func (r Role) probe() func(string) {
 	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" && r.SlowAt == "" {
 		return nil

@@ -29,7 +29,7 @@ type Role struct {
 	Engine   string `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
 	StateDir string `json:"state_dir,omitempty"`
 	CrashAt  string `json:"crash_at,omitempty"` // the process kills itself with SIGKILL at this probe
-	// ... when it passes there for the n-th time; default 1
+	// the number of the pass through CrashAt at which it does so; default 1, the first
 	CrashAfter int    `json:"crash_after,omitempty"`
 	PanicAt    string `json:"panic_at,omitempty"` // panics each time it passes this probe
 	// stops itself with SIGSTOP the first time it passes this probe
@@ -39,6 +39,7 @@ type Role struct {
 	Patience time.Duration `json:"patience,omitempty"` // how long a worker waits for a full log of output
 	// how long a worker waits for output after an exec's timeout
 	OutputWithin time.Duration      `json:"output_within,omitempty"`
+	OutputRate   protocol.Bytes     `json:"output_rate,omitempty"` // what a sandbox may publish per second after its burst
 	Slots        int                `json:"slots,omitempty"`
 	Labels       map[string]string  `json:"labels,omitempty"`
 	AllowMounts  []string           `json:"allow_mounts,omitempty"`
@@ -55,18 +56,18 @@ type Role struct {
 	Tools        []string           `json:"tools,omitempty"`
 	ToolsHome    string             `json:"tools_home,omitempty"`
 	SSHAgent     string             `json:"ssh_agent,omitempty"`
-	CrashWindow  time.Duration      `json:"crash_window,omitempty"` // of primary commands
+	CrashWindow  time.Duration      `json:"crash_window,omitempty"` // crash window of primary commands and services
 	CrashGuard   time.Duration      `json:"crash_guard,omitempty"`
-	Reconcile    time.Duration      `json:"reconcile,omitempty"` // of a worker
+	Reconcile    time.Duration      `json:"reconcile,omitempty"` // how often a worker inspects its host
 	ReapDryRun   bool               `json:"reap_dry_run,omitempty"`
 	Images       worker.Images      `json:"images,omitzero"`
-	Timing       coordinator.Timing `json:"timing,omitzero"` // of a coordinator
+	Timing       coordinator.Timing `json:"timing,omitzero"` // timing of a coordinator
 
-	Histories coordinator.Histories `json:"histories,omitzero"` // of a coordinator
+	Histories coordinator.Histories `json:"histories,omitzero"` // how a coordinator keeps histories
 	Defaults  spec.Defaults         `json:"defaults,omitempty"`
 	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock is ahead
-	NATS      string                `json:"-"`               // URL it connects to; default: the fleet's servers
-	// do not wait until it is ready: the test expects it to fail or crash
+	NATS      string                `json:"-"`               // URL that the process connects to; default: the fleet's servers
+	// do not wait until the process is ready: the test expects it to fail or crash
 	NoWait bool `json:"-"`
 
 	ServiceProfiles []string              `json:"service_profiles,omitempty"`
@@ -176,7 +177,7 @@ func (p *Process) follow(stdout io.Reader) {
 	close(p.exited)
 }
 
-// Write takes the process's log.
+// Write appends to the process's log.
 func (p *Process) Write(data []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,7 +215,7 @@ func (p *Process) AwaitReady(d time.Duration) {
 		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
 	case <-time.After(d):
 		select {
-		case <-p.ready: // both are ready if the test process was paused
+		case <-p.ready: // after a pause of the test process, both channels can be ready
 		default:
 			p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
 		}
@@ -228,7 +229,7 @@ func (p *Process) AwaitExit(d time.Duration) error {
 	case <-p.exited:
 		return p.err
 	case <-time.After(d):
-		if !p.Exited() { // it may have ended while the test process was paused
+		if !p.Exited() { // after a pause of the test process, both channels can be ready
 			p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
 		}
 		return p.err
@@ -252,7 +253,7 @@ func (p *Process) AwaitPaused(d time.Duration) {
 	p.f.Eventually(d, p.Name+" is paused", func() error {
 		still, err := halt.StandsStill(p.Pid())
 		if err == nil && !still {
-			err = errors.New("it runs")
+			err = errors.New("it is running")
 		}
 		return err
 	})
@@ -287,7 +288,7 @@ func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }
 
 // dump ends the process and has it print the stacks of its goroutines.
 func (p *Process) dump() {
-	p.Signal(syscall.SIGCONT) // the test may have stopped it
+	p.Signal(syscall.SIGCONT) // the test may have paused the process
 	p.Signal(syscall.SIGQUIT)
 	select {
 	case <-p.exited:

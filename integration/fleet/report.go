@@ -17,13 +17,13 @@ import (
 const (
 	// reportsVariable names the directory for reports; default: one below the system's temporary directory.
 	reportsVariable = "BOXFLEET_TEST_REPORTS"
-	reportEvents    = 30 // per sandbox
-	printedLines    = 12 // per process, printed by the test itself
+	reportEvents    = 30 // how many events a report has of each sandbox
+	printedLines    = 12 // how many lines of each process the test itself prints
 )
 
 // report writes a file about the fleet of a failed test: the end of each history, the log of each process, and the
-// goroutine stacks of the running ones, which ends them. The test itself prints the file's path and the last lines of
-// each process, so that the cause stays visible.
+// goroutine stacks of running processes. Printing its stacks ends a process. The test itself prints the path of the
+// file and the last lines of each process.
 func (f *Fleet) report() {
 	var all bytes.Buffer
 	f.writeHistories(&all)

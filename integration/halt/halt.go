@@ -1,5 +1,5 @@
-// Package halt stops processes and waits until they have really stopped. SIGSTOP alone is only a request: the thread
-// that receives it has to run first, and on a busy machine the others keep running until then.
+// Package halt pauses processes and waits until they stand still. SIGSTOP alone is only a request: a thread of the process
+// has to run to receive it, and on a busy machine the other threads keep running until then.
 package halt
 
 import (
@@ -18,7 +18,7 @@ import (
 // within is how long a process may take to stop.
 const within = 10 * time.Second
 
-// Process stops a process and returns once all its threads have stopped. SIGCONT resumes it.
+// Process pauses a process and returns once all its threads have stopped. SIGCONT resumes the process.
 func Process(pid int) error {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", pid, err)
@@ -56,11 +56,11 @@ func StandsStill(pid int) (bool, error) {
 	return true, nil
 }
 
-// Self stops this process. It returns only after SIGCONT.
+// Self pauses this process. It returns only after SIGCONT.
 func Self() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
-		panic(err) // this thread exists, so it cannot fail
+		panic(err) // cannot fail: this thread exists
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestMain runs this test binary again as a process with many busy threads.
+// TestMain runs the tests or, in a process that a test started, many busy threads.
 func TestMain(m *testing.M) {
 	switch os.Getenv("HALT_CHILD") {
 	case "busy":
@@ -47,12 +47,12 @@ func child(t *testing.T, what string) (cmd *exec.Cmd, next func() string) {
 	w.Close()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // fails if it has ended
-		_ = cmd.Wait()         // it was killed
+		_ = cmd.Wait()         // reports the kill
 		r.Close()
 	})
 	return cmd, func() string {
 		line := make([]byte, 20)
-		n, _ := r.Read(line) // nothing if it has ended
+		n, _ := r.Read(line) // reads nothing if the process has ended
 		return string(line[:n])
 	}
 }

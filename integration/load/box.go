@@ -13,18 +13,18 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// box is one sandbox on a simulated host. It takes one step after another until the timer-driven host is in the state
-// that the log demands.
+// box is one sandbox on a simulated host. It does one operation after another until the host, whose engine is a timer,
+// is in the state that the log asks for.
 type box struct {
 	host    *host
 	key     key
 	journal *jetstream.Journal
-	round   atomic.Int64 // of the last notification
+	round   atomic.Int64 // round of the last notification; see park.mark
 
 	mu    sync.Mutex
-	stale bool // the log may have more than the journal
+	stale bool // the log may have events that the journal lacks
 	busy  bool
-	again bool // something new arrived while it was busy
+	again bool // news arrived while the sandbox was busy
 	runs  map[string]bool
 }
 
@@ -43,7 +43,7 @@ func (b *box) told(ctx context.Context, batch *protocol.Batch) {
 	b.wake(ctx, gap)
 }
 
-// look has the history read again.
+// look makes the sandbox read its history again.
 func (b *box) look(ctx context.Context) { b.wake(ctx, true) }
 
 func (b *box) wake(ctx context.Context, stale bool) {
@@ -63,7 +63,7 @@ func (b *box) run(ctx context.Context) {
 	for {
 		err := b.settle(ctx)
 		if ctx.Err() == nil && err != nil && !errors.Is(err, errSuperseded) {
-			b.host.park.log.Warn("a step failed, retrying", "worker", b.host.name, "sandbox", b.key.id,
+			b.host.park.log.Warn("retrying a failed operation", "worker", b.host.name, "sandbox", b.key.id,
 				"error", err)
 			if sleep(ctx, pause) {
 				pause = min(2*pause, retryMost)
@@ -82,7 +82,7 @@ func (b *box) run(ctx context.Context) {
 	}
 }
 
-// here reports whether the sandbox is on this host and has not ended.
+// here reports whether the sandbox is assigned to this host and has not ended.
 func (b *box) here() bool {
 	here := false
 	b.journal.View(func(st *protocol.State, _ uint64) {
@@ -92,7 +92,7 @@ func (b *box) here() bool {
 	return here
 }
 
-// errSuperseded means that the log has changed in the meantime.
+// errSuperseded is returned if the log has changed since the decision.
 var errSuperseded = errors.New("superseded")
 
 func (b *box) refresh(ctx context.Context) error {
@@ -114,7 +114,7 @@ func (b *box) refresh(ctx context.Context) error {
 	return err
 }
 
-// settle brings the host to what the log says.
+// settle brings the host to the state that the log asks for.
 func (b *box) settle(ctx context.Context) error {
 	if err := b.refresh(ctx); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	told := progress.Begin(s.Phase)
 	lasting, stop := context.WithCancel(ctx)
 	defer stop()
-	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) }) // it is told with what comes next, else
+	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) }) // if this append fails, a later one includes the phases
 	for _, p := range phases {
 		told.Enter(p.name, b.host.conn.Now().UTC())
 		if !sleep(ctx, time.Duration(float64(b.host.park.role.Create)*p.part)) {
@@ -184,7 +184,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	}})
 }
 
-// afterPhases appends events, preceded by the phases that the log does not have yet, as package worker does.
+// afterPhases appends events and, before them, the phases of the create that the log lacks. Package worker does the
+// same.
 func (b *box) afterPhases(
 	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
 ) error {
@@ -256,7 +257,7 @@ func ignoreSuperseded(err error) error {
 	return err
 }
 
-// append appends the events of decide if the sandbox still belongs to this host and generation.
+// append appends the events that decide returns, if the sandbox is still assigned to this host in this generation.
 func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
 	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := b.host.fence(); err != nil {

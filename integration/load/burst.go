@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// spec is the spec of every sandbox.
+// spec returns the spec of every sandbox.
 func spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{Image: image, CPU: 0.1, Memory: 64 << 20, Labels: map[string]string{"made-by": "load"}}
 }
@@ -24,7 +24,7 @@ type creator struct {
 
 	mu      sync.Mutex
 	made    int
-	refused map[string]int // by code and reason
+	refused map[string]int // number of refusals by code and reason
 }
 
 func newCreator(c *sdk.Client) *creator { return &creator{client: c, refused: map[string]int{}} }
@@ -44,14 +44,14 @@ func (c *creator) create(ctx context.Context) {
 	c.refused[strings.TrimSuffix(string(e.Code)+" "+e.Reason, " ")]++
 }
 
-// closed creates n sandboxes. parallel limits how many creates run at once.
+// closed creates n sandboxes, at most parallel at once.
 func (c *creator) closed(ctx context.Context, n, parallel int) {
 	var group errgroup.Group
 	group.SetLimit(parallel)
 	for range n {
 		group.Go(func() error { c.create(ctx); return nil })
 	}
-	_ = group.Wait() // refusals are counted
+	_ = group.Wait() // no error is returned: refusals are counted
 }
 
 // open creates n sandboxes at a fixed rate, whether or not the earlier ones are accepted.
@@ -65,5 +65,5 @@ func (c *creator) open(ctx context.Context, n int, rate float64) {
 		}
 		group.Go(func() error { c.create(ctx); return nil })
 	}
-	_ = group.Wait() // refusals are counted
+	_ = group.Wait() // no error is returned: refusals are counted
 }

@@ -21,13 +21,13 @@ type deployment struct {
 	options
 	dir      string
 	server   *part.Process
-	at       ready                    // address of NATS
+	at       ready                    // how to reach NATS
 	deciding map[string]*part.Process // coordinators, by name
 	parks    []*part.Process          // processes of workers
 	client   *sdk.Client
 }
 
-// startServer starts NATS, after a restart on the same port and store.
+// startServer starts NATS. A restart uses the same port and store.
 func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	d.server, err = part.Start(roleVariable, role{Kind: kindServer, Dir: d.dir, Port: d.at.Port, Lazy: lazy})
 	if err != nil {
@@ -36,7 +36,7 @@ func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	return d.server.Answer(ctx, &d.at)
 }
 
-// fill writes the initial sandboxes through a server that does not sync each write, and has a coordinator write the
+// fill writes the initial sandboxes through a server that does not sync each write. A coordinator then writes the
 // snapshots that a fleet of that age would have.
 func (d *deployment) fill(ctx context.Context) error {
 	if err := d.startServer(ctx, true); err != nil {
@@ -89,7 +89,8 @@ func (d *deployment) fill(ctx context.Context) error {
 	return nil
 }
 
-// untilWritten waits until snapshots cover everything so far: a coordinator that writes snapshots is not idle.
+// untilWritten waits until snapshots include everything so far. While a coordinator writes snapshots, it cannot be
+// measured as idle.
 func (d *deployment) untilWritten(ctx context.Context) error {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-rest"})
 	if err != nil {
@@ -127,13 +128,13 @@ func (d *deployment) startWorkers(ctx context.Context) error {
 	return nil
 }
 
-// slots is the capacity of a host: twice what an even spread needs.
+// slots returns the capacity of a host: twice the sandboxes per host of an even spread.
 func (d *deployment) slots() int {
 	return max(100, 2*(d.living+d.sandboxes)/d.workers+10)
 }
 
-// startCoordinators starts the coordinators one after another and returns when all serve. It also returns how long the
-// first one took.
+// startCoordinators starts the coordinators one after another and returns once all accept work. took is how long the
+// first one needed.
 func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration, err error) {
 	d.deciding = map[string]*part.Process{}
 	for i := range d.coordinators {
@@ -180,7 +181,7 @@ func (d *deployment) allAlive(ctx context.Context) error {
 	})
 }
 
-// heard asks all worker processes about the notifications they received.
+// heard asks all worker processes which notifications they have received.
 func (d *deployment) heard(ctx context.Context, command string) (heard, error) {
 	var sum heard
 	for _, p := range d.parks {
@@ -250,7 +251,7 @@ const (
 	askEvery  = 500 * time.Millisecond
 )
 
-// until polls a condition. The error contains what and the last state.
+// until polls a condition. Its error contains what it waited for and the last state.
 func until(ctx context.Context, what string, every time.Duration, is func() (ok bool, now string, err error)) error {
 	for {
 		ok, now, err := is()

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// restartNATS kills and restarts the NATS server, and waits until every worker has been notified of all its sandboxes
-// again.
+// restartNATS kills and restarts the NATS server. It then waits until every worker has been notified again of all its
+// sandboxes.
 func (m *measurement) restartNATS(ctx context.Context) error {
 	before, err := m.heard(ctx, "mark")
 	if err != nil {
@@ -50,7 +50,7 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 }
 
 // failSchedulerOver kills the scheduling coordinator while sandboxes are created, and waits for the first placement by
-// another one.
+// another coordinator.
 func (m *measurement) failSchedulerOver(ctx context.Context) error {
 	const rate, creates = 20, 200
 	before := m.watch.count(isAccepted)

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The same values as in package worker.
+// These values are those of package worker.
 const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
@@ -37,7 +37,7 @@ type host struct {
 	lease     atomic.Pointer[jetstream.Lease]
 	started   time.Time
 	listening atomic.Uint64
-	fresh     chan struct{} // capacity 1: the worker listens again
+	fresh     chan struct{} // gets a value when the worker listens again; its capacity is 1
 
 	mu    sync.Mutex
 	boxes map[key]*box
@@ -68,7 +68,7 @@ func (h *host) run(ctx context.Context) error {
 		if err = h.tenure(ctx, lease); ctx.Err() != nil {
 			return nil
 		}
-		h.park.log.Warn("lost the host's lock, taking it again", "worker", h.name, "error", err)
+		h.park.log.Warn("lost the host's lock and is taking it again", "worker", h.name, "error", err)
 	}
 }
 
@@ -92,7 +92,7 @@ func (h *host) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case errors.As(err, &held) && held.Holder.Place == h.id: // its own earlier lock
+		case errors.As(err, &held) && held.Holder.Place == h.id: // the lock is held by this host's earlier tenure
 			takeOver = held.Revision
 			continue
 		case held == nil:
@@ -112,7 +112,7 @@ func (h *host) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	return group.Wait()
 }
 
-// work adopts the sandboxes of the host and handles work until ctx ends.
+// work takes over the sandboxes of the host and then handles work until ctx ends.
 func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	h.adopt(ctx)
 	stop, err := h.conn.Work(h.name, func(tenant, id string, b *protocol.Batch) { h.box(key{tenant, id}).told(ctx, b) })
@@ -135,7 +135,7 @@ func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	return ctx.Err()
 }
 
-// adopt inspects all sandboxes on the host: seeded ones and those it took since.
+// adopt inspects all sandboxes on the host: those that were seeded and those that it has taken since.
 func (h *host) adopt(ctx context.Context) {
 	for i := h.number; i < h.park.role.Living; i += h.park.role.Workers {
 		h.box(key{protocol.DefaultTenant, livingID(i)})
@@ -219,10 +219,10 @@ func (h *host) beat(ctx context.Context) error {
 
 func (h *host) token() uint64 { return h.lease.Load().Token() }
 
-// fence guards every change on the host.
+// fence checks that the host still holds its lock. It is called before every change on the host.
 func (h *host) fence() error { return h.lease.Load().Check() }
 
-// sleep waits for d or the end of ctx. It returns false if ctx ended.
+// sleep waits for d, or until ctx ends: then it returns false.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestMain runs a role if the process was started for one: the program starts its own binary.
+// TestMain runs the tests or, in a process that the program started, a role.
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVariable) != "" {
 		main()
@@ -44,7 +44,7 @@ func TestAFewSandboxesAreCreatedAndNothingIsLeft(t *testing.T) {
 	leftNothing(t, dir)
 }
 
-// The hosts take longer than the run may take: nothing becomes ready, and the run must not succeed.
+// The simulated engines need longer for a create than the run may take. No sandbox becomes ready, so the run must fail.
 func TestARunWhoseSandboxesNeverBecomeReadyFails(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -75,7 +75,7 @@ func leftNothing(t *testing.T, dir string) {
 	}
 }
 
-// The judge detects each way in which a create can go wrong.
+// The judge of a run detects each way in which a create can go wrong.
 func TestEachKindOfFailureIsDetected(t *testing.T) {
 	now := time.Now()
 	good := func() *life {

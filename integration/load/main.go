@@ -32,7 +32,7 @@ type options struct {
 	coordinators int           // number of coordinator processes
 	sandboxes    int           // number of sandboxes to create
 	rate         float64       // creates a second; 0: as fast as they are accepted
-	parallel     int           // concurrent creates if there is no rate
+	parallel     int           // concurrent creates without a rate
 	living       int           // sandboxes that exist before the run
 	over         int           // sandboxes that were deleted before the run
 	backlog      bool          // accept all creates before there is a host
@@ -86,7 +86,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// run is the whole program. It returns the exit code.
+// run is the whole program and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {

@@ -56,7 +56,7 @@ func measure(ctx context.Context, o options, r *report) (err error) {
 	return nil
 }
 
-// lastWords is the end of the coordinators' logs.
+// lastWords returns the end of each coordinator's log.
 func (m *measurement) lastWords() string {
 	words := ""
 	for name, p := range m.deciding {
@@ -121,7 +121,7 @@ func (m *measurement) coordinatorMemory(name string, counts bool) {
 	}
 }
 
-// pids are the process ids of the coordinators.
+// pids returns the process ids of the coordinators.
 func (m *measurement) pids() (pids []int) {
 	for _, p := range m.deciding {
 		pids = append(pids, p.Pid())
@@ -129,7 +129,7 @@ func (m *measurement) pids() (pids []int) {
 	return pids
 }
 
-// creates has sandboxes created and judges the result.
+// creates creates the sandboxes and judges the result.
 func (m *measurement) creates(ctx context.Context) error {
 	endProfiles, err := m.profiles(ctx, "creates")
 	if err != nil {
@@ -154,7 +154,7 @@ func (m *measurement) creates(ctx context.Context) error {
 	}
 	m.line("accepted", "%d after %.1f s", m.sandboxes, time.Since(begin).Seconds())
 	if m.backlog {
-		before, _ = part.Busy(m.pids()...) // the cost of placing, without accepting, which happened before
+		before, _ = part.Busy(m.pids()...) // from here on: the sandboxes are accepted and still to be placed
 		if err := m.hostsCome(ctx); err != nil {
 			return err
 		}
@@ -205,7 +205,7 @@ func (m *measurement) latencies() {
 	m.line("assignments", "%s a second", figure(m.placing))
 }
 
-// judge records what is wrong with the log of n created sandboxes.
+// judge reports everything that is wrong with the n created sandboxes according to the log.
 func (m *measurement) judge(n int) error {
 	outcomes, onHost, messages, most := map[string]int{}, map[string]int{}, 0, 0
 	m.watch.each(func(id string, l *life) {
@@ -282,7 +282,7 @@ func (m *measurement) rest(ctx context.Context) (err error) {
 	return nil
 }
 
-// store measures how many durable appends the store accepts, and judges the placement rate against that.
+// store measures how many durable appends per second the store accepts, and compares the placement rate with that.
 func (m *measurement) store(ctx context.Context) error {
 	rate, err := storeRate(ctx, m.at.URL)
 	if err != nil {
@@ -292,8 +292,8 @@ func (m *measurement) store(ctx context.Context) error {
 	if rate == 0 {
 		m.fail("the store accepted no append")
 	}
-	// Besides its messages on the log, a create stores a request and an id, both durable. In a backlog these two and
-	// the first message were stored before.
+	// Besides its messages on the log, a create durably stores a request and an id. With -backlog, these two and the first
+	// message were stored before the measurement.
 	perCreate := m.messages + 2
 	if m.backlog {
 		perCreate = m.messages - 1
@@ -331,7 +331,7 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			// Warnings are of passing conditions. So are errors when the run ends NATS or the machine starves it.
+			// Warnings are about passing conditions. So are errors if the run kills processes or the machine is too slow.
 			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}

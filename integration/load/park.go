@@ -16,9 +16,9 @@ type park struct {
 	role    *role
 	log     *slog.Logger
 	hosts   []*host
-	reading chan struct{} // slots for reading histories: many hosts share this process
-	round   atomic.Int64  // of notifications, counted by mark
-	tenures atomic.Int64  // locks taken
+	reading chan struct{} // one value for each read of a history under way: many hosts share this process
+	round   atomic.Int64  // number of the round of notifications; see mark
+	tenures atomic.Int64  // how often a host took its lock
 }
 
 // readingAtOnce is how many histories a process reads at once.
@@ -56,14 +56,14 @@ func (p *park) run(ctx context.Context) error {
 func workerName(i int) string { return fmt.Sprintf("w%05d", i) }
 func hostID(i int) string     { return fmt.Sprintf("host-%05d", i) }
 
-// livingID is the i-th seeded sandbox, on the host i modulo the number of hosts.
+// livingID returns the id of the i-th seeded sandbox, which is on host i modulo the number of hosts.
 func livingID(i int) string { return fmt.Sprintf("living-%07d", i) }
 
 // heard counts the notifications of the workers.
 type heard struct {
 	Living  int   `json:"living"`  // sandboxes on the hosts
-	Told    int   `json:"told"`    // of those, notified since the last mark
-	Tenures int64 `json:"tenures"` // locks taken since the process began
+	Told    int   `json:"told"`    // those of them whose worker was notified since the last mark
+	Tenures int64 `json:"tenures"` // how often hosts took their locks since the process began
 }
 
 func (h *heard) add(o heard) {
@@ -101,6 +101,6 @@ func portOf(address string) int {
 	if err != nil {
 		return 0
 	}
-	port, _ := strconv.Atoi(u.Port()) // 0: any
+	port, _ := strconv.Atoi(u.Port()) // 0: any free port
 	return port
 }

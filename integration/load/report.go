@@ -15,11 +15,11 @@ type report struct {
 	short  bool // do not check goals
 	out    io.Writer
 	begun  time.Time
-	missed []string // goals
+	missed []string // goals that were missed
 	wrong  []string
 
 	placing  float64 // assignments per second
-	messages float64 // of a create, on the log
+	messages float64 // messages of one create on the log
 }
 
 // line prints one figure.
@@ -27,7 +27,7 @@ func (r *report) line(name, format string, args ...any) {
 	fmt.Fprintf(r.out, "%-46s %s\n", name, fmt.Sprintf(format, args...))
 }
 
-// goal prints a figure with its goal. The goal counts only if counts is set, in a run of this size.
+// goal prints a figure with its goal. counts says whether a run of this size must reach the goal.
 func (r *report) goal(name string, value float64, unit string, atMost bool, bound float64, counts bool) {
 	relation, ok := ">=", value >= bound
 	if atMost {
@@ -49,7 +49,7 @@ func (r *report) fail(format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Sprintf(format, args...))
 }
 
-// classes prints how often each thing happened.
+// classes prints how often each kind of thing happened.
 func (r *report) classes(name string, of map[string]int) {
 	for _, what := range slices.Sorted(maps.Keys(of)) {
 		r.line(name, "%d × %s", of[what], what)
@@ -71,7 +71,7 @@ func (r *report) end(err error) {
 	r.line("total time", "%.0f s", time.Since(r.begun).Seconds())
 }
 
-// percentile returns the nearest rank of sorted samples, or 0 if there are none.
+// percentile returns the sample of the nearest rank, or 0 if there are no samples.
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// roleVariable passes a role to a process of this binary.
+// roleVariable passes a role to a process of the program.
 const roleVariable = "BOXFLEET_LOAD_ROLE"
 
 // Kinds of processes.
@@ -35,7 +35,7 @@ type role struct {
 	URL   string `json:"url,omitempty"`   // of NATS
 	Dir   string `json:"dir,omitempty"`   // of NATS
 	Port  int    `json:"port,omitempty"`  // of NATS; 0: any free port
-	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk; used while filling it
+	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk; for filling the store
 	First int    `json:"first,omitempty"` // number of the first worker
 	Hosts int    `json:"hosts,omitempty"` // number of workers
 	fleet
@@ -43,13 +43,13 @@ type role struct {
 
 // fleet has the settings that all workers share.
 type fleet struct {
-	Workers int           `json:"workers,omitempty"` // total of all processes
-	Living  int           `json:"living,omitempty"`  // seeded sandboxes
-	Slots   int           `json:"slots,omitempty"`   // per host
+	Workers int           `json:"workers,omitempty"` // number of workers in all processes together
+	Living  int           `json:"living,omitempty"`  // number of seeded sandboxes
+	Slots   int           `json:"slots,omitempty"`   // slots of each host
 	Create  time.Duration `json:"create,omitempty"`  // how long the engine takes for a create
 }
 
-// ready is the line that a process prints once it works.
+// ready is the line that a process prints once it accepts work.
 type ready struct {
 	URL  string `json:"url,omitempty"`
 	Port int    `json:"port,omitempty"`
@@ -122,7 +122,7 @@ func (r *role) playWorkers(
 	return p.run(ctx)
 }
 
-// connect connects a process, or one worker, to NATS.
+// connect connects a process, or a single worker, to NATS.
 func connect(ctx context.Context, url, name string, log *slog.Logger) (*jetstream.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -20,7 +20,7 @@ type watch struct {
 
 	mu    sync.Mutex
 	boxes map[string]*life // by id
-	broke []string         // violations in the log
+	broke []string         // rules that the log violates
 }
 
 // life is the progress of a created sandbox.
@@ -30,7 +30,7 @@ type life struct {
 	worker, scheduler, reason         string
 }
 
-// burstPrefix starts the ids of the sandboxes that the run creates, and only those.
+// burstPrefix is how the ids of the sandboxes that the run creates begin. No other ids begin with it.
 const burstPrefix = "burst-"
 
 func newWatch(ctx context.Context, url string) (*watch, error) {

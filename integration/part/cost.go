@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Resident returns the resident memory of a process and its proportional share of it, both in MiB.
+// Resident returns the resident memory (RSS) of a process and its proportional share (PSS), both in MiB.
 func Resident(pid int) (rss, pss float64, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
@@ -36,7 +36,7 @@ func Resident(pid int) (rss, pss float64, err error) {
 	return rss, pss, nil
 }
 
-// Busy returns the processor time that processes have used so far, in the threads they have now.
+// Busy returns the processor time that the present threads of processes have used so far.
 func Busy(pids ...int) (time.Duration, error) {
 	var total time.Duration
 	for _, pid := range pids {

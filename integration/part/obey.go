@@ -13,7 +13,7 @@ import (
 
 // Commands that every part knows.
 const (
-	CommandProfile    = "profile" // with a path: write a CPU profile there from now on
+	CommandProfile    = "profile" // argument: a path; starts writing a CPU profile there
 	CommandEndProfile = "end-profile"
 )
 
@@ -26,7 +26,7 @@ type answer struct {
 // Command runs one command. Its result is returned as JSON.
 type Command func(argument string) (any, error)
 
-// Obey runs the program's commands until stdin ends. commands are the part's own and may be nil.
+// Obey runs the program's commands until stdin ends. commands holds the part's own commands and may be nil.
 func Obey(in io.Reader, out io.Writer, commands map[string]Command) {
 	var profile *os.File
 	all := map[string]Command{
@@ -50,7 +50,7 @@ func Obey(in io.Reader, out io.Writer, commands map[string]Command) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		name, argument, _ := strings.Cut(lines.Text(), " ")
 		if err := json.NewEncoder(out).Encode(obeyed(all[name], name, argument)); err != nil {
-			return // nobody reads answers any more
+			return // the program has ended
 		}
 	}
 }

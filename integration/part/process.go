@@ -18,7 +18,7 @@ import (
 type Process struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
-	answers chan string // printed lines
+	answers chan string // lines that the process printed
 	exited  chan struct{}
 
 	mu  sync.Mutex
@@ -28,7 +28,7 @@ type Process struct {
 // answersWithin is how long Answer waits if the caller's context has no deadline.
 const answersWithin = 30 * time.Second
 
-// logKept is how many bytes of the end of a process's log are kept, at least.
+// logKept is the least number of bytes of a process's log that are kept, from its end.
 const logKept = 64 << 10
 
 // Start starts this binary again with a role in the environment. It does not wait until the process is ready.
@@ -43,7 +43,7 @@ func Start(variable string, role any) (*Process, error) {
 	}
 	p := &Process{cmd: exec.Command(self), answers: make(chan string, 1), exited: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), variable+"="+string(encoded))
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the program, which then ends this process
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must reach only the program, which then ends this process
 	p.cmd.Stderr = p
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -60,12 +60,12 @@ func Start(variable string, role any) (*Process, error) {
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
 			p.answers <- lines.Text()
 		}
-		_ = p.cmd.Wait() // the log tells how it ended
+		_ = p.cmd.Wait() // the log says how it ended
 	}()
 	return p, nil
 }
 
-// Write takes the process's log.
+// Write appends to the process's log.
 func (p *Process) Write(data []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

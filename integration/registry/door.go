@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// Fault is what a door does to a request. The zero value lets it pass.
+// Fault says what a door does to a request. The zero value lets the request pass.
 type Fault struct {
-	Status    int           // answer with this
-	Body      string        // and this
-	StallAt   int           // pass on this many bytes of the answer, then no more
+	Status    int           // answer with this status instead
+	Body      string        // and this body
+	StallAt   int           // pass on this many bytes of the answer, then stop
 	PerSecond int           // pass on this many bytes per second
-	Delay     time.Duration // wait first
+	Delay     time.Duration // wait before passing on the request
 }
 
-// Door is an address of a registry, with a proxy behind it.
+// Door is a proxy in front of a registry, with its own address.
 type Door struct {
 	Host string // 127.0.0.1 and port, the first part of references
 
 	closed chan struct{}
 	mu     sync.Mutex
-	passed []string // method and path
+	passed []string // "METHOD path" of each request
 	fault  func(*http.Request) Fault
-	gone   int // requests that the client aborted
+	gone   int // number of requests that the client aborted
 }
 
 // Open opens a door that listens on l until the test ends.
@@ -77,14 +77,14 @@ func (r *Registry) Open(l net.Listener) *Door {
 	return d
 }
 
-// Fault applies f to each request; nil lets all pass.
+// Fault makes the door apply f to each request from now on; nil lets all requests pass.
 func (d *Door) Fault(f func(*http.Request) Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fault = f
 }
 
-// Layers applies a fault to downloads of layers only, for [Door.Fault].
+// Layers limits a fault to downloads of layers, for [Door.Fault].
 func Layers(f Fault) func(*http.Request) Fault {
 	return func(q *http.Request) Fault {
 		if q.Method == http.MethodGet && strings.Contains(q.URL.Path, "/blobs/") {
@@ -104,7 +104,7 @@ func (d *Door) faultOf(q *http.Request) Fault {
 	return f(q)
 }
 
-// Passed counts the requests since the start whose "METHOD path" contains all of the parts.
+// Passed counts the requests so far whose "METHOD path" contains all of the parts.
 func (d *Door) Passed(parts ...string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -128,7 +128,7 @@ func (d *Door) GivenUp() int {
 	return d.gone
 }
 
-// pause waits and reports whether the client is still connected.
+// pause waits for t, and reports whether the client is still connected.
 func (d *Door) pause(q *http.Request, t time.Duration) bool {
 	select {
 	case <-time.After(t):
@@ -156,7 +156,7 @@ func (s *slowed) Read(p []byte) (int, error) {
 	case f.StallAt > 0:
 		p = p[:min(len(p), f.StallAt-s.read)]
 	default:
-		const pieces = 20 // per second
+		const pieces = 20 // pieces of the answer per second
 		p, wait = p[:min(len(p), max(f.PerSecond/pieces, 1))], time.Second/pieces
 	}
 	if !s.door.pause(s.request, wait) {

@@ -35,7 +35,7 @@ type Registry struct {
 	socket string
 }
 
-// Start starts an empty registry. A private one refuses everyone but [User].
+// Start starts an empty registry. A private registry refuses everyone except [User].
 func Start(tb testing.TB, private bool) *Registry {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "boxfleet-registry-")
@@ -109,7 +109,7 @@ func (r *Registry) write(name, content string) {
 	}
 }
 
-// Login creates a directory with a Docker configuration that has the login for a host, and returns its path.
+// Login creates a directory with a Docker configuration that holds the login for a host, and returns its path.
 func Login(tb testing.TB, host, password string) string {
 	tb.Helper()
 	dir := tb.TempDir()

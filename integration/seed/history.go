@@ -10,21 +10,21 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// Coordinator is who the seeded decisions are from.
+// Coordinator is the writer of the seeded decisions.
 const Coordinator = "seeded"
 
-// History is that of one sandbox, as far as it was written. It is numbered by the fold, so what is not legal
-// does not get in.
+// History writes the history of one sandbox. It folds the events that it writes: the fold numbers them and refuses
+// illegal ones.
 type History struct {
 	Tenant, ID string
 	worker     string
 	state      protocol.State
 	write      func(*protocol.Batch) error
-	err        error // the first; nothing is written after it
+	err        error // the first error; nothing is written after it
 }
 
-// Sandbox begins a history: the sandbox is accepted, assigned and ready on a host. at is when, container what
-// the host's Engine calls it. Each message goes to write.
+// Sandbox begins a history: the sandbox is accepted at the time at, assigned to a host and ready there. container is
+// the name that the host's Engine has for it. write gets each message.
 func Sandbox(
 	id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error,
 ) *History {
@@ -40,7 +40,7 @@ func Sandbox(
 	return h
 }
 
-// Message writes one message of a writer's.
+// Message writes the events as one message of this writer.
 func (h *History) Message(writer string, events ...protocol.Event) {
 	if h.err != nil {
 		return
@@ -56,13 +56,13 @@ func (h *History) Message(writer string, events ...protocol.Event) {
 		Writer: writer, Events: events})
 }
 
-// Delete ends the history: the sandbox is deleted.
+// Delete ends the history with the deletion of the sandbox.
 func (h *History) Delete(at time.Time) {
 	h.Message(Coordinator, protocol.Event{Kind: protocol.SandboxDeleteRequested, Time: at, Request: newID()})
 	h.Message(h.worker, protocol.Event{Kind: protocol.SandboxDeleted, Time: at})
 }
 
-// Err is why the history is not written as asked for.
+// Err returns the first error, nil if the history was written as requested.
 func (h *History) Err() error { return h.err }
 
 func newID() string { return strings.ToLower(ulid.Make().String()) }

@@ -1,5 +1,5 @@
-// Package seed writes what tests and benchmarks need of the past straight into the log: a sandbox with
-// many execs that are over takes seconds so, and hours by running them.
+// Package seed writes histories straight into the log, for tests and benchmarks that need a past. To run all the execs
+// of a sandbox with many past execs would take hours; to write them takes seconds.
 package seed
 
 import (
@@ -11,22 +11,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Past says which execs are written.
+// Past says which past execs to write.
 type Past struct {
-	N      int    // execs; required
-	First  int    // number of the first one; their ids are [ID](First), [ID](First+1) and so on
-	Output []byte // that each has printed, at most 16 KiB
+	N      int    // number of execs; required
+	First  int    // number of the first exec; their ids are [ID](First), [ID](First+1) and so on
+	Output []byte // what each exec has printed, at most 16 KiB
 
-	// PerMessage is how many execs share a message of the log; default 100. Real ones that run one after
-	// another have three messages each.
+	// PerMessage is how many execs share a message of the log; default 100. Real execs that run one after another take
+	// three messages each.
 	PerMessage int
 }
 
-// ID is the id of the exec of a number.
+// ID returns the id of the i-th past exec.
 func ID(i int) string { return fmt.Sprintf("past-%07d", i) }
 
-// Execs appends execs that were accepted, started and finished to the history of a sandbox, which must be
-// ready. Coordinators and the sandbox's worker follow the log, and know them like any other.
+// Execs appends execs that were accepted, started and finished to the history of a ready sandbox. Coordinators and the
+// sandbox's worker follow the log and treat these execs like any others.
 func Execs(ctx context.Context, conn *jetstream.Conn, tenant, sandbox string, p Past) error {
 	if p.PerMessage < 1 {
 		p.PerMessage = 100

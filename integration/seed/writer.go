@@ -12,14 +12,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Writer writes to the log of a deployment whose streams are there and which has nothing else yet: without
-// compare-and-set, and many messages at once, as many histories need it.
+// Writer writes many histories quickly to the log of a deployment whose streams exist and are empty. It has many
+// messages in flight and does not use compare-and-set.
 type Writer struct {
 	nc *nats.Conn
 	js jetstream.JetStream
 }
 
-// inFlight is how many messages are on their way at once.
+// inFlight is how many messages may be in flight at once.
 const inFlight = 2048
 
 // Connect connects to NATS.
@@ -36,7 +36,7 @@ func Connect(url string) (*Writer, error) {
 	return &Writer{nc, js}, nil
 }
 
-// Batch writes a message, and does not wait until it is stored.
+// Batch sends a message and does not wait until it is stored.
 func (w *Writer) Batch(b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
 	for k, v := range b.Headers() {
@@ -47,7 +47,7 @@ func (w *Writer) Batch(b *protocol.Batch) error {
 	return err
 }
 
-// Reserve takes the sandbox's id in the registry, and does not wait until that is stored.
+// Reserve reserves the sandbox's id in the registry and does not wait until the reservation is stored.
 func (w *Writer) Reserve(h *History) error {
 	r := protocol.Reservation{Version: protocol.Version, Request: h.ID}
 	_, err := w.js.PublishAsync("$KV."+protocol.BucketIDs+"."+h.Tenant+"."+h.ID, protocol.Encode(&r),
@@ -55,7 +55,7 @@ func (w *Writer) Reserve(h *History) error {
 	return err
 }
 
-// Close waits until all is stored, checks that the log has that many messages, and disconnects.
+// Close waits until everything is stored, checks that the log has the given number of messages, and disconnects.
 func (w *Writer) Close(ctx context.Context, messages uint64) error {
 	defer w.nc.Close()
 	select {
@@ -68,7 +68,7 @@ func (w *Writer) Close(ctx context.Context, messages uint64) error {
 		return err
 	}
 	if stored := stream.CachedInfo().State.Msgs; stored < messages {
-		return errors.Join(fmt.Errorf("of %d messages %d were stored", messages, stored), w.nc.LastError())
+		return errors.Join(fmt.Errorf("of %d messages, %d were stored", messages, stored), w.nc.LastError())
 	}
 	return nil
 }

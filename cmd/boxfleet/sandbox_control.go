@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -18,21 +18,21 @@ const controlsAtOnce = 8
 
 // controlAll stops, resumes or deletes sandboxes in parallel and prints their ids in the given order. A failure does
 // not stop the others. It prints every error except the last, which it returns.
-func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
+func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
 	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)
-	done := p.progress(verb + " " + strings.Join(ids, " "))
+	done := cmds.progress(verb + " " + strings.Join(ids, " "))
 	defer done()
 	boxes, failures := make([]*sdk.Sandbox, len(ids)), make([]error, len(ids))
 	var group errgroup.Group
 	group.SetLimit(controlsAtOnce)
 	for i, id := range ids {
 		boxes[i] = c.Sandbox(id)
-		p.unfinished.set("sandbox "+id, "the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb,
+		cmds.unfinished.set("sandbox "+id, "the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb,
 			id, id)
 		group.Go(func() error {
 			if failures[i] = do(boxes[i], ctx, sdk.WithWait(wait)); failures[i] == nil {
-				p.unfinished.done("sandbox " + id)
+				cmds.unfinished.done("sandbox " + id)
 			}
 			return nil
 		})
@@ -48,25 +48,31 @@ func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, id
 				err = &e
 			}
 			if last != nil {
-				p.complain(last)
+				cmds.complain(last)
 			}
 			last = err
 			continue
 		}
-		if err := p.show(boxes[i].Info(), func(w io.Writer) { fmt.Fprintln(w, id) }); err != nil {
+		if err := cmds.show(boxes[i].Info(), func(w io.Writer) { fmt.Fprintln(w, id) }); err != nil {
 			return err
 		}
 	}
 	return last
 }
 
-// distinct returns texts without duplicates, in the same order.
-func distinct(texts []string) []string {
-	each := []string{}
-	for _, text := range texts {
-		if !slices.Contains(each, text) {
-			each = append(each, text)
-		}
+func (cmds sandboxCommands) controlCommand(verb, short string, do func(*sdk.Sandbox, context.Context,
+	...sdk.ChangeOption) error) *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: verb + " SANDBOX...", Short: short, Args: takesSome("SANDBOX"), ValidArgsFunction: cmds.completeSandboxes,
+		Example: "  boxfleet sandbox " + verb + " web\n  boxfleet sandbox " + verb + " web db",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return cmds.controlAll(ctx, c, verb, args, wait,
+					do)
+			})
+		},
 	}
-	return each
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
+	return cmd
 }

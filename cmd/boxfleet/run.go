@@ -15,7 +15,10 @@ import (
 // deleteWithin is the time limit for deleting run's sandbox.
 const deleteWithin = time.Minute
 
-func (p *program) runCommand() *cobra.Command {
+// runCommands are the commands that run a command in a sandbox: run and exec.
+type runCommands struct{ *client }
+
+func (cmds runCommands) runCommand() *cobra.Command {
 	var box specFlags
 	var flags execFlags
 	var line commandLine
@@ -34,49 +37,49 @@ its id.`,
 			if box.file == "-" && flags.stdin {
 				return usage("--file - and --stdin both read stdin")
 			}
-			d, err := box.document(p.stdin, nil)
+			d, err := box.document(cmds.stdin, nil)
 			if err != nil {
 				return err
 			}
 			if d.ID != "" {
 				return usage("%s: id is for sandbox create and apply; run generates a new id", box.file)
 			}
-			execSpec, err := flags.spec(p.stdin, line.command)
+			execSpec, err := flags.spec(cmds.stdin, line.command)
 			if err != nil {
 				return err
 			}
 			if err := execSpec.Validate(); err != nil {
 				return err
 			}
-			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if err := p.upload(ctx, c, d); err != nil {
+			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if err := cmds.upload(ctx, c, d); err != nil {
 					return err
 				}
 				read := flags.stdin || box.file == "-"
-				p.warnOfStdin(read)
-				defer func() { p.warnOfStdin(read) }() // a slow pipe may have data by now
-				return p.runOnce(ctx, c, d, execSpec)
+				cmds.warnOfStdin(read)
+				defer func() { cmds.warnOfStdin(read) }() // a slow pipe may have data by now
+				return cmds.runOnce(ctx, c, d, execSpec)
 			}))
 		},
 	}
 	box.add(cmd)
-	p.completeFlag(cmd, "image", imageRefs)
+	cmds.completeFlag(cmd, "image", imageRefs)
 	flags.add(cmd)
 	line.of(cmd)
 	return cmd
 }
 
 // runOnce creates a sandbox, runs a command in it, and deletes it.
-func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
+func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 	execSpec *protocol.ExecSpec) (err error) {
 	id := sdk.NewID()
-	p.unfinished.set("sandbox", "sandbox %s may still exist: `boxfleet sandbox delete %s` deletes it", id, id)
+	cmds.unfinished.set("sandbox", "sandbox %s may still exist: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
-		if deleteErr := p.deleteAfter(ctx, c.Sandbox(id), err); deleteErr != nil {
-			p.note("sandbox %s is not deleted yet: %v", id, deleteErr)
+		if deleteErr := cmds.deleteAfter(ctx, c.Sandbox(id), err); deleteErr != nil {
+			cmds.note("sandbox %s is not deleted yet: %v", id, deleteErr)
 		}
 	}()
-	done := p.creating(ctx, c, id, true)
+	done := cmds.creating(ctx, c, id, true)
 	defer done()
 	opts := []sdk.CreateOption{sdk.WithID(id)}
 	if d.Name != "" {
@@ -92,7 +95,7 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 	owned, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() {
 		if i, _ := interruptionOf(ctx); i != 0 && i != interruption(syscall.SIGINT) {
-			_ = p.askToDelete(ctx, box) // requested again at the end
+			_ = cmds.requestDelete(ctx, box) // requested again at the end
 		}
 		if i, interrupted := interruptionOf(ctx); interrupted {
 			end(i)
@@ -100,22 +103,22 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 			end(interruption(syscall.SIGINT))
 		}
 	})()
-	err = p.exec(owned, box, sdk.NewID(), "", execSpec)
-	p.unfinished.done("exec") // it ends with its sandbox
+	err = cmds.exec(owned, box, sdk.NewID(), "", execSpec)
+	cmds.unfinished.done("exec") // it ends with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "",
-			"the command did not end within --deadline %s and was cancelled", p.config.Deadline)
+			"the command did not end within --deadline %s and was cancelled", cmds.config.Deadline)
 	}
 	return err
 }
 
-// askToDelete requests the delete of a sandbox and does not wait for it.
-func (p *program) askToDelete(ctx context.Context, box *sdk.Sandbox) error {
+// requestDelete requests the delete of a sandbox and does not wait for it.
+func (cmds runCommands) requestDelete(ctx context.Context, box *sdk.Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteWithin)
 	defer cancel()
 	err := untilFound(ctx, func() error { return box.Delete(ctx, sdk.WithWait(false)) })
 	if err == nil {
-		p.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(),
+		cmds.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(),
 			box.ID())
 	}
 	return err
@@ -123,12 +126,12 @@ func (p *program) askToDelete(ctx context.Context, box *sdk.Sandbox) error {
 
 // deleteAfter deletes a sandbox, even if ctx has ended. after is the error of what came before: if a create was
 // interrupted, its sandbox may appear later or never.
-func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
-	defer p.progress("deleting the sandbox")()
-	err := p.askToDelete(ctx, box)
+func (cmds runCommands) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
+	defer cmds.progress("deleting the sandbox")()
+	err := cmds.requestDelete(ctx, box)
 	if protocol.CodeOf(err) == protocol.NotFound && after != nil {
 		if ctx.Err() == nil { // the create was refused
-			p.unfinished.done("sandbox")
+			cmds.unfinished.done("sandbox")
 		}
 		return nil
 	}
@@ -142,7 +145,7 @@ func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	if err = box.WaitDeleted(bounded); err == nil {
-		p.unfinished.done("sandbox")
+		cmds.unfinished.done("sandbox")
 	} else if within == leaveWithin { // the final error says so
 		return nil
 	}

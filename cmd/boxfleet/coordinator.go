@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/jetstream"
+)
+
+func (srv servers) coordinatorCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "coordinator --nats URL", Short: "Run a coordinator; a fleet may have several", Args: takes(),
+		Example: "  boxfleet coordinator --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := srv.config.forCoordinator()
+			if err != nil {
+				return err
+			}
+			cfg.OnReady = func() { srv.say("ready: coordinator %s", cfg.Name) }
+			return srv.role(cmd, "coordinator", func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
+				cfg.Conn, cfg.OnState = conn, say
+				return coordinator.Run(ctx, cfg)
+			})
+		},
+	}
+	srv.config.addFlags(cmd.Flags(), "coordinator")
+	return cmd
+}
+
+// forCoordinator returns the configuration of a coordinator, without its connection.
+func (c *config) forCoordinator() (coordinator.Config, error) {
+	k := c.Coordinator
+	if k.Name == "" {
+		k.Name = machineName() + "-" + strings.ToLower(rand.Text()[:6])
+	}
+	defaults, err := readDefaults(k.Defaults)
+	if err != nil {
+		return coordinator.Config{}, err
+	}
+	return coordinator.Config{
+		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults,
+		MaxActiveExecs: k.MaxActiveExecs,
+		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes,
+			MaxAge: k.HistoryMaxAge},
+		Output: coordinator.OutputBudget{Sandbox: k.OutputSandboxBytes, Tenant: k.OutputTenantBytes},
+		Assets: c.assets(),
+	}, nil
+}
+
+// assets returns the storage settings. Those that are not set stay unchanged in the store.
+func (c *config) assets() jetstream.Assets {
+	k := c.Coordinator
+	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),
+		EventMaxBytes: int64(k.EventMaxBytes),
+		BlobMaxAge:    k.BlobMaxAge, BlobMaxBytes: int64(k.BlobMaxBytes), ImageMaxBytes: int64(k.ImageMaxBytes),
+		TableMaxBytes: int64(k.TableMaxBytes), SegmentMaxBytes: int64(k.SegmentMaxBytes),
+		Requests: int64(k.Requests)}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// servers is what the server commands of one invocation share.
+type servers struct {
+	*console
+	config *config
+}
+
+// role runs one role against the configured NATS. It waits for NATS if that is unreachable, and re-reads the
+// credentials for every connection attempt.
+func (srv servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
+	say func(well bool, text string)) error) error {
+	cfg, err := srv.connectionOf(cmd, name)
+	if err != nil {
+		return err
+	}
+	h := &health{}
+	natsSays, roleSays := h.part("NATS"), h.part(name)
+	stop, err := srv.serveHealth(h)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	natsSays(false, "unreachable, waiting for it")
+	roleSays(false, "waiting for NATS")
+	ctx, end := context.WithCancel(cmd.Context())
+	defer end()
+	conn, err := jetstream.Connect(ctx, cfg)
+	if ctx.Err() != nil && err != nil {
+		return nil // told to end while waiting
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	h.connection(conn)
+	go func() { // a role cannot work once its connection is closed
+		select {
+		case <-conn.Closed():
+			end()
+		case <-ctx.Done():
+		}
+	}()
+	err = run(ctx, conn, roleSays)
+	if err == nil && cmd.Context().Err() == nil {
+		return protocol.Errorf(protocol.Unavailable, "",
+			"the connection to NATS is closed and will not be retried; restart this %s",
+			name)
+	}
+	return err
+}
+
+// connectionOf returns how a role connects to NATS.
+func (srv servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
+	where, err := srv.config.whereNATS()
+	if err != nil {
+		return jetstream.Config{}, err
+	}
+	if where.URL == "" {
+		return jetstream.Config{}, usage("--nats is missing: the URL of the NATS server")
+	}
+	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: srv.config.Creds, Name: "boxfleet-" + name,
+		Wait: true, LoginFrom: srv.config.loginFrom()}
+	if without, _, same := jetstream.SplitLogin(where.URL); same {
+		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
+	} // otherwise the servers have different credentials in their URLs, which stay fixed
+	return cfg, nil
+}
+
+var notInID = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
+
+// machineName returns the machine's name, changed to a valid id.
+func machineName() string {
+	name, err := os.Hostname()
+	if name = strings.Trim(notInID.ReplaceAllString(name, "-"), "-"); err != nil || name == "" {
+		return "local"
+	}
+	return name[:min(len(name), 48)]
+}

@@ -1,0 +1,33 @@
+package sdk
+
+import (
+	"context"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// ServePages does what a coordinator does for clients that read histories and output, until the test ends. It decides
+// nothing, so a test can write the log itself.
+func ServePages(t *testing.T, conn *jetstream.Conn) {
+	t.Helper()
+	stopElected, err := conn.OnLoss(func() {
+		if err := conn.PublishStatus(&protocol.Status{Version: protocol.Version, Elected: true}); err != nil {
+			t.Logf("publish the status: %v", err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	serving, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := conn.ServeReads(ctx, "1.0.0", conn.PageEndpoints(), func() { close(serving) }); ctx.Err() == nil {
+			t.Errorf("serve pages: %v", err)
+		}
+	}()
+	t.Cleanup(func() { stopElected(); stop(); <-ended })
+	<-serving
+}
