@@ -66,7 +66,7 @@ func tooLarge(e *protocol.Event, size, limit int) error {
 
 // Upper bounds for field names, numbers, times and the headers of strings, in an event and its parts.
 const (
-	eventFrame = 256
+	eventFrame = 272
 	execFrame  = 256
 	specFrame  = 160
 	itemFrame  = 5 // the header of a string
@@ -75,7 +75,7 @@ const (
 // eventSize returns an upper bound of an event's size in a batch. It adds up the fields of exec events, which are the
 // most frequent, and encodes the rest, which is slower.
 func eventSize(e *protocol.Event) int {
-	n := eventFrame + len(e.Kind) + len(e.State) + len(e.Request) + len(e.Reason)
+	n := eventFrame + len(e.Kind) + len(e.State) + len(e.Request) + len(e.Actor) + len(e.Reason)
 	if e.Error != nil {
 		n += encodedSize(e.Error)
 	}

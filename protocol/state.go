@@ -159,7 +159,7 @@ type Exec struct {
 // FoldVersion is the version of [State] and of what [State.Apply] computes. Stored states of another version
 // are discarded and their histories folded again. Increment it with every change of State, of the types in it,
 // or of the effect of an event. Otherwise coordinators would use stored states that lack the new information.
-const FoldVersion = 3
+const FoldVersion = 4
 
 // State is the fold of a sandbox's history: the handle, its execs that have not ended, and the newest ended
 // ones. The zero value is the state of an empty history. Exec values are replaced, never changed, so that
