@@ -181,7 +181,7 @@ func reference(s *setting) string {
 	}
 	if len(s.commands) > 0 {
 		if flag = "`--" + s.flag() + "`"; s.commands[0] != "" {
-			flag += " of " + strings.Join(s.commands, ", ")
+			flag += " of " + strings.ReplaceAll(strings.Join(s.commands, ", "), "set", "storage set")
 		}
 	}
 	return strings.Join([]string{"| `" + s.key + "`", "`" + s.env() + "`", flag, def, s.meaning + " |"}, " | ")
