@@ -51,7 +51,7 @@ func (c *config) forCoordinator() (coordinator.Config, error) {
 	}, nil
 }
 
-// assets returns the storage settings. Those that are not set stay unchanged in the store.
+// assets returns the storage settings. A stream keeps its value of a setting that is not set.
 func (c *config) assets() jetstream.Assets {
 	k := c.Coordinator
 	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),

@@ -134,6 +134,7 @@ func notRun(err error) error {
 	return exitCode{exitNotRun, err}
 }
 
+// startDetached starts an exec and prints its id. It does not wait for the exec to end.
 func (cmds runCommands) startDetached(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
 	cmds.noteContinues(box, id)
 	opts := []sdk.StartOption{sdk.WithID(id)}
@@ -199,7 +200,7 @@ func exitOf(r *sdk.Result, err error) error {
 
 const (
 	cancelWithin = 30 * time.Second // time limit for a cancel to be accepted after ctx ends
-	endMargin    = 15 * time.Second // plus the exec's grace: time limit for the exec to end after that
+	endMargin    = 15 * time.Second // added to the exec's grace: time limit for the exec to end after its cancel was accepted
 )
 
 // execCancellable runs a command. If the client is interrupted, it cancels the command and waits for it to end. The
@@ -231,7 +232,8 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// because returns the error of a wait that this client ended. It keeps the fleet's reason for not deciding the request.
+// because returns the error of a wait that this client ended. If err says why the fleet has not decided the request, the
+// new error says so too.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -239,7 +241,7 @@ func because(err error, code protocol.Code, message string) error {
 	return protocol.Errorf(code, "", "%s", message)
 }
 
-// noteContinues records that the requested exec continues when the client ends.
+// noteContinues records what to tell the user about a requested exec if the client ends before the exec.
 func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 	cmds.unfinished.set("exec",
 		"exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+

@@ -23,7 +23,7 @@ func (cmds hostCommands) drainCommand() *cobra.Command {
 		Annotations:       map[string]string{ownDeadline: "true"},
 		Long: `Stop placing work on a host and empty it. A sandbox with on_host_loss replace is created again on another
 host, once it has no active execs and a host can take it. The drain waits for all other sandboxes. After
---deadline, whatever still runs is ended with reason drained: a sandbox with on_host_loss replace is created again
+--deadline, everything that still runs is ended with reason drained: a sandbox with on_host_loss replace is created again
 elsewhere, one with fail fails, and one with wait is stopped. Stopped and failed sandboxes stay where they are.
 
 The drain continues if this command is interrupted; run it again to wait for the drain. "boxfleet host uncordon"
@@ -37,7 +37,7 @@ ends the drain.`,
 		},
 	}
 	cmd.Flags().DurationVar(&deadline, "deadline", 0,
-		"end whatever still runs after this time (default: wait for it to end)")
+		"end everything that still runs on the host after this time (default: wait until it ends by itself)")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing runs on the host")
 	return cmd
 }

@@ -36,13 +36,13 @@ func (cmds hostCommands) forget(ctx context.Context, c *sdk.Client, name string,
 	if err != nil {
 		return err
 	}
-	if h.State != protocol.HostLost { // the fleet refuses it, so do not ask for confirmation
+	if h.State != protocol.HostLost { // the fleet refuses to forget this host, so do not ask
 		return c.Hosts().Forget(ctx, name)
 	}
-	fmt.Fprintf(cmds.plain(cmds.stderr), "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker,
+	fmt.Fprintf(cmds.plain(cmds.stderr), "the host %s of worker %s is lost and was last seen %s ago; on it %s\n", h.HostID, h.Worker,
 		ago(c.Now(ctx), h.SeenAt), onHost(h))
 	if !yes {
-		if err := cmds.confirm("forget it and give up everything on it?"); err != nil {
+		if err := cmds.confirm("forget the host and give up everything on it?"); err != nil {
 			return err
 		}
 	}

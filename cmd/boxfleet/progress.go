@@ -20,7 +20,7 @@ func (con *console) progress(what string) (done func()) {
 	return done
 }
 
-// progressing is like progress, but tell can change the text.
+// progressing is like progress, but its caller can change the text with tell.
 func (con *console) progressing(what string) (tell func(what string), done func()) {
 	if !con.watched() {
 		return func(string) {}, func() {}

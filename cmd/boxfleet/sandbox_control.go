@@ -73,6 +73,6 @@ func (cmds sandboxCommands) controlCommand(verb, short string, do func(*sdk.Sand
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the change is done, not just accepted")
 	return cmd
 }

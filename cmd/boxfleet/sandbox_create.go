@@ -105,7 +105,8 @@ func (cmds sandboxCommands) create(ctx context.Context, c *sdk.Client, d *spec.D
 	return cmds.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
 }
 
-// notReady extends the error of a create by the sandbox's state. box is nil if the create was not accepted.
+// notReady adds to the error of a create what became of the sandbox and what the user can do. box is nil if the create
+// was not accepted.
 func (cmds sandboxCommands) notReady(box *sdk.Sandbox, err error) error {
 	if box == nil {
 		return err
@@ -120,7 +121,7 @@ func (cmds sandboxCommands) notReady(box *sdk.Sandbox, err error) error {
 	case protocol.StateFailed:
 		cmds.unfinished.done("sandbox")
 		e := *protocol.AsError(err)
-		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows how, `boxfleet sandbox "+
+		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows why, `boxfleet sandbox "+
 			"delete %s` deletes it", info.ID, info.ID, info.ID)
 		if info.Name != "" {
 			e.Message += fmt.Sprintf("; the name %s can be used again", info.Name)

@@ -18,8 +18,8 @@ type servers struct {
 	config *config
 }
 
-// role runs one role against the configured NATS. It waits for NATS if that is unreachable, and re-reads the
-// credentials for every connection attempt.
+// role runs one role against the configured NATS. It waits while NATS is unreachable, and reads the
+// credentials again for every connection attempt.
 func (srv servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := srv.connectionOf(cmd, name)
@@ -75,7 +75,7 @@ func (srv servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Conf
 		Wait: true, LoginFrom: srv.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
-	} // otherwise the servers have different credentials in their URLs, which stay fixed
+	} // otherwise the URLs of the servers have different credentials, which are not read again
 	return cfg, nil
 }
 
