@@ -88,7 +88,8 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds the flags of the settings that have a flag for the named command, or for every command if command is "".
+// addFlags adds the flags of the settings that have a flag for the named command, or for every command if command is
+// "".
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -162,8 +163,8 @@ func (c *config) unknownEnv(environ []string) []string {
 	return unknown
 }
 
-// hasFlag reports whether a command's flag with the name of a setting sets that setting. A command may use the same name
-// for a flag of its own.
+// hasFlag reports whether a command's flag with the name of a setting sets that setting. A command may use the same
+// name for a flag of its own.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
 	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
 		return false
@@ -243,8 +244,8 @@ func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.y
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
 // userDir returns the path of name in the directory boxfleet of a user directory. The XDG variable names the user
-// directory; if it is not set, below is its path in the home directory. userDir returns "" if there is no home directory
-// either, so that nothing is written to the root directory.
+// directory; if it is not set, below is its path in the home directory. userDir returns "" if there is no home
+// directory either, so that nothing is written to the root directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)

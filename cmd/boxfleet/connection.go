@@ -89,7 +89,7 @@ func (c *config) whereNATS() (connection, error) {
 func (c *config) connectionFile() string { return filepath.Join(c.DataDir, connectionFile) }
 
 // login reads the configuration of a command again and returns its credentials.
-func (srv servers) login(cmd *cobra.Command) (jetstream.Login, error) {
+func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 	now := config{file: srv.config.file}
 	if err := now.read(cmd); err != nil {
 		return jetstream.Login{}, err

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-func (srv servers) coordinatorCommand() *cobra.Command {
+func (srv *servers) coordinatorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "coordinator --nats URL", Short: "Run a coordinator; a fleet may have several", Args: takes(),
 		Example: "  boxfleet coordinator --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",

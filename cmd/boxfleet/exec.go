@@ -135,7 +135,9 @@ func notRun(err error) error {
 }
 
 // startDetached starts an exec and prints its id. It does not wait for the exec to end.
-func (cmds runCommands) startDetached(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
+func (cmds runCommands) startDetached(
+	ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec,
+) error {
 	cmds.noteContinues(box, id)
 	opts := []sdk.StartOption{sdk.WithID(id)}
 	if request != "" {
@@ -200,7 +202,7 @@ func exitOf(r *sdk.Result, err error) error {
 
 const (
 	cancelWithin = 30 * time.Second // time limit for a cancel to be accepted after ctx ends
-	endMargin    = 15 * time.Second // added to the exec's grace: time limit for the exec to end after its cancel was accepted
+	endMargin    = 15 * time.Second // plus the exec's grace: time limit for the exec to end after its cancel
 )
 
 // execCancellable runs a command. If the client is interrupted, it cancels the command and waits for it to end. The
@@ -232,8 +234,8 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// because returns the error of a wait that this client ended. If err says why the fleet has not decided the request, the
-// new error says so too.
+// because returns the error of a wait that this client ended. If err says why the fleet has not decided the request,
+// the new error says so too.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)

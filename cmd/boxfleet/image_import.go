@@ -45,7 +45,9 @@ image, and hosts that join later also get it, until it is removed.`,
 				return err
 			}
 			defer done()
-			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error { return cmds.importImage(ctx, c, content, f) })
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return cmds.importImage(ctx, c, content, f)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&f.ref, "ref", "", "`NAME[:TAG]` of the image")

@@ -28,8 +28,8 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 	group.SetLimit(controlsAtOnce)
 	for i, id := range ids {
 		boxes[i] = c.Sandbox(id)
-		cmds.unfinished.set("sandbox "+id, "the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb,
-			id, id)
+		cmds.unfinished.set("sandbox "+id,
+			"the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb, id, id)
 		group.Go(func() error {
 			if failures[i] = do(boxes[i], ctx, sdk.WithWait(wait)); failures[i] == nil {
 				cmds.unfinished.done("sandbox " + id)

@@ -20,7 +20,7 @@ type servers struct {
 
 // role runs one role against the configured NATS. It waits while NATS is unreachable, and reads the
 // credentials again for every connection attempt.
-func (srv servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
+func (srv *servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := srv.connectionOf(cmd, name)
 	if err != nil {
@@ -63,7 +63,7 @@ func (srv servers) role(cmd *cobra.Command, name string, run func(ctx context.Co
 }
 
 // connectionOf returns how a role connects to NATS.
-func (srv servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
+func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
 	where, err := srv.config.whereNATS()
 	if err != nil {
 		return jetstream.Config{}, err

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-func (srv servers) upCommand() *cobra.Command {
+func (srv *servers) upCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "up", Short: "Run a complete fleet on this machine", Args: takes(),
 		Long: `Run a complete fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
@@ -38,7 +38,8 @@ user connect to it without further settings. Ctrl-C ends it; sandboxes and execs
 	return cmd
 }
 
-func (srv servers) up(cmd *cobra.Command, dir string) error {
+// up runs the fleet until the command's context ends.
+func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	unlock, err := lockDir(dir)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-func (srv servers) workerCommand() *cobra.Command {
+func (srv *servers) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "worker --nats URL", Short: "Run the worker of a Docker host", Args: takes(),
 		Long: "Run the worker of a Docker host. Sandboxes and execs keep running when the worker ends; the next " +
