@@ -27,8 +27,8 @@ var update = flag.Bool("update", false, "write what the decisions are now to tes
 //	decide ready boot=b1
 //	  > sandbox.ready boot=b1
 //
-// The events that a decision returns are in the log for the lines that follow. The decisions are those of this package in lower
-// case. Run the tests with -update to write what the decisions are now; read the difference before keeping it.
+// The events that a decision returns are in the log for the lines that follow. The decisions are those of this package
+// in lower case. Run the tests with -update to write what the decisions are now; read the difference before keeping it.
 func TestDecisionScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
