@@ -46,11 +46,13 @@ type Events interface {
 // Attachment is the connection to the supervisor of one start of a container.
 type Attachment struct {
 	Link *supervise.Link
-	Run  *os.Root // the run directory, which the container writes
-	Home string   // directory of the container on the host
-	Key  []byte   // authenticates the supervisor's exit records
-	Pid  int      // of the supervisor, on the host; set by Greet
-	Boot string   // of the supervisor; set by Greet
+	// Run is the run directory, which the container writes. Execs may still read from it after Close, so Close leaves it
+	// open. The garbage collector closes it when the attachment is no longer referenced.
+	Run  *os.Root
+	Home string // directory of the container on the host
+	Key  []byte // authenticates the supervisor's exit records
+	Pid  int    // of the supervisor, on the host; set by Greet
+	Boot string // of the supervisor; set by Greet
 
 	ending     atomic.Bool
 	connected  bool // the supervisor has connected at least once; only the link's goroutine uses this field
