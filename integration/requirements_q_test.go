@@ -312,7 +312,7 @@ func TestQ9_ADryRunReportsAndRemovesNothing(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	f.Eventually(10*time.Second, "the report", func() error {
-		if strings.Count(w.Log(), "would remove leftovers of the sandbox") < 2 { // in two inspections
+		if strings.Count(w.Log(), "would remove what is left of the sandbox on this host") < 2 { // in two inspections
 			return errors.New("it is not reported yet")
 		}
 		return nil
