@@ -105,7 +105,7 @@ type Timing struct {
 	Abandon  time.Duration // age at which a reservation without a history is ended; default 60 s
 	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
 	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
-	Overdue  time.Duration // time past its deadline after which an exec or create that its worker did not end is ended; default 60 s
+	Overdue  time.Duration // time after its deadline until an exec or create is ended without its worker; default 60 s
 	Keep     time.Duration // shortest time that a forgotten host is remembered; default 1 hour
 	Compact  time.Duration // time between two checks for long histories; default 1 min
 	Output   time.Duration // time between two checks of the stored output; default 1 s

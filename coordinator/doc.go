@@ -28,7 +28,7 @@
 //
 // # Files
 //
-//	requests.go, names.go, admission.go  from a request to its first event; names; refusal of creates that no host could take
+//	requests.go, names.go, admission.go  from a request to its first event; names; creates that no host could take
 //	gate.go, refusals.go                 hold requests back while the log accepts no appends; repeat refusals
 //	decide.go, decidehost.go             the decisions. Pure
 //	reads.go                             the reads; explain.go, logreads.go, pastexecs.go, listdeleted.go: one read each

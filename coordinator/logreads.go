@@ -178,8 +178,8 @@ func (rd *reader) inlineOutput(
 	ctx context.Context, x *protocol.Exec, q *protocol.Query, total int64,
 ) (*protocol.OutputPage, error) {
 	if q.Offset > total {
-		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "there is no byte %d of %s: the exec wrote %d bytes",
-			q.Offset, q.Stream, total)
+		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+			"there is no byte %d of %s: the exec wrote %d bytes", q.Offset, q.Stream, total)
 		e.Field = "offset"
 		return nil, e
 	}

@@ -48,7 +48,7 @@ func (h *requestHandler) run(ctx context.Context) error {
 	group.Go(func() error {
 		return h.gate.run(ctx, func(ctx context.Context) {
 			if backoff.Sleep(ctx, endingPause) {
-				_ = queue.ConsumeEnding(ctx, h.handle) // returns when ctx ends
+				_ = queue.ConsumeEnding(ctx, h.handle) // fails only when ctx ends
 			}
 		})
 	})

@@ -204,9 +204,8 @@ func (x *Index) rebuild(ctx context.Context, k key) error {
 		if e == nil {
 			return nil // the sandbox was forgotten meanwhile
 		}
-		for hash, r := range e.recent {
+		for _, r := range e.recent {
 			read.add(r.ExecEntry, r.last)
-			_ = hash
 		}
 		end := uint64(0)
 		if n := len(read.marks); n > 0 {
