@@ -135,7 +135,8 @@ func (d *deployment) waitReason() func() string {
 func TestP1_AFullLogKeepsAcknowledgedRequests(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.coordinator("c1", Timing{Abandon: time.Second})()
+	c, stop := d.inMemory(Config{Name: "c1", Timing: Timing{Abandon: time.Second}})
+	defer stop()
 	d.ready("a")
 	d.limitLog(1)
 	answers, err := d.conn.Answers()
@@ -161,8 +162,7 @@ func TestP1_AFullLogKeepsAcknowledgedRequests(t *testing.T) {
 		}
 	}
 	d.eventually("a full log is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
-	// Reservations without a history are ended after a second; they are checked four times a second.
-	time.Sleep(2 * time.Second)
+	d.reservationsChecked(c) // the ids of waiting creates must not be ended
 	d.limitLog(0)
 	for _, a := range all {
 		r := a.hears(t)

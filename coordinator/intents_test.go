@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -159,7 +160,8 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	d.register(h)
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
 	d.wants(h, forgetIt)
-	time.Sleep(time.Second) // it is silent, and not lost: its lock is held
+	d.eventually("the host is suspect", func() bool { return d.hostIs("w1", protocol.HostSuspect) })
+	d.hostsScanned() // the host is not lost, since its lock is held
 	w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 	if err != nil || w.Forget.Done || d.list()["a"].State != protocol.StateReady {
 		t.Errorf("the intent is %+v, %v, and the host's sandbox is %s", w.Forget, err, d.list()["a"].State)
@@ -168,8 +170,11 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	defer stop()
 	go func() {
 		for beating.Err() == nil {
-			_ = d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: h.Instance, Healthy: true})
-			time.Sleep(50 * time.Millisecond)
+			beat := &protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: h.Instance, Healthy: true}
+			if err := d.conn.Beat(beat); err != nil && beating.Err() == nil {
+				t.Error(err)
+			}
+			backoff.Sleep(beating, 50*time.Millisecond)
 		}
 	}()
 	d.wants(h, forgetIt)
@@ -214,7 +219,7 @@ func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err != nil || !w.Empty()
 	}
-	time.Sleep(200 * time.Millisecond)
+	d.hostsScanned()
 	if !kept() {
 		t.Error("the intent is removed while the host still has a sandbox")
 	}
@@ -222,7 +227,7 @@ func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	d.eventually("the intent is removed", func() bool { return !kept() })
-	time.Sleep(200 * time.Millisecond)
+	d.hostsScanned()
 	if h := d.host("w1"); h != nil {
 		t.Errorf("the forgotten host is listed again: %+v", h)
 	}
@@ -268,7 +273,8 @@ func TestSandboxesLeaveADrainedHost(t *testing.T) {
 		w.Cordoned, w.Drain = true, &protocol.HostDrain{Since: time.Now()}
 	})
 	d.eventually("the host is shown as drained", func() bool { h := d.host("w1"); return h != nil && h.Drain != nil })
-	time.Sleep(200 * time.Millisecond)
+	d.hostsScanned() // the sandboxes on the drained host are due to be inspected
+	d.scanned()
 	for _, policy := range policies {
 		if b := d.list()[policy]; b.State != protocol.StateReady || b.Desired != protocol.StateReady {
 			t.Errorf("while no other host takes it, sandbox %s is %s, and should become %s", policy, b.State, b.Desired)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
@@ -139,15 +140,10 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	print("other", "quiet2", 4)
 	for round := range 10 { // 40 MiB in all
 		print("default", "loud", 16)
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		eventually.Holds(t, 30*time.Second, "the loud sandbox is within its limit", func() bool {
 			_, n := kept("default", "loud")
-			if n <= limit/8 {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("round %d: %d bytes of the loud one are kept", round, n)
-			}
-		}
+			return n <= limit/8
+		})
 		if round == 4 {
 			stop()
 			stop = begin("c2")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator/execindex"
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/integration/seed"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
@@ -45,13 +46,10 @@ func benchmarkPast(b *testing.B, n int) {
 	if err := seed.Execs(b.Context(), d.conn, "default", "past", seed.Past{N: n, PerMessage: 10}); err != nil {
 		b.Fatal(err)
 	}
-	for { // until the index has the seeded execs
+	eventually.Holds(b, 10*time.Minute, "the index has the seeded execs", func() bool {
 		h, err := d.conn.ExecHead(b.Context(), "default", "past")
-		if err == nil && h.Count+h.Entries.Len() >= n {
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return err == nil && h.Count+h.Entries.Len() >= n
+	})
 	stop()
 	defer d.runBench("c2")()
 	get := func() time.Duration {

@@ -256,8 +256,8 @@ func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
 	}
 	for range 5 {
 		beat(3)
-		time.Sleep(40 * time.Millisecond)
 	}
+	d.notifierRan()
 	if len(heard) > 0 {
 		t.Errorf("the worker is notified %d more times without news", len(heard))
 	}

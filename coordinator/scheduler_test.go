@@ -18,7 +18,7 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	held, goOn := make(chan struct{}), make(chan struct{})
 	hold, let := sync.OnceFunc(func() { close(held) }), sync.OnceFunc(func() { close(goOn) })
 	l := &line{server: d.server}
-	defer d.run(Config{
+	c, stop := d.inMemory(Config{
 		Name: "c1", Assets: jetstream.Assets{ElectionTTL: 2 * time.Second}, Timing: Timing{Scan: 20 * time.Millisecond,
 			Suspect: time.Minute},
 		Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
@@ -28,7 +28,8 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 				<-goOn
 			}
 		},
-	})()
+	})
+	defer stop()
 	defer let()
 	h := host("w1", 0)
 	h.Slots = 2
@@ -54,7 +55,7 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
 		return err == nil
 	})
-	time.Sleep(200 * time.Millisecond) // for what must not happen
+	d.noneInFlight(c)
 	n := 0
 	for _, b := range d.list() {
 		if b.Assigned {
@@ -95,7 +96,7 @@ func TestABurstFillsEachHostAndOverfillsNone(t *testing.T) {
 		return n, on
 	}
 	d.eventually("all slots are taken", func() bool { n, _ := assigned(); return n >= hosts*slots })
-	time.Sleep(200 * time.Millisecond) // for what must not happen
+	d.schedulerPassed(c)
 	placed, on := assigned()
 	if placed != hosts*slots {
 		t.Errorf("%d sandboxes are assigned to hosts with %d slots", placed, hosts*slots)

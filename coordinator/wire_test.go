@@ -174,15 +174,16 @@ func TestAnAnswerInJSONHasAllFields(t *testing.T) {
 			t.Errorf("create %d is answered with %v", i, r)
 		}
 	}
-	for body, field := range map[string]string{
-		`{"v":1,"sandbox":{"image":""}}`:                                                        "sandbox.image",
-		`{"v":1,"sandbox":{"image":"i","grace":"soon"}}`:                                        "sandbox.grace",
-		`{"v":1,"sandbox":{"image":"i","required_services":{"db":{"image":"i","memory":"1"}}}}`: "sandbox.required_services.db.memory",
-		`{"v":1,"sandbox":{"image":"i","mounts":[{"source":"/a","targets":"/b"}]}}`:             "sandbox.mounts[0].targets",
+	for _, c := range []struct{ body, field string }{
+		{`{"v":1,"sandbox":{"image":""}}`, "sandbox.image"},
+		{`{"v":1,"sandbox":{"image":"i","grace":"soon"}}`, "sandbox.grace"},
+		{`{"v":1,"sandbox":{"image":"i","required_services":{"db":{"image":"i","memory":"1"}}}}`,
+			"sandbox.required_services.db.memory"},
+		{`{"v":1,"sandbox":{"image":"i","mounts":[{"source":"/a","targets":"/b"}]}}`, "sandbox.mounts[0].targets"},
 	} {
-		r := answer("create", "b", body)
-		if e, ok := r["error"].(map[string]any); !ok || e["field"] != field || r["changed"] != false {
-			t.Errorf("%s should be refused for field %s, and is answered with %v", body, field, r)
+		r := answer("create", "b", c.body)
+		if e, ok := r["error"].(map[string]any); !ok || e["field"] != c.field || r["changed"] != false {
+			t.Errorf("%s should be refused for field %s, and is answered with %v", c.body, c.field, r)
 		}
 	}
 	d.begin("a")

@@ -164,7 +164,7 @@ func TestTheDefaultsOfALostHostDoNotCountAgainstOthers(t *testing.T) {
 func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 50 * time.Millisecond, Suspect: time.Minute}
-	stop := d.run(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})
+	c, stop := d.inMemory(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})
 	service := protocol.Services{"db": {Image: "i", Memory: 1 << 30}}
 	for _, id := range []string{"a", "b"} {
 		if r := d.request(protocol.VerbCreate, id, "create-"+id,
@@ -194,7 +194,7 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 			!strings.Contains(reply.Explain.Hosts[0].Reason, "of memory are wanted") {
 			t.Fatalf("the explanation of sandbox b is %+v, %v", reply, err)
 		}
-		time.Sleep(2 * timing.Scan)
+		d.schedulerPassed(c)
 	}
 	history, err := d.conn.History(t.Context(), "default", "a", 0)
 	if err != nil || len(history) != 2 {
