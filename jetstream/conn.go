@@ -451,6 +451,20 @@ func (c *connection) bound(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(ctx, c.timeout)
 }
 
+// sleep pauses between two attempts. It returns false if ctx ended or the connection was closed first.
+func (c *connection) sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c.closed:
+		return false
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
 // askAgain is how long a question waits for its answer before it is repeated.
 const askAgain = 2 * time.Second
 

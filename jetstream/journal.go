@@ -415,7 +415,7 @@ func (j *commit) refreshStale(always bool) error {
 		j.mu.Unlock()
 		if moved {
 			j.within.renew()
-		} else if !backoff.Sleep(j.within.ctx, retryPause) {
+		} else if !j.journals.sleep(j.within.ctx, retryPause) {
 			return err
 		}
 	}
@@ -469,7 +469,7 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 		if won || lost {
 			return won, nil
 		}
-		if !pause.Wait(ctx) {
+		if !j.journals.sleep(ctx, pause.Next()) {
 			return false, protocol.Errorf(protocol.Unavailable, "", "append to %s: %v", j.cfg.Sandbox, err)
 		}
 	}

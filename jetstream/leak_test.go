@@ -3,6 +3,7 @@ package jetstream_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -33,6 +34,22 @@ func TestNoGoroutineRunsAfterClose(t *testing.T) {
 		must(t, publishChunks(t, c, "t1", "s1", "x1", 10, 3))
 		_, err = c.ReadOutput(ctx, "t1", "s1", "x1", 0, func(jetstream.Chunk) error { return nil })
 		must(t, err)
+	})
+	goleak.VerifyNone(t, before)
+}
+
+// An append that waits for the server may last for half a minute; it must not outlive its connection.
+func TestNoAppendContinuesAfterClose(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	t.Run("use", func(t *testing.T) {
+		d := startServer(t, jetstream.Assets{})
+		c := d.opened(t)
+		j := c.Journal(jetstream.JournalConfig{Tenant: "t1", Sandbox: "s1", Writer: "w1"})
+		d.servers[0].Stop()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel() // Do returns, and the append continues
+		_, err := j.Do(ended, func(*protocol.State, time.Time) ([]protocol.Event, error) { return nil, nil })
+		wantError(t, err, protocol.Cancelled, "")
 	})
 	goleak.VerifyNone(t, before)
 }

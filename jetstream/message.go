@@ -10,7 +10,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -75,7 +74,7 @@ func (s *streams) leaderGet(ctx context.Context, stream string, query map[string
 	for {
 		m, err := s.leaderGetOnce(bounded, stream, body)
 		// During an election a stream has no leader.
-		if protocol.CodeOf(err) != protocol.Unavailable || !backoff.Sleep(bounded, retryPause) {
+		if protocol.CodeOf(err) != protocol.Unavailable || !s.sleep(bounded, retryPause) {
 			return m, err
 		}
 	}
