@@ -95,7 +95,7 @@ func (k *Keeper) Restart(context.Context) error {
 	free, size := k.Disk()
 	if free < k.unit(size)/4 {
 		k.release()
-		if free, _ = k.Disk(); free < k.unit(size)/4 {
+		if free, _ = k.Disk(); free < k.unit(size)/4 { // the size has not changed
 			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull,
 				"the disk of %s has only %s left: free some space", filepath.Dir(k.file), protocol.Bytes(free))
 		}
