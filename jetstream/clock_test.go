@@ -235,8 +235,8 @@ func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // Run alone renews the lease every 10 min
 	for name, jump := range map[string]func(m *machine){
 		"paused":    func(m *machine) { m.paused(10 * time.Minute) },
-		"set back":  func(m *machine) { m.setWall(-time.Hour) },
-		"set ahead": func(m *machine) { m.setWall(15 * 24 * time.Hour) },
+		"set-back":  func(m *machine) { m.setWall(-time.Hour) },
+		"set-ahead": func(m *machine) { m.setWall(15 * 24 * time.Hour) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var m machine
