@@ -101,7 +101,8 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		})
 		must(t, c.Flush(t.Context()))
 
-		// The forged batch claims to have the victim's next event, but the writer may publish to its own subject only.
+		// The forged batch claims to hold an event of another tenant's sandbox, on a subject that its writer may
+		// publish to.
 		forged := accepted("victim", "s1", "evil")
 		e := &forged.Events[0]
 		e.Sequence, e.Kind, e.State = 4, protocol.SandboxFailed, protocol.StateFailed

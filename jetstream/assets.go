@@ -16,7 +16,7 @@ type Assets struct {
 	LogMaxAge       time.Duration // how long output is stored; default 360 h
 	LogMaxBytes     int64         // size limit of stored output; default 8 GiB
 	EventMaxBytes   int64         // size limit of the event log; new work is refused before the log is full; default 8 GiB
-	Requests        int64         // most waiting requests; further requests fail with resource_exhausted; default 100,000
+	Requests        int64         // limit of waiting requests; others fail with resource_exhausted; default 100,000
 	Duplicates      time.Duration // the server's duplicate window for message ids; default 100 ms, its minimum
 	BlobMaxAge      time.Duration // how long uploaded trees are stored; default 24 h
 	BlobMaxBytes    int64         // size limit of all uploaded trees; further uploads are refused; default 4 GiB
@@ -24,7 +24,7 @@ type Assets struct {
 	SegmentMaxBytes int64         // size limit of all segments; further messages stay in the event log; default 8 GiB
 	TableMaxBytes   int64         // size limit of each table, such as ids, snapshots and images; default 1 GiB
 	LockTTL         time.Duration // life of an unrenewed host lock; default 30 s, the least that survives a NATS failover
-	ElectionTTL     time.Duration // life of an unrenewed scheduler's lock; default 2.5 s
+	ElectionTTL     time.Duration // life of an unrenewed scheduler lock; default 2.5 s
 }
 
 const (
@@ -52,10 +52,10 @@ type asset struct {
 // setting is one value of a stream's configuration.
 type setting struct {
 	field    string // name in the configuration, such as "log_max_age"; empty if operators cannot set the value
-	wanted   int64  // 0 keeps the current value, and gives a new stream the default
+	wanted   int64  // the wanted value; 0 keeps the current value, and gives a new stream the default
 	standard int64  // the default
 	value    func(*jetstream.StreamConfig) *int64
-	free     bool // the value may rise and fall, since no change loses data; if it is not set, the default applies
+	free     bool // lowering the value loses no data; if wanted is 0, existing streams get the default too
 	late     bool // existing streams without this limit get the default
 	format   func(int64) string
 }
@@ -188,8 +188,8 @@ func bucket(name string) jetstream.StreamConfig {
 	}
 }
 
-// writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key, refuses newer ones,
-// deletes and purges, and has no maximum age.
+// writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key and refuses newer
+// messages, deletes and purges. It has no maximum age.
 func writeOnce(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},

@@ -15,7 +15,7 @@ type BlobStore struct {
 	objects *objectStore
 }
 
-// PutBlob stores content under its digest, unless it is already stored and fresh.
+// PutBlob stores content under its digest, unless fresh content with this digest is already stored.
 func (b *BlobStore) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 	// Storing the content again would remove the chunks that other clients are reading.
 	if fresh, err := b.FreshBlob(ctx, digest); fresh || err != nil {
@@ -83,7 +83,7 @@ func (b *BlobStore) HasBlob(ctx context.Context, digest string) (bool, error) {
 	return info != nil, err
 }
 
-// Blob opens stored content, which the caller closes. Reads verify the digest that the object store computed itself.
+// Blob opens stored content, which the caller closes. Reads verify the content by the digest in the object's entry.
 // Error: not_found. A read fails with unavailable if the content is removed before the read has finished.
 func (b *BlobStore) Blob(ctx context.Context, digest string) (io.ReadCloser, error) {
 	return b.objects.openObject(ctx, protocol.BucketBlobs, digest)

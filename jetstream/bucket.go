@@ -22,7 +22,7 @@ func (b kv) stream() string            { return "KV_" + b.name }
 func (b kv) subject(key string) string { return "$KV." + b.name + "." + key }
 func (b kv) key(subject string) string { return strings.TrimPrefix(subject, "$KV."+b.name+".") }
 
-// put writes a value. expected is the revision that it replaces, 0 for no revision, or anySequence.
+// put writes a value. expected is the revision that the value replaces, 0 for no revision, or anySequence.
 func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (revision uint64, err error) {
 	m := nats.NewMsg(b.subject(key))
 	m.Data = value

@@ -187,7 +187,7 @@ func (w *compacting) removeLoose(ctx context.Context) error {
 	return w.write(ctx)
 }
 
-// move stores the messages that are too many for the log in segments.
+// move stores the log's older messages in segments.
 func (w *compacting) move(ctx context.Context) error {
 	older, err := w.older(ctx)
 	if err != nil || older <= 0 {
@@ -314,8 +314,8 @@ func (w *compacting) purge(ctx context.Context) error {
 	return nil
 }
 
-// drop removes expired segments whose messages are no longer in the log. Before, it stores a newer state that readers
-// can start from.
+// drop removes expired segments whose messages are no longer in the log. Before that, it stores a newer state that
+// readers can start from.
 func (w *compacting) drop(ctx context.Context) error {
 	m, now := w.manifest, w.compactor.Now()
 	if w.MaxAge <= 0 {
@@ -484,7 +484,7 @@ func (c *Compactor) purgeSegments(ctx context.Context, tenant, sandbox string) e
 	segments := m.Segments
 	for _, p := range m.Pages {
 		list, err := m.page(ctx, p.Key)
-		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // not_found: an earlier purge removed it
+		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // not_found: an earlier purge removed the page
 			return err
 		}
 		segments = append(segments, list...)

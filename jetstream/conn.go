@@ -22,7 +22,7 @@ import (
 // Config configures a connection to NATS.
 type Config struct {
 	URL       string                     // one or more URLs of servers, comma separated; ignored with InProcess
-	Token     string                     // ignored with Login
+	Token     string                     // token to present to the server; ignored with Login
 	Creds     string                     // path of a credentials file, read again at each attempt to connect
 	Login     func() (Login, error)      // called at each attempt to connect; must not block for long; may be nil
 	LoginFrom string                     // where Login or Creds come from, for error messages; may be empty
@@ -104,8 +104,8 @@ type assets struct {
 }
 
 // Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
-// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for URLs or a
-// credentials file; permission_denied if the server refuses the credentials; unavailable.
+// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs or an
+// unreadable credentials file; permission_denied if the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	c := newConn(cfg)
 	if cfg.InProcess == nil {
@@ -288,7 +288,8 @@ func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	}
 }
 
-// OnReconnect calls f after each reconnect, when messages may have been missed, until stop is called. f must not block.
+// OnReconnect calls f after each reconnect until stop is called, because messages may have been missed. f must not
+// block.
 func (c *connection) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
 
 func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
@@ -313,7 +314,6 @@ func (c *core) reconnected() {
 	c.call(c.onLoss)
 }
 
-// call calls the registered functions.
 func (c *connection) call(registered map[int]func()) {
 	c.mu.Lock()
 	fs := slices.Collect(maps.Values(registered))
@@ -368,8 +368,8 @@ func (c *core) mayHaveGrown() {
 // errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
-// await limits the wait for one answer as bound does. If the connection is lost, the returned context ends with the
-// cause errCutOff, so that the caller can repeat the call on the next connection.
+// await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
+// with the cause errCutOff, so that the caller can repeat the call on the next connection.
 func (c *connection) await(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)
@@ -421,8 +421,8 @@ func (c *connection) Health() error {
 	return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")
 }
 
-// Closed is closed when the connection has ended for good: by [Conn.Close], or because the client gave up after an
-// error of the server.
+// Closed returns a channel that is closed when the connection has ended for good: by [Conn.Close], or because the
+// client gave up after an error of the server.
 func (c *connection) Closed() <-chan struct{} { return c.closed }
 
 // awaitConnection waits until the connection is up. It fails when ctx ends or the connection is closed.

@@ -33,7 +33,7 @@ var descriptions = map[string]string{
 	"OBJ_" + protocol.BucketImageFiles: "files of imported images",
 }
 
-// descriptionOf returns the description for a stream that currently has the description now.
+// descriptionOf returns the description that a stream should have. now is its current description.
 func descriptionOf(name, now string) string {
 	if text := descriptions[name]; text != "" && (now == "" || strings.HasPrefix(now, described)) {
 		return described + text

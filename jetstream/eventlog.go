@@ -117,7 +117,7 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 func (c *connection) Flush(ctx context.Context) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return translate(c.nc.FlushWithContext(ctx), "flush")
+	return translate(c.nc.FlushWithContext(ctx), "flush the connection to NATS")
 }
 
 // purge removes all messages of a subject except the newest ones, whose number is keep.

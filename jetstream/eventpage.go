@@ -11,7 +11,7 @@ import (
 const walkBack = 4
 
 // ReadEventsAt is [Histories.ReadEvents] without the messages before the event: it starts with the message that has the
-// event, or with the oldest stored message. So the cost of reading a history page by page grows only with its length.
+// event, or with the oldest stored message. So reading a history page by page reads each message about once.
 func (h *Histories) ReadEventsAt(
 	ctx context.Context,
 	tenant, sandbox string,

@@ -213,8 +213,8 @@ type ExecHead struct {
 	Count   int    // approximate number of entries on the pages
 	Entries ExecPage
 
-	salt     uint64 // of the hash that selects pages: nobody can choose ids that all fall on one page
-	revision uint64 // of the stored head; 0: none is stored
+	salt     uint64 // salt of the hash that selects pages, so that nobody can choose ids that all fall on one page
+	revision uint64 // revision of the stored head; 0: not stored
 }
 
 // Stored returns the revision of the head in the bucket, 0 if it is not stored.
@@ -227,7 +227,7 @@ func (h *ExecHead) WithoutEntries() *ExecHead {
 	return &bare
 }
 
-// Follows reports whether the head is the same as an earlier one of the same index, or a later version of it.
+// Follows reports whether the head is equal to before or a later version of it, and of the same index.
 func (h *ExecHead) Follows(before *ExecHead) bool {
 	return h.salt == before.salt && h.Depth >= before.Depth && h.Spills >= before.Spills
 }

@@ -45,7 +45,7 @@ type ExecIndex struct {
 	histories *Histories
 }
 
-// ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], together with an empty head if the stored one is
+// ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], together with an empty head if the stored head is
 // unreadable.
 func (x *ExecIndex) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead, error) {
 	value, revision, err := x.kv(protocol.BucketExecIDs).get(ctx, execHeadKey(tenant, sandbox))
@@ -183,7 +183,8 @@ func (x *ExecIndex) nextHead(ctx context.Context, tenant, sandbox string, h *Exe
 	return &next, x.spill(ctx, tenant, sandbox, &next, complete)
 }
 
-// newerHead reads the head that replaced the head with a revision. It returns nil if no head was ever stored.
+// newerHead reads the head that replaced another one. replaced is the revision of the other, 0 if it was not stored.
+// newerHead returns nil if no head was ever stored.
 func (x *ExecIndex) newerHead(ctx context.Context, tenant, sandbox string, replaced uint64) (*ExecHead, error) {
 	h, err := x.ExecHead(ctx, tenant, sandbox)
 	if err == ErrNoIndex && replaced != 0 && h == nil {

@@ -84,7 +84,7 @@ func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	}
 }
 
-// The request for a new consumer, or its answer, may be lost too, with or without the connection.
+// The request for a new consumer, or its answer, may be lost too. The connection may break at the same time, or stay.
 func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(p *proxy){

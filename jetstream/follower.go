@@ -12,14 +12,14 @@ import (
 )
 
 // pullHeartbeat is how often the server sends a heartbeat while a request for messages is open. After two missing
-// heartbeats, the request is repeated. In a cluster about one in a hundred of the first requests is lost, because the
-// server that the client is connected to does not know the new consumer yet.
+// heartbeats, the request is repeated. In a cluster, about one in a hundred new consumers loses its first request,
+// because the server that the client is connected to does not know the consumer yet.
 const pullHeartbeat = time.Second
 
 // follow reads the messages of a stream that match a filter, from a sequence on, and then new messages, until ctx ends.
-// It calls handle in order. It calls caughtUp, which may be nil, once it has passed the last sequence that the stream's
-// leader had at the start. It fails if the stream no longer has the last handled message ([IsRewound]), or if it cannot
-// begin.
+// It calls handle in order. It calls caughtUp, which may be nil, one time: when it has passed the last sequence that
+// the stream's leader had at the start. It fails if the stream no longer has the last handled message ([IsRewound]), or
+// if its first attempt fails.
 //
 // After any other failure, follow resumes after the last handled message with a new consumer, however often that is
 // necessary. It does not use the client's own ordered consumer, whose pauses grow each time a server is down or an

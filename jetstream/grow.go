@@ -121,7 +121,7 @@ func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	return err
 }
 
-// growLogs replaces the output's stream by a stream with replicas and without the async mode. It moves the output to
+// growLogs replaces the output's stream with a stream that has replicas and no async mode. It moves the output to
 // another stream, at first a mirror of the output's stream, and back. Each step depends only on the current state, so
 // an interrupted move can be continued at any point.
 func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
@@ -148,7 +148,7 @@ func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, rep
 	}
 }
 
-// move is one step of moving the output. It can be repeated.
+// move is one step of moving the output. A step can be repeated.
 type move struct {
 	what string
 	do   func(context.Context) error

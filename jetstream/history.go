@@ -106,10 +106,11 @@ func (r *historyReader) tail(ctx context.Context) error {
 
 // shortRead is how many messages are read one by one before the others are read in bulk. For each bulk request the
 // server counts the remaining messages, which takes milliseconds in a large log: too long for short histories, which
-// are most.
+// are the most frequent.
 const shortRead = 8
 
-// all reads a few messages one by one, then the others in bulk, and at last those that the answering replica may lack.
+// all reads a few messages one by one, and the others in bulk. At the end it reads the messages that the answering
+// replica may have lacked.
 func (r *historyReader) all(ctx context.Context) error {
 	for range shortRead {
 		if none, err := r.step(ctx); none || err != nil {

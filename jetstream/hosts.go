@@ -72,7 +72,7 @@ func (hs *Hosts) HostsRevision(ctx context.Context) (uint64, error) {
 // Beat publishes a heartbeat.
 func (hs *Hosts) Beat(h *protocol.Heartbeat) error {
 	h.Version = protocol.Version
-	return translate(hs.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "heartbeat")
+	return translate(hs.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "publish a heartbeat")
 }
 
 // receivedBeat is a heartbeat in its encoded and decoded form.

@@ -137,8 +137,8 @@ func (j *Journal) Restore(s *Snapshot) {
 }
 
 // Fresh says that the history up to now is folded in, so that the next decision need not read it. A follower of the
-// whole log calls it when it has caught up. If the state is behind after all, a decision loses a compare-and-set and
-// is repeated.
+// whole log calls Fresh when it has caught up. If the state is behind after all, the compare-and-set of an append
+// fails, and the decision is repeated.
 func (j *Journal) Fresh() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -623,9 +623,9 @@ func (j *commit) newBatch() *protocol.Batch {
 	return b
 }
 
-// after returns now, or last if that is slightly later. Two writers' measurements of the store's time differ by their
-// round trips, and no event should seem to precede the one that it follows. If last is far ahead, a wrong clock stamped
-// it.
+// after returns now, or last if last is slightly later. Two writers' measurements of the store's time differ by their
+// round trips, and no event should seem to precede the event that it follows. If last is far ahead, a wrong clock
+// stamped that event.
 func after(last, now time.Time) time.Time {
 	if last.After(now) && last.Sub(now) <= clockJump {
 		return last
@@ -633,7 +633,7 @@ func after(last, now time.Time) time.Time {
 	return now
 }
 
-// ask calls one decision. A decision that panics fails alone, because it shares the journal's goroutine with the
+// ask calls one decision. If the decision panics, only this decision fails: the journal's goroutine also runs the
 // decisions of other callers.
 func (j *commit) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
 	defer func() {

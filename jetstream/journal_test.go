@@ -299,7 +299,7 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 				s, _ := readHistory(t, other, d.tenant, "s1")
 				return s.Execs[id] != nil
 			})
-			if i == 1 { // another writer appends before the journal looks for its own batch
+			if i == 1 { // another writer appends before the journal searches for its own batch
 				_, err := journal(other, d.tenant, "s1", "k2").Do(t.Context(), acceptExec("between"))
 				must(t, err)
 			}
@@ -308,7 +308,7 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 			// Do must not wait until the attempt times out: the answer cannot come any more.
 			must(t, receive(t, 10*time.Second, "the end of Do", done))
 			if took := time.Since(began); took >= jetstream.AppendTry {
-				t.Fatalf("Do took %s, as long as an attempt may take", took)
+				t.Fatalf("Do took %s, which is the time limit of an attempt or more", took)
 			}
 		}
 		state, batches := readHistory(t, other, d.tenant, "s1")

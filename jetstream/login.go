@@ -222,7 +222,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// refuse records that a server refused the credentials, logs it once a minute, and starts watching the credentials.
+// refuse records that a server refused the credentials, logs that at most once a minute, and starts watching the
+// credentials.
 func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -312,8 +313,8 @@ func (k *credentials) pause() time.Duration {
 	return pause + rand.N(pause/4)
 }
 
-// redacted returns URLs without their logins, not even with the user names: a user name without a password is a token.
-// URLs may lack a scheme.
+// redacted returns URLs without their logins. User names are removed too, because a user name without a password is a
+// token. URLs may lack a scheme.
 func redacted(urls string) string {
 	list := splitURLs(urls)
 	for i, text := range list {

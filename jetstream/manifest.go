@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A manifest lists the segments that hold the messages of one history that were moved out of the log. It is written by
+// manifest lists the segments that hold the messages of one history that were moved out of the log. It is written by
 // compare-and-set, after a segment was stored and read back and before messages leave the log. So a crash can leave
 // messages in both places but never in neither, and if two coordinators compact a history, one wins.
 type manifest struct {

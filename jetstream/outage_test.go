@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// able waits until NATS stores a request and makes consumers of the queue, both of which it tries ten times a second.
-// It returns the time at which both had succeeded.
+// able waits until NATS makes a consumer of the queue and stores a request. It tries each ten times a second, and
+// returns the time at which both had succeeded.
 func (d *deployment) able(t *testing.T, id string) time.Time {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))

@@ -77,8 +77,8 @@ func (c *connection) Reconnects() uint64 { return c.nc.Stats().Reconnects }
 // single server writes output to disk a little later. [Conn.Open] must have succeeded.
 func (o *OutputLog) MayLoseOutput() bool { return o.singleReplica() }
 
-// OutputEnd reads the offsets up to which an exec's output is stored without a gap. Some of the output after them may
-// be stored too.
+// OutputEnd reads the offsets up to which an exec's output is stored without a gap. Some later output may be stored
+// too.
 func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
 	m, err := o.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
 	if protocol.CodeOf(err) == protocol.NotFound {

@@ -13,7 +13,7 @@ import (
 // of a page is found by binary search, and earlier or later messages are searched only if a chunk is missing there.
 
 const (
-	// outputReach is how many bytes of later output may be stored before a missing byte is.
+	// outputReach is how many bytes of output may be stored while an earlier byte is still missing.
 	outputReach = OutputWindow * ChunkSize
 	// pageSteps is how many messages one page reads at most. Commands that print in many small pieces get shorter
 	// pages.

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// proxy is a TCP proxy between clients and a server that breaks their connections.
+// proxy is a TCP proxy between clients and a server. Tests make it break and disturb their connections.
 type proxy struct {
 	listener net.Listener
 	server   string

@@ -28,7 +28,7 @@ const (
 	quorumFailed = 2 * time.Second        // how long checks must fail: a single one may fail because a machine is slow
 	dialWithin   = 700 * time.Millisecond // time for the servers to greet or answer
 
-	serversRead = 5 * time.Second  // the list of servers is read at most this often
+	serversRead = 5 * time.Second  // least time between two reads of the list of servers
 	serversKept = 10 * time.Minute // how long a server that left the cluster's list still counts as a member
 )
 
@@ -193,8 +193,8 @@ func (q *quorum) tryServer(server string) {
 	q.greeted[server] = true
 }
 
-// knownServers returns the addresses of the cluster's servers, each once: a server that was configured by name is also
-// known by its address.
+// knownServers returns the addresses of the cluster's servers, each once. It resolves names, because a server that was
+// configured by its name may also be listed by its address.
 func (q *quorum) knownServers(ctx context.Context) []string {
 	q.mu.Lock()
 	var known []string

@@ -49,7 +49,7 @@ func TestExactlyOneOfEightReservationsOfAnIDWins(t *testing.T) {
 				}
 			}
 			if len(others) != 1 || !others[winner] {
-				t.Fatalf("request %s reserved %s, but the others were told of %v", winner, id, others)
+				t.Fatalf("request %s reserved %s, but the other callers got the reservations of %v", winner, id, others)
 			}
 		}
 	})

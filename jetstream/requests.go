@@ -101,7 +101,7 @@ func (a *Answers) deliver(m *nats.Msg) {
 	case r.Waiting == nil:
 		delete(a.waiting, own)
 		ch <- r
-	case len(ch) == 0: // if not, an earlier reply that the request waits is still unread
+	case len(ch) == 0: // otherwise an earlier reply that says "still waiting" is unread
 		ch <- r
 	}
 }
@@ -346,11 +346,11 @@ func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err erro
 	defer cancel()
 	stream, err := q.js.Stream(ctx, protocol.StreamRequests)
 	if err != nil {
-		return false, translate(err, "trim requests")
+		return false, translate(err, "remove settled requests")
 	}
 	consumer, err := stream.Consumer(ctx, requestsConsumer)
 	if err != nil {
-		return false, translate(err, "trim requests")
+		return false, translate(err, "remove settled requests")
 	}
 	info := consumer.CachedInfo()
 	floor := info.AckFloor.Stream
@@ -358,7 +358,7 @@ func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err erro
 	if floor < stream.CachedInfo().State.FirstSeq {
 		return all, nil
 	}
-	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "trim requests")
+	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "remove settled requests")
 }
 
 // requestID returns a request's id: its own header, or the message id that simple clients set.

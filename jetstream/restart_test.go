@@ -104,7 +104,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 		back := d.restart(t)
 		// Core messages reach only connected subscribers. OnReconnect tells their follower that it was disconnected.
 		receive(t, 3*time.Second, "reconnect", heard["reconnect"])
-		must(t, k.Flush(ctx)) // the server has its subscriptions
+		must(t, k.Flush(ctx)) // afterwards the server has the subscriptions of k
 		write(id)
 		for name, ch := range heard {
 			if name == "reconnect" {

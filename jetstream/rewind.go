@@ -16,8 +16,8 @@ import (
 // The log can lose messages that were folded from it: when a backup is restored, or when a power loss costs the last
 // acknowledged writes. A coordinator or a worker that kept running, or that started from a snapshot, has then folded
 // the end of a history that no longer exists. It cannot append to that history, since each append expects a record that
-// the log no longer has. So journals and followers check whether the log still has what they read, and otherwise fold
-// the history again from its beginning.
+// the log no longer has. So journals and followers check whether the log still has what they read. If not, the history
+// is folded again from its beginning.
 
 // Position is a point in the log: a record and the id of its batch. The id distinguishes the record from a record with
 // the same number in another history of the log. The id is empty if it is unknown.

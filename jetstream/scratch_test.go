@@ -28,7 +28,7 @@ func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 }
 
 // Decisions of a busy sandbox are tried on the same scratch state repeatedly. The scratch state always equals the fold,
-// regardless of which writer appended. Refused or lost decisions leave no changes in it.
+// regardless of which writer appended. Refused or lost decisions leave no changes in the scratch state.
 func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)

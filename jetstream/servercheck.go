@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// needPayload is the largest message that a server must accept. Boxfleet's largest messages are batches of events, of
-// 768 KiB and one more event, and answers, of a page of 512 KiB and one more row.
+// needPayload is the largest message that a server must accept. Boxfleet's largest messages are batches of events (768
+// KiB and one more event) and answers (a page of 512 KiB and one more row).
 const needPayload = 1 << 20
 
 const awaitPause = 5 * time.Second

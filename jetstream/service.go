@@ -35,7 +35,7 @@ type readService struct {
 }
 
 // answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait as messages. The
-// NATS client drops messages beyond its limit, so a flood of queries takes no more memory than that.
+// NATS client drops messages beyond its own limit, which also limits the memory that a flood of queries takes.
 const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"

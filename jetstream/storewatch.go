@@ -26,7 +26,7 @@ const (
 // WatchStore checks until ctx ends whether the event log accepts writes, and otherwise recovers it. A server's file
 // store remembers a write error, such as that of a full disk, and refuses all later writes. If the server runs in this
 // process, restart restarts it; otherwise restart is nil. In a cluster, WatchStore has another server lead the log. If
-// there is one other server, WatchStore only logs that a person must restart it.
+// the log is on a single separate server, WatchStore only logs that a person must restart that server.
 //
 // WatchStore also logs what [StoreHealth.Storage] reports as less safe than it should be, each time that changes.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {

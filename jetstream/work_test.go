@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notification is a notification as its worker receives it.
+// notification is what a worker receives.
 type notification struct {
 	tenant, sandbox string
 	batch           *protocol.Batch
