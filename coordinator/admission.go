@@ -21,9 +21,9 @@ type hostTable struct {
 	most    placement.Limits
 }
 
-// refuseImpossible returns why a sandbox could never be made, before anything is taken for its create: its image
-// reference is invalid, or no host could ever take it. It refuses for lack of a host only once all hosts are known,
-// including one that has just registered. A sandbox that passes may still be refused later.
+// refuseImpossible returns why a sandbox could never be created: its image reference is invalid, or no host could ever
+// take it. It is called before the create takes its name and its id. It refuses for lack of a host only once all hosts
+// are known, including one that has just registered. A sandbox that passes may still be refused later.
 func (c *coordinator) refuseImpossible(
 	ctx context.Context, k key, full *protocol.SandboxSpec, defaulted []string,
 ) error {
@@ -50,7 +50,7 @@ func (c *coordinator) refuseImpossible(
 	return nil
 }
 
-// impossibleOnHosts returns why none of the known hosts could take a sandbox, nil where one may.
+// impossibleOnHosts returns why none of the known hosts could take a sandbox, or nil if one of them could.
 func (c *coordinator) impossibleOnHosts(b *protocol.Sandbox) *protocol.Error {
 	hosts, most := c.hostTable.now(c)
 	if slices.ContainsFunc(hosts, func(h *protocol.Host) bool {
@@ -61,10 +61,11 @@ func (c *coordinator) impossibleOnHosts(b *protocol.Sandbox) *protocol.Error {
 	return placement.Impossible(b, hosts)
 }
 
-// knowHostsWithin is how long a create that no known host could take waits until all hosts are known.
+// knowHostsWithin is how long a create that no known host could take waits for all hosts to be known.
 const knowHostsWithin = time.Second
 
-// knowsAllHosts waits until this coordinator has read every change of the table of hosts made so far.
+// knowsAllHosts waits until this coordinator has read every change of the table of hosts made so far. It returns false
+// if that takes too long.
 func (c *coordinator) knowsAllHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, knowHostsWithin)
 	defer cancel()

@@ -17,7 +17,7 @@ func TestAHostThatHasJustRegisteredCounts(t *testing.T) {
 	small.HostID, small.Memory, large.HostID, large.Memory = "h1", 1<<30, "h2", 8<<30
 	d.register(small)
 	d.eventually("the small host is known", func() bool { return d.hostIs("w1", protocol.HostReady) })
-	stop() // from now on only the test updates its table of hosts
+	stop() // from now on only the test updates c's table of hosts
 	whole := protocol.SandboxSpec{Image: "i", Memory: 4 << 30}
 	whole.Resolve()
 	refused := func() error {
@@ -26,14 +26,14 @@ func TestAHostThatHasJustRegisteredCounts(t *testing.T) {
 		return c.refuseImpossible(ctx, key{Tenant: "default", ID: "s"}, &whole, nil)
 	}
 	if refused() == nil {
-		t.Error("what no host could take is accepted")
+		t.Error("a sandbox that no host could take is not refused")
 	}
 	d.register(large)
 	if err := refused(); err != nil {
-		t.Errorf("before it heard of the large host: %v", err)
+		t.Errorf("refused although the registration of the large host is not read yet: %v", err)
 	}
 	c.hosts.follow("w2", large, 2)
 	if err := refused(); err != nil {
-		t.Errorf("with the large host: %v", err)
+		t.Errorf("refused although the large host is known: %v", err)
 	}
 }

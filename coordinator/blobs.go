@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// keepBlobs renews the uploaded trees of sandboxes that are still to be made. Uploads expire, and a sandbox may wait
-// for a host for longer.
+// keepBlobs renews the uploaded trees that sandboxes still need. Uploads expire, and a sandbox may wait for a host for
+// longer than an upload is kept.
 func (l *leader) keepBlobs(ctx context.Context) error {
 	for {
 		life, err := l.conn.BlobLife(ctx)
@@ -17,10 +17,10 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			l.log.Warn("could not read how long uploads are kept; it is tried again", "error", err)
+			l.log.Warn("could not read how long uploads are kept; trying again in a minute", "error", err)
 			life = time.Minute
 		}
-		// At once: the previous leader may have been gone for most of a blob's life.
+		// Renew without an initial pause: the previous leader may have been gone for most of a blob's life.
 		read, work := l.projection.read, l.projection.work
 		for upload := range neededBlobs(append(work.pendingSandboxes(), read.replaceableWithCopies()...)) {
 			if l.lease.Check() != nil {
@@ -31,13 +31,14 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 					"tenant", upload.tenant, "digest", upload.digest, "error", err)
 			}
 		}
-		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // they are renewed from half of their life on
+		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // RenewBlob renews once half of the life is over
 			return ctx.Err()
 		}
 	}
 }
 
-// imageFileChecks is how often image files are checked while an unwanted one reaches its age limit.
+// imageFileChecks is how often the files of images are checked within the time that the file of an unwanted image is
+// kept.
 const imageFileChecks = 24
 
 // removeImageFiles removes the files of imported images that are no longer wanted.
@@ -45,7 +46,7 @@ func (l *leader) removeImageFiles(ctx context.Context) error {
 	for {
 		if l.lease.Check() == nil {
 			if err := l.conn.RemoveUnwantedFiles(ctx, l.cfg.Timing.Unwanted); err != nil && ctx.Err() == nil {
-				l.log.Warn("could not remove the files of unwanted images; they are removed later", "error", err)
+				l.log.Warn("could not remove the files of unwanted images; trying again later", "error", err)
 			}
 		}
 		if !backoff.Sleep(ctx, l.cfg.Timing.Unwanted/imageFileChecks) {
@@ -57,7 +58,7 @@ func (l *leader) removeImageFiles(ctx context.Context) error {
 // uploadKey identifies an uploaded tree.
 type uploadKey struct{ tenant, digest string }
 
-// neededBlobs returns the trees that will be copied into sandboxes, or would be if their host is lost.
+// neededBlobs returns the trees that will be copied into sandboxes, or would be if the sandbox's host were lost.
 func neededBlobs(sandboxes []*protocol.Sandbox) map[uploadKey]bool {
 	needed := map[uploadKey]bool{}
 	for _, b := range sandboxes {

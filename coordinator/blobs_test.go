@@ -16,12 +16,12 @@ func digestOf(content string) string {
 	return "sha256-" + hex.EncodeToString(sum[:])
 }
 
-// A coordinator that takes over late still renews what has little of its life left.
+// A coordinator that takes over late still renews an upload that has little of its life left.
 func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	const life = 8 * time.Second
 	d := newDeployment(t)
-	// a second look comes too late
+	// The scan period is so long that a later renewal would come too late.
 	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}}
 	stop := d.run(cfg)
 	digest := digestOf("tree")
@@ -37,10 +37,10 @@ func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 		}
 		return fresh
 	}
-	d.eventually("half of its life is over", func() bool { return !fresh() })
+	d.eventually("half of the upload's life is over", func() bool { return !fresh() })
 	cfg.Name = "c2"
 	defer d.run(cfg)()
-	d.eventually("it is renewed", fresh)
+	d.eventually("the upload is renewed", fresh)
 }
 
 func TestTheFileOfAnUnwantedImageIsRemoved(t *testing.T) {
@@ -51,7 +51,7 @@ func TestTheFileOfAnUnwantedImageIsRemoved(t *testing.T) {
 	put := func(content, ref string) (digest string) {
 		t.Helper()
 		digest = digestOf(content)
-		if ref != "" { // wanted first, so that it is never there unwanted
+		if ref != "" { // wanted before it is stored, so that it is never stored and unwanted
 			if err := d.conn.WantImage(t.Context(),
 				&protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
 				t.Fatal(err)
@@ -75,14 +75,14 @@ func TestTheFileOfAnUnwantedImageIsRemoved(t *testing.T) {
 	d.eventually("replaced and unreferenced files are removed",
 		func() bool { return !there(replaced) && !there(lost) })
 	if took := time.Since(began); took < age {
-		t.Errorf("they went after %s", took)
+		t.Errorf("the unwanted files were removed after %s, want at least %s", took, age)
 	}
 	if !there(kept) {
-		t.Error("the file of a wanted image went too")
+		t.Error("the file of a wanted image was removed too")
 	}
 }
 
-// The trees of a sandbox that may be made again elsewhere are kept while it may be.
+// The trees of a sandbox are kept while it may still be created, or created again on another host.
 func TestTheTreesOfReplaceableSandboxesAreKept(t *testing.T) {
 	of := func(state protocol.SandboxState, policy string) *protocol.Sandbox {
 		return &protocol.Sandbox{State: state,

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// noteClock records whether a host's clock is off, and logs a change once.
+// noteClock records whether a host's clock is off, and logs each change once.
 func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.host.ClockOff = e.host.Skew != nil && e.host.Skew.Std().Abs() > protocol.MaxSkew
 	switch {
@@ -23,8 +23,8 @@ func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.clockReported = e.host.ClockOff
 }
 
-// clocks returns how far this coordinator's wall clock is ahead of the store's, nil where that is unknown, and a
-// message for each clock that is off.
+// clocks returns how far this coordinator's wall clock is ahead of the store's, nil if unknown, and a message for each
+// clock that is off.
 func (c *coordinator) clocks(hosts []*protocol.Host) (skew *protocol.Duration, off []string) {
 	if ahead, known := c.conn.Skew(); known {
 		rounded := protocol.Duration(ahead.Round(time.Millisecond))

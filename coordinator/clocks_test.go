@@ -11,12 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// clockOffBy is a clock that is set wrong.
+// clockOffBy returns a clock that is wrong by a duration.
 func clockOffBy(by time.Duration) jetstream.Clock {
 	return jetstream.Clock{Wall: func() time.Time { return time.Now().Round(0).Add(by) }}
 }
 
-// connectAt connects a process on a machine with such a clock. The deployment is provisioned.
+// connectAt connects a process on a machine whose clock is wrong by a duration. The deployment must be provisioned.
 func (d *deployment) connectAt(name string, by time.Duration) *jetstream.Conn {
 	d.t.Helper()
 	conn := d.connectAs(jetstream.Config{InProcess: d.server, Name: name, Clock: clockOffBy(by)})
@@ -26,18 +26,20 @@ func (d *deployment) connectAt(name string, by time.Duration) *jetstream.Conn {
 	return conn
 }
 
-// scanned waits until the watchdog has inspected everything several times: it has ended, one after another,
-// sandboxes whose time was over.
+// scanned waits until the watchdog has made several scans: it creates sandboxes with a short time to live, one after
+// another, and waits for the end of each.
 func (d *deployment) scanned() {
 	d.t.Helper()
 	for i := range 4 {
 		id := fmt.Sprint("scan-", i, "-", time.Now().UnixNano())
 		d.create(id, protocol.SandboxSpec{Image: "i", TTL: protocol.Duration(time.Millisecond)})
-		d.eventually("a scan", func() bool { return d.handle(id).State == protocol.StateDeleted })
+		d.eventually("the watchdog ends a sandbox whose time to live is over", func() bool {
+			return d.handle(id).State == protocol.StateDeleted
+		})
 	}
 }
 
-// handle is a sandbox as the coordinators know it.
+// handle reads a sandbox's handle.
 func (d *deployment) handle(id string) *protocol.Sandbox {
 	d.t.Helper()
 	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: id})
@@ -47,15 +49,14 @@ func (d *deployment) handle(id string) *protocol.Sandbox {
 	return reply.Sandbox
 }
 
-// append appends events as a worker does.
+// append appends events to a sandbox's history, as a worker does.
 func (d *deployment) append(conn *jetstream.Conn, sandbox string, events ...protocol.Event) {
 	d.t.Helper()
 	j := conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
 	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
 	defer cancel()
 	if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
-		return events,
-			nil
+		return events, nil
 	}); err != nil {
 		d.t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func TestNothingIsDecidedByTheClockOfAWorker(t *testing.T) {
 			}
 			d.scanned()
 			if b := d.handle("idle"); b.State != protocol.StateReady || b.Desired != protocol.StateReady {
-				t.Errorf("a sandbox that was just used is %s, on its way to %s: %s", b.State, b.Desired, b.Reason)
+				t.Errorf("a sandbox that was just used is %s, and should become %s: %s", b.State, b.Desired, b.Reason)
 			}
 			exec := protocol.ExecSpec{Command: []string{"sleep", "9"}, Timeout: protocol.Duration(30 * time.Second)}
 			if r := d.request(protocol.VerbExec, "a", "x", protocol.Request{ExecID: "x", Exec: &exec}); r.Error != nil {
@@ -125,17 +126,17 @@ func TestNothingIsDecidedByTheClockOfACoordinator(t *testing.T) {
 
 			conn := d.connectAs(jetstream.Config{InProcess: d.server, Name: "c2", Clock: clockOffBy(by)})
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Scan: 10 * time.Millisecond}})()
-			d.scanned() // with ttls that are counted from what c2 accepted
+			d.scanned() // c2 accepts the sandboxes that this creates, so their times to live start by its clock
 			queued := d.handle("queued")
 			for id, want := range map[string]protocol.SandboxState{"stopped": protocol.StateStopped,
 				"queued": protocol.StatePending, "gone": protocol.StateDeleted} {
 				b := d.handle(id)
 				if b.State != want || b.HistoryPurged {
-					t.Errorf("%s: %+v", id, b)
+					t.Errorf("%s is %+v, want it to be %s", id, b, want)
 				}
 			}
 			if time.Until(queued.ExpiresAt.Add(-24*time.Hour)).Abs() > time.Minute {
-				t.Errorf("it ends at %s", queued.ExpiresAt)
+				t.Errorf("the queued sandbox expires at %s", queued.ExpiresAt)
 			}
 		})
 	}
@@ -156,7 +157,7 @@ func TestAClockThatIsOffIsShown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	look := func() *protocol.Host {
+	shownHost := func() *protocol.Host {
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointHosts, &protocol.Query{Limit: 10})
 		if err != nil || len(reply.Hosts) != 1 {
 			return &protocol.Host{}
@@ -169,7 +170,7 @@ func TestAClockThatIsOffIsShown(t *testing.T) {
 	}{{4 * time.Second, false}, {-2 * time.Minute, true}, {90 * time.Second, true}, {-4 * time.Second, false}} {
 		d.eventually("the skew is shown", func() bool {
 			beat(x.skew)
-			shown := look()
+			shown := shownHost()
 			return shown.Skew != nil && shown.Skew.Std() == x.skew && shown.ClockOff == x.off
 		})
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
@@ -178,10 +179,10 @@ func TestAClockThatIsOffIsShown(t *testing.T) {
 		}
 		said := strings.Join(reply.Ping.Clocks, "\n")
 		if !strings.Contains(said, "coordinator c1 is 1m0s behind") || strings.Contains(said, "worker w1") != x.off {
-			t.Errorf("with %s, ping says: %s", x.skew, said)
+			t.Errorf("with a skew of %s, ping reports: %s", x.skew, said)
 		}
 		if reply.Ping.Skew == nil || (reply.Ping.Skew.Std()+time.Minute).Abs() > time.Second {
-			t.Errorf("the coordinator's skew: %v", reply.Ping.Skew)
+			t.Errorf("the coordinator's skew is %v", reply.Ping.Skew)
 		}
 	}
 }

@@ -11,12 +11,12 @@ import (
 )
 
 // Histories says how much of the history of a living sandbox the event log keeps, and for how long segments keep the
-// rest.
+// older messages.
 type Histories struct {
-	Keep       int            // newest messages that stay in the log, at least 1; default 1000
-	MinBatches int            // older ones are moved out when there are more than this, from 0; default 5000
-	MinBytes   protocol.Bytes // or when they have more than this; default 4 MiB
-	MaxAge     time.Duration  // how long segments are kept after they were stored; 0: as long as the sandbox
+	Keep       int            // how many of the newest messages stay in the log, at least 1; default 1000
+	MinBatches int            // older messages are moved to segments when there are more than this; default 5000
+	MinBytes   protocol.Bytes // or when the older messages have more bytes than this; default 4 MiB
+	MaxAge     time.Duration  // how long a segment is kept after it was stored; 0: until the sandbox is purged
 }
 
 func (h *Histories) setDefaults() error {
@@ -38,7 +38,7 @@ func (h *Histories) setDefaults() error {
 	return nil
 }
 
-// compactor moves the older parts of long histories out of the log, one history after another.
+// compactor moves the older parts of long histories from the log to segments, one history after another.
 type compactor struct {
 	*leader
 	known map[key]*historyLength
@@ -47,11 +47,12 @@ type compactor struct {
 // historyLength is what the leader knows about the length of a history.
 type historyLength struct {
 	sequence   uint64    // the sandbox's last event at the last compaction
-	unfinished bool      // something is in a segment and still in the log
+	unfinished bool      // some messages are in a segment and also still in the log
 	dropAt     time.Time // when the oldest segment expires; zero: never
 }
 
-// due reports whether a history may have something to move. It has at most as many messages as events.
+// due reports whether a history may have messages to move, or segments that expire. A history has at most as many
+// messages as events.
 func (l *historyLength) due(b *protocol.Sandbox, h *Histories, now time.Time) bool {
 	if b.State == protocol.StateDeleted || b.Sequence <= uint64(h.Keep) {
 		return false
@@ -77,9 +78,10 @@ func (c *compactor) run(ctx context.Context) error {
 	}
 }
 
-// compactDue compacts every history that is due, until NATS does not answer.
+// compactDue compacts every history that is due. It stops if NATS does not answer.
 func (c *compactor) compactDue(ctx context.Context) {
-	// An older worker would take a history without its beginning for an empty one and remove its sandbox.
+	// An older worker cannot read segments. It would take a history whose beginning is in a segment for an empty
+	// history, and remove the sandbox.
 	reads := map[string]bool{}
 	for _, h := range c.hosts.list() {
 		reads[h.HostID] = h.ReadsSegments
@@ -129,7 +131,7 @@ func (c *compactor) compact(ctx context.Context, k key, b *protocol.Sandbox, l *
 		c.log.Info("another coordinator compacts the same history", "sandbox", k.ID)
 		return nil
 	case err != nil:
-		c.log.Warn("could not compact a history; it stays in the log for now", "sandbox", k.ID, "error", err)
+		c.log.Warn("could not compact a history; trying again later", "sandbox", k.ID, "error", err)
 		return err
 	}
 	*l = historyLength{sequence: b.Sequence, unfinished: done.Waits, dropAt: done.DropAt}
@@ -140,8 +142,8 @@ func (c *compactor) compact(ctx context.Context, k key, b *protocol.Sandbox, l *
 	return nil
 }
 
-// startCompacting records that a history is being compacted, which keeps it from being purged at the same time. It
-// reports false where the sandbox is no longer living.
+// startCompacting records that a history is being compacted, so that it is not purged at the same time. It returns
+// false if the sandbox is no longer living.
 func (c *compactor) startCompacting(k key) bool {
 	c.storing.Lock()
 	defer c.storing.Unlock()
@@ -152,14 +154,14 @@ func (c *compactor) startCompacting(k key) bool {
 	return true
 }
 
-// isCompacting reports whether a history is being compacted; storing is held.
+// isCompacting reports whether a history is being compacted. The caller holds storing.
 func (c *coordinator) isCompacting(k key) bool {
 	now := c.compacting.Load()
 	return now != nil && *now == k
 }
 
-// execIDsStoredThrough stores a sandbox's execs and returns the record up to which the index has them all: events
-// before it are no longer needed to know which ids were used.
+// execIDsStoredThrough stores the index of a sandbox's execs, and returns the record up to which the stored index is
+// complete. Events before that record are no longer needed to know which exec ids were used.
 func (c *compactor) execIDsStoredThrough(ctx context.Context, k key) (record uint64, err error) {
 	s := c.projection.journal(k).Snapshot()
 	if err := c.projection.execs.StoreThrough(ctx, k, s); err != nil {

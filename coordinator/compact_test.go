@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ranExecs has execs of a sandbox that have ended.
+// ranExecs gives a sandbox execs, with the numbers from from to to-1, that have ended.
 func (d *deployment) ranExecs(sandbox string, from, to int) {
 	d.t.Helper()
 	for i := from; i < to; i++ {
@@ -25,7 +25,7 @@ func (d *deployment) ranExecs(sandbox string, from, to int) {
 	}
 }
 
-// readsSegments has the host of the test's sandboxes say whether its worker reads segments.
+// readsSegments registers the host of the test's sandboxes with a worker that reads segments, or does not.
 func (d *deployment) readsSegments(reads bool) {
 	h := host("w1", 0)
 	h.HostID, h.ReadsSegments = "h1", reads
@@ -33,7 +33,7 @@ func (d *deployment) readsSegments(reads bool) {
 	d.eventually("the host is known", func() bool { return d.hostIs("w1", protocol.HostReady) })
 }
 
-// emptied removes everything of a stream.
+// emptied removes all messages of a stream.
 func (d *deployment) emptied(name string) {
 	d.t.Helper()
 	d.raw(func(js natsjs.JetStream) error {
@@ -45,7 +45,7 @@ func (d *deployment) emptied(name string) {
 	})
 }
 
-// inLog are the records of a sandbox that the event log has.
+// inLog counts the messages of a sandbox that are in the event log.
 func (d *deployment) inLog(sandbox string) (count int) {
 	d.t.Helper()
 	batches, err := d.conn.HistoryTail(d.t.Context(), "default", sandbox, 0)
@@ -74,17 +74,17 @@ func TestTheLeaderMovesTheOlderPartOfALongHistoryOutOfTheLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.eventually("the log has the newest only", func() bool { return d.inLog("a") < 20 })
+	d.eventually("the log has only the newest messages", func() bool { return d.inLog("a") < 20 })
 	if n := d.inLog("short"); n < 2 {
 		t.Errorf("a short history has %d messages in the log", n)
 	}
 	again, err := d.conn.HistoryTail(t.Context(), "default", "a", 0)
 	if err != nil || len(again) != len(all) {
-		t.Fatalf("%d messages, %d before, %v", len(again), len(all), err)
+		t.Fatalf("the history has %d messages, and had %d before: %v", len(again), len(all), err)
 	}
 	for i := range all {
 		if again[i].Record != all[i].Record || string(again[i].Encode()) != string(all[i].Encode()) {
-			t.Fatalf("message %d is another", i)
+			t.Fatalf("message %d has changed", i)
 		}
 	}
 	stop()
@@ -92,14 +92,14 @@ func TestTheLeaderMovesTheOlderPartOfALongHistoryOutOfTheLog(t *testing.T) {
 	// A coordinator that starts now, with or without snapshots, knows the whole history.
 	defer d.run(Config{Name: "c2", Timing: timing, Histories: histories})()
 	if r := d.exec("a", "x3"); r.Error != nil {
-		t.Errorf("a repeated request: %+v", r.Error)
+		t.Errorf("a repeated request is answered with %+v", r.Error)
 	}
 	if r := d.request(protocol.VerbExec, "a", "another",
 		protocol.Request{ExecID: "x3", Exec: &protocol.ExecSpec{Command: []string{"false"}}}); !refused(r) {
-		t.Errorf("an exec id that was used: %+v", r)
+		t.Errorf("a request with a used exec id is answered with %+v", r)
 	}
 	if b := d.list()["a"]; b == nil || b.TotalExecs != 20 {
-		t.Errorf("it is %+v", b)
+		t.Errorf("the sandbox is %+v", b)
 	}
 	d.ranExecs("a", 20, 24)
 	if r := d.request(protocol.VerbDelete, "a", "gone", protocol.Request{}); r.Error != nil {
@@ -107,7 +107,7 @@ func TestTheLeaderMovesTheOlderPartOfALongHistoryOutOfTheLog(t *testing.T) {
 	}
 }
 
-// Nothing that is folded is stored beside the log: it is read from segments.
+// The snapshots and the stored index of execs are lost, so the coordinator reads the log and its segments.
 func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -116,23 +116,23 @@ func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 	d.ready("a")
 	d.readsSegments(true)
 	d.ranExecs("a", 0, 10)
-	d.eventually("the log has the newest only", func() bool { return d.inLog("a") < 12 })
+	d.eventually("the log has only the newest messages", func() bool { return d.inLog("a") < 12 })
 	stop()
 	for _, bucket := range []string{protocol.BucketSandboxes, protocol.BucketExecIDs} {
 		d.emptied("KV_" + bucket)
 	}
 	defer d.coordinator("c2", Timing{})()
 	if b := d.list()["a"]; b == nil || b.TotalExecs != 10 || b.State != protocol.StateReady {
-		t.Errorf("it is %+v", b)
+		t.Errorf("the sandbox is %+v", b)
 	}
 	if r := d.request(protocol.VerbExec, "a", "another",
 		protocol.Request{ExecID: "x0", Exec: &protocol.ExecSpec{Command: []string{"false"}}}); !refused(r) {
-		t.Errorf("an exec id that was used: %+v", r)
+		t.Errorf("a request with a used exec id is answered with %+v", r)
 	}
 }
 
-// A worker of a version that does not know of segments would find a history that begins in its middle.
-func TestNothingLeavesTheLogThatAWorkerCouldNotRead(t *testing.T) {
+// To a worker of an older version, which cannot read segments, the history would begin in its middle.
+func TestNoEventsLeaveTheLogUntilTheWorkerReadsSegments(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.run(Config{Name: "c1", Timing: Timing{Snapshot: 10 * time.Millisecond, Compact: 10 * time.Millisecond},
@@ -144,14 +144,15 @@ func TestNothingLeavesTheLogThatAWorkerCouldNotRead(t *testing.T) {
 		t.Errorf("%d messages are in the log, want 26", n)
 	}
 	d.readsSegments(true)
-	d.eventually("the log has the newest only", func() bool { return d.inLog("a") < 12 })
+	d.eventually("the log has only the newest messages", func() bool { return d.inLog("a") < 12 })
 }
 
-func TestHistorySettingsThatMeanNothingAreRefused(t *testing.T) {
+func TestNegativeHistorySettingsAreRefused(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	for field, h := range map[string]Histories{
-		"history_keep": {Keep: -1}, "history_batches": {MinBatches: -1}, "history_bytes": {MinBytes: -1}, "history_max_age": {MaxAge: -1},
+		"history_keep": {Keep: -1}, "history_batches": {MinBatches: -1}, "history_bytes": {MinBytes: -1},
+		"history_max_age": {MaxAge: -1},
 	} {
 		err := Run(t.Context(), Config{Name: "c1", Conn: d.conn, Histories: h})
 		if e := protocol.AsError(err); e == nil || e.Field != "coordinator."+field {

@@ -12,15 +12,15 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// Config says how a coordinator works.
+// Config configures a coordinator.
 type Config struct {
 	Conn       *jetstream.Conn // required; the caller closes it
 	Name       string          // of this coordinator, an id; required
 	Build      string          // version shown by ping
-	SyncAlways bool            // the server is embedded and writes to disk before it acknowledges
+	SyncAlways bool            // the NATS server is embedded and writes to disk before it acknowledges
 
-	// RestartStore restarts a NATS server of this process whose store refuses writes; nil where the server is not
-	// in this process.
+	// RestartStore restarts the NATS server that is embedded in this process, after its store has refused writes. It is
+	// nil if no server is embedded.
 	RestartStore func(context.Context) error
 
 	// CleanupTTL is the time after which stopped and failed sandboxes are deleted, and histories of deleted
@@ -28,33 +28,33 @@ type Config struct {
 	CleanupTTL      time.Duration
 	HostForgetAfter time.Duration    // a host that has been lost for this time is forgotten; default 0: never
 	Assets          jetstream.Assets // how the streams are created
-	Defaults        spec.Defaults    // by tenant, for the fields that its requests omit
+	Defaults        spec.Defaults    // per tenant: values of the fields that its creates omit
 	OnReady         func()           // called once, when requests are accepted; may be nil
 	Logger          *slog.Logger     // default slog.Default
 
-	// MaxActiveExecs is how many execs of a sandbox may be active; one more is refused. 1 to
+	// MaxActiveExecs is how many execs a sandbox may have active at once; further execs are refused. 1 to
 	// [protocol.MaxActiveExecs]; default 1000.
 	MaxActiveExecs int
 
 	// Histories says when older parts of histories leave the event log.
 	Histories Histories
 
-	// Output says how much output is kept of one sandbox, and of one tenant.
+	// Output limits the output that is kept of each sandbox, and of each tenant.
 	Output OutputBudget
 
-	// OnState is called when the coordinator's state changes: whether it works, and in a few words what it does or
-	// waits for. It must not block, and may be nil.
+	// OnState is called when the coordinator's state changes: well says whether it works, and text says in a few words
+	// what it does or waits for. OnState must not block, and may be nil.
 	OnState func(well bool, text string)
 
 	// Timing is for tests; the zero value means the defaults.
 	Timing Timing
-	// Probe is called at named points of the work, for tests that crash there. It may be nil.
+	// Probe is called at named points of the work, so that tests can crash the coordinator there. It may be nil.
 	Probe func(point string)
 
 	made func(*coordinator) // for tests that inspect it
 }
 
-// setDefaults validates the settings and fills in those that were not set.
+// setDefaults validates the settings and fills in the ones that are not set.
 func (cfg *Config) setDefaults() error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")
@@ -98,18 +98,18 @@ func (cfg *Config) setDefaults() error {
 // Timing holds the periods of the coordinator's loops.
 type Timing struct {
 	Scan     time.Duration // time between two scans for work that no event announces; default 1 s
-	Suspect  time.Duration // a host that was silent for this long gets no new work, and may be lost; default 5 s
+	Suspect  time.Duration // a host that has been silent for this time gets no new work, and may be lost; default 5 s
 	Retell   time.Duration // time until a worker is notified again about a pending sandbox; default 5 s
 	Seize    time.Duration // time between two attempts to take a silent host's lock; default 3 s
 	Snapshot time.Duration // time between two rounds of snapshots; default 30 s
 	Abandon  time.Duration // age at which a reservation without a history is ended; default 60 s
 	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
 	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
-	Overdue  time.Duration // time from its own deadline until an exec or create is ended for its worker; default 60 s
+	Overdue  time.Duration // time after its deadline until an exec or create is ended without its worker; default 60 s
 	Keep     time.Duration // shortest time that a forgotten host is remembered; default 1 hour
 	Compact  time.Duration // time between two checks for long histories; default 1 min
 	Output   time.Duration // time between two checks of the stored output; default 1 s
-	Fresh    time.Duration // longest wait of a read for the log; it is then answered from memory; default 1 s
+	Fresh    time.Duration // longest time that a read waits for the log before it is answered from memory; default 1 s
 }
 
 func (t *Timing) setDefaults() {

@@ -24,7 +24,7 @@ type coordinator struct {
 	projection *projection
 	hosts      *hosts
 	images     *hostImages
-	hostsRead  []signal // once all are given, the tables of hosts and of operators' intents have been read
+	hostsRead  []signal // all given once the tables of hosts and of operators' intents have been read
 	hostTable  hostTable
 	reads      *reader
 
@@ -35,8 +35,8 @@ type coordinator struct {
 	storing    sync.Mutex                      // held while stored copies of a sandbox's state are written or purged
 }
 
-// Run creates the streams, and waits for NATS as long as that takes. Then it serves until ctx ends. At the end it takes
-// no new requests, finishes those in progress, releases the scheduler's lock, and returns nil.
+// Run creates the streams, waiting without a time limit while NATS is unavailable. Then it serves until ctx ends. At
+// the end it takes no new requests, finishes those in progress, releases the scheduler's lock, and returns nil.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.setDefaults(); err != nil {
 		return err
@@ -72,7 +72,8 @@ func newCoordinator(cfg Config) *coordinator {
 	return c
 }
 
-// run follows everything that is stored, then answers reads, then accepts requests, and at last campaigns to lead.
+// run first reads and follows what is stored, then answers reads, then accepts requests, and finally campaigns to
+// become the leader.
 func (c *coordinator) run(ctx context.Context) error {
 	// While the servers were away, notifications and heartbeats may have been lost.
 	defer c.conn.OnReconnect(c.hosts.reconnected)()
@@ -120,7 +121,7 @@ func (c *coordinator) run(ctx context.Context) error {
 // once it has reached the end of the log.
 func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caughtUp signal) {
 	group.Go(func() error {
-		from := uint64(0) // the snapshots are still to be read
+		from := uint64(0) // 0: the snapshots have not been read yet
 		return c.retry(ctx, "follow the log", func() (err error) {
 			if from == 0 {
 				if from, err = c.projection.restore(ctx); err != nil {
@@ -138,8 +139,8 @@ func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caug
 	})
 }
 
-// followBuckets follows the tables of hosts and images, and the intents of operators. It gives each signal once that
-// table was read.
+// followBuckets follows the tables of hosts, images and imports, and the intents of operators. Each signal is given
+// once its table has been read.
 func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, hosts, imports, intents signal) {
 	follow := func(what string, f func() error) {
 		group.Go(func() error { return c.retry(ctx, what, f) })
@@ -192,7 +193,7 @@ func await(ctx context.Context, signals ...signal) bool {
 	return true
 }
 
-// retryPause is the time between two attempts of a loop that should run until ctx ends.
+// retryPause is the time between two attempts of a background task.
 const retryPause = 500 * time.Millisecond
 
 // retry runs f until it succeeds or ctx ends.
@@ -205,7 +206,7 @@ func (c *coordinator) retry(ctx context.Context, what string, f func() error) er
 		if err == nil {
 			return nil
 		}
-		c.log.Warn("a step failed; retrying", "what", what, "error", err)
+		c.log.Warn("a background task failed; retrying", "what", what, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}

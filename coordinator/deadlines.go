@@ -7,9 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// deadlines orders sandboxes by when the watchdog has to inspect them next. Only the time in at counts for a sandbox;
-// other heap entries are skipped. A deadline that moves later, as that of an idle sandbox does with each exec, stays
-// as it is: at its old time the sandbox is inspected once for nothing.
+// deadlines orders sandboxes by when the watchdog has to inspect them next. The time in at is the one that counts; a
+// heap entry with another time is outdated and is skipped. When a sandbox's deadline moves to a later time, as an idle
+// sandbox's does with each exec, its entry keeps the old time: the watchdog then inspects the sandbox once too early,
+// which is harmless.
 type deadlines struct {
 	at   map[key]time.Time
 	heap deadlineHeap
@@ -33,7 +34,8 @@ func (h *deadlineHeap) Pop() any {
 	return last
 }
 
-// set has a sandbox inspected no later than at; zero: never. It reports whether the sandbox is now the first.
+// set has a sandbox inspected at the given time or earlier; a zero time changes nothing. It reports whether the sandbox
+// is now the first to be inspected.
 func (d *deadlines) set(k key, at time.Time) bool {
 	before, there := d.at[k]
 	if at.IsZero() || there && !at.Before(before) {
@@ -55,7 +57,8 @@ func (d *deadlines) set(k key, at time.Time) bool {
 // drop forgets a sandbox.
 func (d *deadlines) drop(k key) { delete(d.at, k) }
 
-// due takes the sandboxes that are due, at most limit, and returns when the next one is; zero for never.
+// due removes and returns at most limit sandboxes that are due. next is when the next sandbox is due; zero if there is
+// none.
 func (d *deadlines) due(now time.Time, limit int) (keys []key, next time.Time) {
 	for len(d.heap) > 0 {
 		first := d.heap[0]
@@ -73,14 +76,15 @@ func (d *deadlines) due(now time.Time, limit int) (keys []key, next time.Time) {
 	return keys, time.Time{}
 }
 
-// takeDue takes the sandboxes whose deadline has come, at most limit, and returns when the next one is due.
+// takeDue removes and returns at most limit sandboxes that are due. next is when the next sandbox is due; zero if there
+// is none.
 func (w *workingState) takeDue(now time.Time, limit int) (keys []key, next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.deadlines.due(now, limit)
 }
 
-// inspectBy has the watchdog inspect living sandboxes no later than at.
+// inspectBy has the watchdog inspect living sandboxes at the given time or earlier.
 func (w *workingState) inspectBy(at time.Time, keys ...key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,8 +101,9 @@ func (w *workingState) setDeadlineLocked(k key, at time.Time) {
 	}
 }
 
-// nextDeadline is when the watchdog has to inspect a sandbox for its deadlines, zero for never. It may be too early
-// but not too late, except where the host's state changes; then the sandbox is inspected at once.
+// nextDeadline returns when the watchdog has to inspect a sandbox for its deadlines; zero for never. The time may be
+// too early but not too late. It ignores changes of the host's state: after such a change the sandbox is inspected at
+// once.
 func nextDeadline(b *protocol.Sandbox, overdue, cleanup time.Duration) (at time.Time) {
 	sooner := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {

@@ -16,9 +16,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// BenchmarkDeadlines measures how late sandboxes are ended after their ttl, 100 a second of 10,000, while the
-// others take 500 execs a second: each is three messages on the log, written as a worker does. The achieved rate
-// is reported, too. Run it with go test ./coordinator -run - -bench Deadlines -benchtime 1x.
+// BenchmarkDeadlines measures how late sandboxes are ended after their time to live. 100 of 10,000 sandboxes expire per
+// second, while the others run 500 execs per second. Each exec is three messages in the log, written as a worker writes
+// them. The benchmark also reports the achieved rate of execs. Run it with go test ./coordinator -run - -bench
+// Deadlines -benchtime 1x.
 func BenchmarkDeadlines(b *testing.B) {
 	const sandboxes, ending, each, rate = 10_000, 1_000, 10 * time.Millisecond, 500
 	server, err := embedded.Start(embedded.Config{Dir: b.TempDir()})
@@ -30,7 +31,7 @@ func BenchmarkDeadlines(b *testing.B) {
 	d.conn = d.connectBench("test")
 	defer d.runBench("c1")()
 	for range b.N {
-		first := time.Now().Add(20 * time.Second) // all exist by then
+		first := time.Now().Add(20 * time.Second) // all sandboxes exist by then
 		journals := d.living(sandboxes, func(i int) time.Duration {
 			if i < ending {
 				return time.Until(first) + time.Duration(i)*each
@@ -38,7 +39,7 @@ func BenchmarkDeadlines(b *testing.B) {
 			return time.Hour
 		})
 		if late := time.Since(first); late > 0 {
-			b.Fatalf("it took %s too long to make %d sandboxes", late, sandboxes)
+			b.Fatalf("creating %d sandboxes took %s too long", sandboxes, late)
 		}
 		time.Sleep(time.Until(first))
 		ctx, stop := context.WithTimeout(b.Context(), ending*each)
@@ -52,7 +53,7 @@ func BenchmarkDeadlines(b *testing.B) {
 			}
 			s, _ := j.State()
 			if s.Sandbox.Desired != protocol.StateDeleted {
-				b.Fatalf("a sandbox is still running %s after its ttl", time.Since(s.Sandbox.ExpiresAt))
+				b.Fatalf("a sandbox still runs %s after it expired", time.Since(s.Sandbox.ExpiresAt))
 			}
 			late[i] = s.Sandbox.StateChangedAt.Sub(s.Sandbox.ExpiresAt)
 		}
@@ -63,7 +64,7 @@ func BenchmarkDeadlines(b *testing.B) {
 	}
 }
 
-// living makes n sandboxes that are ready, each with its time to live.
+// living creates n sandboxes that are ready, each with its time to live.
 func (d *benched) living(n int, ttl func(i int) time.Duration) []*jetstream.Journal {
 	journals := make([]*jetstream.Journal, n)
 	group, ctx := errgroup.WithContext(d.b.Context())
@@ -92,7 +93,7 @@ func (d *benched) living(n int, ttl func(i int) time.Duration) []*jetstream.Jour
 	return journals
 }
 
-// keepBusy runs execs in any of the sandboxes until ctx ends, and says how many have ended.
+// keepBusy runs execs in randomly chosen sandboxes until ctx ends, and returns how many have ended.
 func (d *benched) keepBusy(ctx context.Context, journals []*jetstream.Journal, rate int) (done int) {
 	var mu sync.Mutex
 	var group errgroup.Group
@@ -111,8 +112,7 @@ func (d *benched) keepBusy(ctx context.Context, journals []*jetstream.Journal, r
 			} {
 				if _, err := j.Do(d.b.Context(),
 					func(*protocol.State, time.Time) ([]protocol.Event, error) {
-						return []protocol.Event{e},
-							nil
+						return []protocol.Event{e}, nil
 					}); err != nil {
 					d.b.Error(err)
 					return err
@@ -126,6 +126,6 @@ func (d *benched) keepBusy(ctx context.Context, journals []*jetstream.Journal, r
 			return nil
 		})
 	}
-	_ = group.Wait() // d.b has the errors
+	_ = group.Wait() // the errors were reported to d.b
 	return done
 }

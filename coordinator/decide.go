@@ -8,15 +8,15 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// The decisions on requests. Each takes a state and returns the events that follow from the request, none where the
-// history already has them. So a request that is delivered twice decides nothing the second time.
+// The decisions on requests. Each takes a state and returns the events that follow from the request, or none if the
+// history already has them. So a request that is delivered twice changes nothing the second time.
 
-// decideAccept begins a history. defaulted are the spec fields that nobody set.
+// decideAccept begins a history. defaulted lists the spec fields that neither the client nor the tenant's defaults set.
 func decideAccept(
 	s *protocol.State, request, name string, full *protocol.SandboxSpec, defaulted []string,
 ) ([]protocol.Event, error) {
 	if s.Exists() {
-		return nil, nil // by its reservation, the id is this request's own
+		return nil, nil // the reservation says that the id belongs to this request
 	}
 	return []protocol.Event{{
 		Kind: protocol.SandboxAccepted, Request: request,
@@ -24,7 +24,7 @@ func decideAccept(
 	}}, nil
 }
 
-// decideAbandoned ends an id whose request reserved it and never appended a first event.
+// decideAbandoned ends an id whose request reserved it but never appended a first event.
 func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]protocol.Event, error) {
 	if s.Exists() {
 		return nil, nil
@@ -32,8 +32,8 @@ func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]
 	return []protocol.Event{{Kind: protocol.SandboxFailed, Request: request, Error: why, Reason: why.Reason}}, nil
 }
 
-// repeats reports whether a request was decided before; then nothing follows from it. A request id may be used for one
-// thing only.
+// repeats reports whether a request was decided before; if so, no events follow from it. It returns an error if the
+// request id was used for another purpose.
 func repeats(s *protocol.State, request, verb, exec string) (bool, error) {
 	u := s.UseOf(request)
 	if u == nil {
@@ -50,8 +50,9 @@ func errRequestUsed(request string, u *protocol.Use) error {
 		"request id %s was used before in this sandbox, for %s", request, u.Says())
 }
 
-// unchanged remembers a request that found everything as it asks, so that its repeat does not find something to do. A
-// decision without a request is not repeated.
+// unchanged returns the event that remembers a request that had nothing to change. A repeat of the request then changes
+// nothing either, even if the sandbox's state is different by then. Decisions without a request are not repeated, so
+// they need no such event.
 func unchanged(request, verb, exec string) []protocol.Event {
 	if request == "" {
 		return nil
@@ -60,12 +61,12 @@ func unchanged(request, verb, exec string) []protocol.Event {
 		Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
 }
 
-// changes reports whether a decision is more than the memory of a request.
+// changes reports whether events change the sandbox, rather than only remember a request.
 func changes(events []protocol.Event) bool {
 	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
 }
 
-// decideStop stops a sandbox. One that is stopped, or being stopped, stays so.
+// decideStop stops a sandbox. A sandbox that is stopped, or being stopped, stays as it is.
 func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbStop, "")
@@ -82,7 +83,7 @@ func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, er
 	return []protocol.Event{{Kind: protocol.SandboxStopRequested, Request: request, Reason: reason}}, nil
 }
 
-// decideResume resumes a stopped sandbox. One that runs, or is being resumed, stays so.
+// decideResume resumes a stopped sandbox. A sandbox that runs, or is being resumed, stays as it is.
 func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbResume, "")
@@ -118,8 +119,8 @@ func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now 
 	}}, nil
 }
 
-// decideDelete deletes a sandbox in any state; one without a host is deleted at once. A delete cannot be undone, so
-// one that finds it done need not be remembered.
+// decideDelete deletes a sandbox in any state; a sandbox without a host is deleted at once. A delete cannot be undone,
+// so a request that finds the sandbox deleted need not be remembered.
 func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	_, err := repeats(s, request, protocol.VerbDelete, "")
@@ -131,7 +132,7 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	}
 	events := []protocol.Event{{Kind: protocol.SandboxDeleteRequested, Request: request, Reason: reason}}
 	if b.Worker == "" {
-		for _, x := range s.Active() { // of a sandbox that is being replaced
+		for _, x := range s.Active() { // a sandbox that is being replaced may have some
 			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Reason: protocol.ReasonSandboxDeleted,
 				Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}})
 		}
@@ -140,15 +141,15 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	return events, nil
 }
 
-// decideExec accepts an exec if fewer than limit are active. used says that the sandbox once had an exec with the id,
-// even if it ended too long ago to be in the state.
+// decideExec accepts an exec if fewer than limit are active. used says that the sandbox once had an exec with this id,
+// even if that exec ended too long ago to be in the state.
 func decideExec(
 	s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int,
 ) ([]protocol.Event, error) {
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if u := s.UseOf(request); u != nil { // a repeat of an exec is found by its exec id
+	if u := s.UseOf(request); u != nil { // not a repeat: a repeat of an exec has the same exec id
 		return nil, errRequestUsed(request, u)
 	}
 	if err := mayExec(s, limit); err != nil {
@@ -162,10 +163,11 @@ func decideExec(
 	}}, nil
 }
 
-// errExecUsed says that an exec id was used before: by the same request, if this one is a repeat.
+// errExecUsed says that an exec id was used before. If the request is a repeat, it was the request itself that used the
+// id.
 var errExecUsed = protocol.Errorf(protocol.AlreadyExists, "exec_id_used", "the exec id was used before in this sandbox")
 
-// mayExec returns why a sandbox accepts no exec now, nil where it does.
+// mayExec returns why a sandbox accepts no exec now, or nil if it accepts execs.
 func mayExec(s *protocol.State, limit int) error {
 	b := &s.Sandbox
 	switch {
@@ -179,14 +181,14 @@ func mayExec(s *protocol.State, limit int) error {
 			b.State)
 	case b.ActiveExecs >= limit:
 		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyExecs,
-			"%d execs of the sandbox have not ended, and coordinator.max_active_execs is %d: "+
-				"wait until one has, or cancel it", b.ActiveExecs, limit)
+			"the sandbox has %d active execs, and coordinator.max_active_execs is %d: "+
+				"wait until one ends, or cancel one", b.ActiveExecs, limit)
 	}
 	return nil
 }
 
-// decideCancel cancels an exec. One that no worker has started ends at once: of the cancel and the start, the log
-// takes one.
+// decideCancel cancels an exec. An exec that no worker has started ends at once: if a worker appends the start at the
+// same time, the log accepts only one of the two.
 func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, error) {
 	if !s.Exists() {
 		return nil, errNoSandbox()
@@ -213,7 +215,8 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 }
 
 // decideAssign assigns a sandbox to a host. from is the generation for which the host was chosen: if the sandbox was
-// assigned meanwhile, or is no longer pending, nothing follows. resolved is the spec on that host.
+// assigned meanwhile, or is no longer pending, no event follows. resolved is the sandbox's spec as that host resolves
+// it.
 func decideAssign(
 	s *protocol.State, from uint64, worker, hostID string, resolved *protocol.SandboxSpec,
 ) ([]protocol.Event, error) {
@@ -231,7 +234,7 @@ func decideAssign(
 	return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: d}}, nil
 }
 
-// decideFail fails a sandbox and, before it, its execs.
+// decideFail fails the active execs of a sandbox, then the sandbox.
 func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
 	switch s.Sandbox.State {
 	case protocol.StatePending, protocol.StateReady:
@@ -241,7 +244,7 @@ func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
 }
 
-// decideFailExecs fails execs whose end will not be known.
+// decideFailExecs fails the given execs, except those that have ended.
 func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for i, id := range ids {
@@ -266,7 +269,8 @@ func failedExec(id string, why *protocol.Error) protocol.Event {
 		Exec: &protocol.ExecDetails{ID: id}}
 }
 
-// decideStartTimeouts ends execs that were not started in time: of an exec's end and its start, the log takes one.
+// decideStartTimeouts ends execs that were not started in time. If a worker appends an exec's start at the same time,
+// the log accepts only one of the two.
 func decideStartTimeouts(s *protocol.State, ids []string, why string) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for _, id := range ids {

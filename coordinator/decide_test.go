@@ -59,17 +59,17 @@ func TestS8_TwoStopsGiveOneHistoryOfOneStop(t *testing.T) {
 	before := len(h.kinds)
 	h.must(decideStop(&h.state, "s2", protocol.ReasonStopRequested))
 	if more := h.kinds[before:]; !slices.Equal(more, []protocol.Kind{protocol.SandboxUnchanged}) {
-		t.Errorf("the second stop, which is to be remembered, appended %v", more)
+		t.Errorf("the second stop should only be remembered, but appended %v", more)
 	}
 	spec := protocol.ExecSpec{Command: []string{"true"}}
 	if err := h.do(decideExec(&h.state, "x1", "x1", &spec, false,
 		1000)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
-		t.Errorf("an exec while stopping: %v", err)
+		t.Errorf("an exec in a sandbox that is being stopped is answered with %v", err)
 	}
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
 	if err := h.do(decideStop(&h.state, "s3",
 		protocol.ReasonStopRequested)); protocol.CodeOf(err) != protocol.FailedPrecondition {
-		t.Errorf("a stop while deleting: %v", err)
+		t.Errorf("a stop of a sandbox that is being deleted is answered with %v", err)
 	}
 }
 
@@ -81,26 +81,27 @@ func TestARedeliveredRequestDecidesNothingTwice(t *testing.T) {
 	h.must(decideAssign(&h.state, 1, "w1", "h1", &h.state.Sandbox.Spec))
 	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
 	before := len(h.kinds)
-	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested)) // its answer was lost; since then it was resumed
+	// The answer to s1 was lost, and the sandbox has been resumed since.
+	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
 	h.must(decideResume(&h.state, "u1"))
 	if len(h.kinds) != before {
 		t.Errorf("redelivered requests appended %v", h.kinds[before:])
 	}
 }
 
-// What found nothing to do is remembered too: its repeat does not find something later.
+// A request that finds nothing to change is remembered too, so that its repeat changes nothing later.
 func TestARepeatedRequestThatChangedNothingChangesNothingLater(t *testing.T) {
 	h := ready(t)
-	h.must(decideResume(&h.state, "u0")) // it runs
+	h.must(decideResume(&h.state, "u0")) // the sandbox runs
 	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
-	h.must(decideStop(&h.state, "s2", protocol.ReasonStopRequested)) // it is being stopped
+	h.must(decideStop(&h.state, "s2", protocol.ReasonStopRequested)) // the sandbox is being stopped
 	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
-	h.must(decideStop(&h.state, "s3", protocol.ReasonStopRequested)) // it is stopped
+	h.must(decideStop(&h.state, "s3", protocol.ReasonStopRequested)) // the sandbox is stopped
 	before := len(h.kinds)
 	h.must(decideResume(&h.state, "u0"))
 	h.must(decideStop(&h.state, "", protocol.ReasonIdleTTL)) // without a request
 	if len(h.kinds) != before {
-		t.Errorf("the repeat of a resume that found it running appended %v", h.kinds[before:])
+		t.Errorf("the repeat of a resume that had found the sandbox running appended %v", h.kinds[before:])
 	}
 	h.must(decideResume(&h.state, "u1"))
 	h.must(decideAssign(&h.state, 1, "w1", "h1", &h.state.Sandbox.Spec))
@@ -109,21 +110,21 @@ func TestARepeatedRequestThatChangedNothingChangesNothingLater(t *testing.T) {
 	h.must(decideExec(&h.state, "x1", "x1", &spec, false, 1000))
 	h.must([]protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "x1"}}}, nil)
 	h.must(decideCancel(&h.state, "k1", "x1"))
-	h.must(decideCancel(&h.state, "k2", "x1")) // it is being cancelled already
+	h.must(decideCancel(&h.state, "k2", "x1")) // the exec is being cancelled already
 	h.must([]protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: "x1"}}}, nil)
 	before = len(h.kinds)
 	for _, id := range []string{"s1", "s2", "s3"} {
 		h.must(decideStop(&h.state, id, protocol.ReasonStopRequested))
 	}
-	for _, id := range []string{"k1", "k2"} { // the exec has ended: a new cancel is refused
+	for _, id := range []string{"k1", "k2"} { // the exec has ended, so a new cancel would be refused
 		h.must(decideCancel(&h.state, id, "x1"))
 	}
 	if len(h.kinds) != before || h.state.Sandbox.Desired != protocol.StateReady {
-		t.Errorf("repeats appended %v, it is on its way to %s", h.kinds[before:], h.state.Sandbox.Desired)
+		t.Errorf("repeats appended %v, and the sandbox should become %s", h.kinds[before:], h.state.Sandbox.Desired)
 	}
 }
 
-func TestARequestIDIsUsedForOneThing(t *testing.T) {
+func TestARequestIDMayBeUsedForOnlyOnePurpose(t *testing.T) {
 	h := ready(t)
 	spec := protocol.ExecSpec{Command: []string{"true"}}
 	h.must(decideExec(&h.state, "rx", "x1", &spec, false, 1000))
@@ -135,8 +136,7 @@ func TestARequestIDIsUsedForOneThing(t *testing.T) {
 	for id, use := range map[string]string{"rx": "exec of x1", "x2": "exec of x2", "rc": "cancel of x2", "re": "extend",
 		"rs": "stop", "r1": "create"} {
 		for verb, decide := range map[string]func() ([]protocol.Event, error){
-			"exec": func() ([]protocol.Event,
-				error) {
+			"exec": func() ([]protocol.Event, error) {
 				return decideExec(&h.state, id, "another", &spec, false, 1000)
 			},
 			"cancel": func() ([]protocol.Event, error) { return decideCancel(&h.state, id, "x1") },
@@ -153,12 +153,12 @@ func TestARequestIDIsUsedForOneThing(t *testing.T) {
 			err := h.do(decide())
 			if got := protocol.AsError(err); err == nil || got.Code != protocol.AlreadyExists ||
 				got.Reason != protocol.ReasonRequestUsed || !strings.Contains(got.Message, use) {
-				t.Errorf("the request id of the %s for %s: %v", use, verb, err)
+				t.Errorf("the request id of the %s, used again for %s, is answered with %v", use, verb, err)
 			}
 		}
 	}
 	if len(h.kinds) != before {
-		t.Errorf("they appended %v", h.kinds[before:])
+		t.Errorf("refused requests appended %v", h.kinds[before:])
 	}
 }
 
@@ -174,7 +174,7 @@ func TestAResumeStaysOnItsHost(t *testing.T) {
 	}
 	hosts[0].State = protocol.HostLost
 	if chosen, refusals := placement.Place(&h.state.Sandbox, hosts, nil); chosen != nil || len(refusals) != 2 {
-		t.Errorf("placed on %v with refusals %v", chosen, refusals)
+		t.Errorf("with its host lost, the sandbox is placed on %v, with refusals %v", chosen, refusals)
 	}
 }
 
@@ -187,14 +187,14 @@ func TestACancelBeforeTheStartEndsTheExecAtOnce(t *testing.T) {
 		t.Errorf("the exec is %s", got)
 	}
 	if err := h.do(decideCancel(&h.state, "k2", "x1")); protocol.AsError(err).Reason != protocol.ReasonExecTerminal {
-		t.Errorf("a cancel of an ended exec: %v", err)
+		t.Errorf("a cancel of an ended exec is answered with %v", err)
 	}
 	if err := h.do(decideCancel(&h.state, "k3", "nope")); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("a cancel of an unknown exec: %v", err)
+		t.Errorf("a cancel of an unknown exec is answered with %v", err)
 	}
 }
 
-func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
+func TestASandboxWithoutAHostIsDeletedAtOnce(t *testing.T) {
 	h := &history{t: t}
 	h.must(decideAccept(&h.state, "r1", "", &protocol.SandboxSpec{Image: "i"}, nil))
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
@@ -203,10 +203,10 @@ func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
 	}
 	before := len(h.kinds)
 	h.must(decideDelete(&h.state, "d2", protocol.ReasonDeleteRequested))
-	// by a scheduler that read the state before
+	// A scheduler assigns the sandbox after reading an older state.
 	h.must(decideAssign(&h.state, 0, "w1", "h1", h.state.Sandbox.AcceptedSpec()))
 	if len(h.kinds) != before {
-		t.Errorf("events after the delete: %v", h.kinds[before:])
+		t.Errorf("after the delete, %v were appended", h.kinds[before:])
 	}
 }
 
@@ -218,12 +218,12 @@ func TestFailingASandboxEndsItsExecsFirst(t *testing.T) {
 	}
 	h.must(decideFail(&h.state, protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "gone")))
 	if h.state.Sandbox.State != protocol.StateFailed || h.state.Sandbox.ActiveExecs != 0 {
-		t.Errorf("the sandbox is %s with %d execs", h.state.Sandbox.State, h.state.Sandbox.ActiveExecs)
+		t.Errorf("the sandbox is %s with %d active execs", h.state.Sandbox.State, h.state.Sandbox.ActiveExecs)
 	}
 }
 
-// TestDecisionsAreLegalInEveryState asks every decision in random states: each is refused with a
-// typed error, or its events fold.
+// TestDecisionsAreLegalInEveryState makes every decision in random states: each is refused with a typed error, or
+// returns events that can be folded.
 func TestDecisionsAreLegalInEveryState(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := &history{t: t}
@@ -266,7 +266,7 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 			case 8:
 				events, err = decideFailExecs(&h.state, []string{x, "x0"},
 					protocol.Errorf(protocol.Unavailable, "", "x"))
-			case 9, 10, 11: // the worker's part
+			case 9, 10, 11: // an event of the worker
 				switch b := &h.state.Sandbox; {
 				case b.State == protocol.StatePending && b.Assigned:
 					events = []protocol.Event{{Kind: protocol.SandboxReady}}
@@ -278,14 +278,14 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 			}
 			if err != nil {
 				if _, typed := err.(*protocol.Error); !typed {
-					rt.Fatalf("a refusal that is not typed: %v", err)
+					rt.Fatalf("a refusal is not a *protocol.Error: %v", err)
 				}
 				continue
 			}
 			h.must(events, nil)
 		}
 		if n := len(h.kinds); uint64(n) != h.state.Sandbox.Sequence {
-			rt.Fatalf("%d events, the last is number %d", n, h.state.Sandbox.Sequence)
+			rt.Fatalf("%d events were appended, and the last one has the number %d", n, h.state.Sandbox.Sequence)
 		}
 	})
 }

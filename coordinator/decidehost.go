@@ -24,15 +24,15 @@ func decideGiveUp(s *protocol.State, why *protocol.Error) ([]protocol.Event, err
 	return nil, nil
 }
 
-// replaces reports whether a sandbox is made again elsewhere when its host is lost.
+// replaces reports whether a sandbox is created again on another host when its host is lost.
 func replaces(b *protocol.Sandbox) bool {
 	return b.State == protocol.StateReady && b.Desired == protocol.StateReady &&
 		b.Spec.OnHostLoss == protocol.OnHostLossReplace
 }
 
-// decideReplace has a sandbox made again elsewhere. Running execs are interrupted. An exec that was accepted and never
-// started may run in the new container: no worker starts an exec without the log, and the log no longer accepts a
-// start by the old worker.
+// decideReplace has a sandbox created again on another host. Running execs are interrupted. An exec that was accepted
+// but not started may run in the new container. The old worker cannot start that exec any more: a worker appends the
+// start first, and the log no longer accepts a start by the old worker.
 func decideReplace(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
 	if !replaces(&s.Sandbox) {
 		return nil, nil

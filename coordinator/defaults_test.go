@@ -28,34 +28,34 @@ func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
 	s := first.Sandbox.Spec
 	if s.CPU != 4 || s.Memory != 64<<20 || s.PIDs != protocol.DefaultPIDs || len(s.Mounts) != 1 ||
 		s.Labels["by"] != "tenant" || s.Labels["of"] != "all" || s.Labels["mine"] != "1" {
-		t.Errorf("got %+v", s)
+		t.Errorf("the sandbox's spec is %+v", s)
 	}
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointDefaults, &protocol.Query{})
 	if err != nil || reply.Defaults.CPU != 4 || reply.Defaults.Memory != 1<<30 || reply.Defaults.PIDs != 0 {
-		t.Errorf("asked for the defaults: %+v, %v", reply, err)
+		t.Errorf("a read of the defaults returns %+v, %v", reply, err)
 	}
 	conflict := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i",
 		Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
 	r := d.request(protocol.VerbCreate, "b", "r2", conflict)
 	if r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "sandbox.mounts[1].target" ||
 		!strings.Contains(r.Error.Message, "defaults of tenant default") {
-		t.Errorf("want the target refused, got %v", r.Error)
+		t.Errorf("a target that the defaults use is answered with %v", r.Error)
 	}
 	if _, err := d.conn.SandboxReservation(t.Context(), "default", "b"); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("a refused create took its id: %v", err)
 	}
 	stop()
 
-	// Other defaults do not make another request of a repeated one, also where it would be refused.
+	// A repeated request stays the same request when the defaults have changed, even if they would now refuse it.
 	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"default": {Labels: map[string]string{strings.Repeat("x",
 		64): "", "y": ""}, CPU: 2}}})()
 	again := d.request(protocol.VerbCreate, "a", "r1", request)
 	if again.Error != nil || again.Changed || again.Sandbox.Spec.CPU != 4 {
-		t.Errorf("a repeated request: %+v, %v", again.Sandbox, again.Error)
+		t.Errorf("the repeated request is answered with %+v, %v", again.Sandbox, again.Error)
 	}
 }
 
-func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T) {
+func TestARepeatedCreateFindsItsSandboxAfterTheDefaultsChanged(t *testing.T) {
 	d := newDeployment(t)
 	mounting := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i",
 		Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
@@ -66,12 +66,12 @@ func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T
 	stop()
 	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"*": {Tmpfs: []protocol.Tmpfs{{Target: "/cache"}}}}})()
 	if r := d.request(protocol.VerbCreate, "a", "r1", mounting); r.Error != nil || r.Sandbox == nil {
-		t.Errorf("got %v", r.Error)
+		t.Errorf("the repeated create is answered with %v", r.Error)
 	}
 	if r := d.request(protocol.VerbCreate, "b", "r2", mounting); r.Error == nil {
-		t.Error("a new one is not refused")
+		t.Error("a new create that contradicts the defaults is not refused")
 	}
-	// One that took its id and came no further, before the defaults were others.
+	// A create had reserved its id, but was not accepted before the defaults changed.
 	own := *mounting.Sandbox
 	own.Resolve()
 	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c",
@@ -80,7 +80,7 @@ func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T
 	}
 	if r := d.request(protocol.VerbCreate, "c", "r3", mounting); r.Error == nil ||
 		r.Error.Code != protocol.InvalidArgument {
-		t.Errorf("one that was never accepted: %v", r.Error)
+		t.Errorf("a create that was never accepted is answered with %v", r.Error)
 	}
 }
 

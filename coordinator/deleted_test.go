@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// inMemory runs a coordinator and returns it too.
+// inMemory runs a coordinator, and returns it so that the test can inspect its memory.
 func (d *deployment) inMemory(cfg Config) (c *coordinator, stop func()) {
 	d.t.Helper()
 	made := make(chan *coordinator, 1)
@@ -27,22 +27,22 @@ func (d *deployment) remove(id string) {
 	}
 }
 
-// counts returns how many deleted (over) and how many living sandboxes a coordinator knows, and how many folds it keeps
-// in memory.
-func (c *coordinator) counts() (over, living, folds int) {
+// counts returns how many deleted and how many living sandboxes a coordinator knows, and how many journals it keeps in
+// memory.
+func (c *coordinator) counts() (deleted, living, journals int) {
 	c.projection.mu.RLock()
 	defer c.projection.mu.RUnlock()
 	return len(c.projection.read.deleted), len(c.projection.read.sandboxes), len(c.projection.journals)
 }
 
-// A standby forgets what the leader purged, and does not purge it again when it takes over.
+// A standby forgets the sandboxes that the leader purged.
 func TestAStandbyForgetsWhatTheLeaderPurged(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}
 	leader, stop := d.inMemory(Config{Name: "c1", CleanupTTL: time.Second, Timing: timing})
 	defer stop()
-	d.eventually("it leads", leader.elected.Load)
+	d.eventually("c1 leads", leader.elected.Load)
 	standby, stopStandby := d.inMemory(Config{Name: "c2", CleanupTTL: time.Second, Timing: timing})
 	defer stopStandby()
 	const n = 5
@@ -55,21 +55,21 @@ func TestAStandbyForgetsWhatTheLeaderPurged(t *testing.T) {
 	}
 	for name, c := range map[string]*coordinator{"the leader": leader, "the standby": standby} {
 		d.eventually(name+" has forgotten the purged sandboxes", func() bool {
-			over, living, folds := c.counts()
-			return over == 0 && living == 1 && folds == 1
+			deleted, living, journals := c.counts()
+			return deleted == 0 && living == 1 && journals == 1
 		})
 	}
-	d.eventually("it was purged", func() bool { return len(d.list("deleted")) == 0 })
+	d.eventually("no deleted sandbox is listed", func() bool { return len(d.list("deleted")) == 0 })
 }
 
 // A deleted sandbox is still found by its id, with its execs, in the list, and by repeated requests. Neither the
-// coordinator that saw its end nor one that starts holds a fold of it in memory.
+// coordinator that folded its end nor a coordinator that starts later keeps its journal in memory.
 func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}
 	first, stop := d.inMemory(Config{Name: "c1", Timing: timing})
-	const n = 40 // more than the coordinator reads at once
+	const n = 40 // more than readsAtOnce
 	labels := func(i int) map[string]string { return map[string]string{"odd": fmt.Sprint(i % 2)} }
 	for i := range n {
 		d.create(fmt.Sprint("s", i), protocol.SandboxSpec{Image: "i", Labels: labels(i)})
@@ -85,36 +85,36 @@ func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 		d.remove(fmt.Sprint("s", i))
 	}
 	d.work("s0", func(*protocol.State) []protocol.Event { return []protocol.Event{{Kind: protocol.SandboxDeleted}} })
-	d.eventually("what is over is stored", func() bool {
+	d.eventually("the records of all deleted sandboxes are stored", func() bool {
 		stored := 0
 		err := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { stored++ })
 		return err == nil && stored == n
 	})
-	look := func(c *coordinator) {
+	checkReads := func(c *coordinator) {
 		t.Helper()
-		d.eventually("no fold is kept", func() bool {
-			over, living, folds := c.counts()
-			return over == n && living == 0 && folds == 0
+		d.eventually("no journal is kept", func() bool {
+			deleted, living, journals := c.counts()
+			return deleted == n && living == 0 && journals == 0
 		})
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "s0"})
 		if err != nil || reply.Sandbox.State != protocol.StateDeleted || reply.Sandbox.TotalExecs != 1 ||
 			reply.Sandbox.Spec.Image != "i" {
-			t.Errorf("get: %+v, %v", reply, err)
+			t.Errorf("a read of the sandbox returns %+v, %v", reply, err)
 		}
 		reply, err = d.conn.Query(t.Context(), "default", protocol.EndpointExec,
 			&protocol.Query{Sandbox: "s0", Exec: "x1"})
 		if err != nil || reply.Exec.State != protocol.ExecStateCancelled {
-			t.Errorf("its exec: %+v, %v", reply, err)
+			t.Errorf("a read of its exec returns %+v, %v", reply, err)
 		}
 		if r := d.exec("s0", "x1"); r.Error != nil || r.Exec.ID != "x1" {
-			t.Errorf("the exec's request again: %+v", r)
+			t.Errorf("a repeat of the exec's request is answered with %+v", r)
 		}
 		if r := d.exec("s0", "x2"); r.Error == nil || r.Error.Reason != protocol.ReasonSandboxNotReady {
-			t.Errorf("a new exec: %+v", r)
+			t.Errorf("a new exec is answered with %+v", r)
 		}
 		if r := d.request(protocol.VerbCreate, "s1", "create-s1",
 			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: labels(1)}}); r.Error != nil {
-			t.Errorf("the create's request again: %v", r.Error)
+			t.Errorf("a repeat of the create's request is answered with %v", r.Error)
 		}
 		seen := map[string]bool{}
 		for page := ""; ; {
@@ -125,7 +125,7 @@ func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 			}
 			for _, b := range reply.Sandboxes {
 				if seen[b.ID] || b.Spec.Labels["odd"] != "1" || b.State != protocol.StateDeleted {
-					t.Errorf("listed, perhaps again: %+v", b)
+					t.Errorf("a sandbox is listed twice, or does not match the query: %+v", b)
 				}
 				seen[b.ID] = true
 			}
@@ -134,20 +134,20 @@ func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 			}
 		}
 		if len(seen) != n/2 {
-			t.Errorf("%d of %d are listed", len(seen), n/2)
+			t.Errorf("%d of %d sandboxes are listed", len(seen), n/2)
 		}
-		if _, _, folds := c.counts(); folds != 0 {
-			t.Errorf("the folds of %d sandboxes are kept after a read", folds)
+		if _, _, journals := c.counts(); journals != 0 {
+			t.Errorf("the journals of %d sandboxes are kept after a read", journals)
 		}
 	}
-	look(first)
+	checkReads(first)
 	stop()
 	second, stop := d.inMemory(Config{Name: "c2", Timing: timing})
 	defer stop()
-	look(second)
+	checkReads(second)
 }
 
-// A coordinator reads the snapshots of an earlier version, and stores them again in the present form.
+// A coordinator reads the snapshots of an earlier version, and stores them in the present format.
 func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -170,13 +170,13 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	}
 	second, stop := d.inMemory(Config{Name: "c2", Timing: Timing{Snapshot: 20 * time.Millisecond}})
 	defer stop()
-	if over, living, _ := second.counts(); over != 1 || living != 1 {
-		t.Errorf("%d are over, %d live", over, living)
+	if deleted, living, _ := second.counts(); deleted != 1 || living != 1 {
+		t.Errorf("%d sandboxes are deleted and %d are living, want 1 and 1", deleted, living)
 	}
 	if all := d.list("deleted", "pending"); len(all) != 2 || all["over"] == nil || all["lives"] == nil {
-		t.Errorf("listed: %v", all)
+		t.Errorf("the listed sandboxes are %v", all)
 	}
-	d.eventually("the snapshots are in the present form", func() bool {
+	d.eventually("the snapshots have the present format", func() bool {
 		stored := 0
 		err := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { stored++ })
 		_, records := d.covered()
@@ -194,7 +194,7 @@ func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 	for i := range n {
 		d.create(fmt.Sprint("s", i), protocol.SandboxSpec{Image: "i"})
 	}
-	d.eventually("the checkpoint covers all of the registry", func() bool {
+	d.eventually("the checkpoint covers all reservations", func() bool {
 		_, reserved, err := d.conn.Checkpoint(t.Context())
 		return err == nil && reserved == n
 	})
@@ -204,7 +204,7 @@ func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 		t.Fatal(before, err)
 	}
 	defer d.coordinator("c2", timing)()
-	d.eventually("an unused id that was reserved without a leader is ended", func() bool {
+	d.eventually("an id that was reserved while nobody led, and not used, is ended", func() bool {
 		b := d.list("failed")["lost"]
 		return b != nil && b.Reason == protocol.ReasonAbandoned
 	})
@@ -219,11 +219,11 @@ func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 			if consumer.NumPending == 0 && consumer.Config.OptStartSeq > n {
 				follows++
 			} else if consumer.Delivered.Stream > n {
-				t.Errorf("a consumer of the registry began at %d", consumer.Config.OptStartSeq)
+				t.Errorf("a consumer of the registry started at message %d, before the checkpoint", consumer.Config.OptStartSeq)
 			}
 		}
 		if follows != 1 {
-			t.Errorf("%d consumers follow the registry", follows)
+			t.Errorf("%d consumers follow the registry, want 1", follows)
 		}
 		return list.Err()
 	})

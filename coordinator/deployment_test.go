@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// deployment is a NATS server and the test's connection to it.
+// deployment is a NATS server, and the test's connection to the server.
 type deployment struct {
 	t      *testing.T
 	server *embedded.Server
@@ -81,7 +81,7 @@ func runUntilReady(t testing.TB, cfg Config) (stop func()) {
 	}
 }
 
-// request submits a request, and repeats it until an answer comes.
+// request submits a request, and repeats the request until an answer comes.
 func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *protocol.Reply {
 	d.t.Helper()
 	answers, err := d.conn.Answers()
@@ -102,13 +102,13 @@ func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *prot
 			return reply
 		case <-time.After(200 * time.Millisecond):
 			if time.Now().After(deadline) {
-				d.t.Fatalf("%s %s is not answered", verb, sandbox)
+				d.t.Fatalf("a %s of sandbox %s is not answered", verb, sandbox)
 			}
 		}
 	}
 }
 
-// refused says whether a request was refused because its id was used before.
+// refused reports whether a request was refused because an id was used before.
 func refused(r *protocol.Reply) bool { return r.Error != nil && r.Error.Is(protocol.ErrAlreadyExists) }
 
 func (d *deployment) list(states ...string) map[string]*protocol.Sandbox {

@@ -11,7 +11,7 @@ import (
 // decision returns the events that follow from a deadline.
 type decision func(s *protocol.State) ([]protocol.Event, error)
 
-// due returns the decision that a sandbox's deadlines or its host call for, nil for none.
+// due returns the decision that a sandbox's deadlines or the state of its host call for; nil for none.
 func (w *watchdog) due(b *protocol.Sandbox, host *protocol.Host, now time.Time) decision {
 	if w.hosts.forgotten(b.HostID) {
 		if decide := dueForgotten(b); decide != nil {
@@ -37,7 +37,7 @@ func (w *watchdog) due(b *protocol.Sandbox, host *protocol.Host, now time.Time) 
 	return dueAge(b, now, w.cfg.CleanupTTL)
 }
 
-// duePending returns the decision about a sandbox that should have a host, or be ready, by now.
+// duePending returns the decision about a pending sandbox that should have a host, or be ready, by now; nil for none.
 func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) decision {
 	reasons := lazy(func() string {
 		return placement.Reasons(placement.WithoutExpiredRefusals(b, now), w.recent.list(w.hosts), w.images.list())
@@ -48,19 +48,19 @@ func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) dec
 		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout,
 			"no host took the sandbox within %s%s", b.Spec.QueueTimeout, reasons)
 	case b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+w.cfg.Timing.Overdue:
-		// The worker has its own deadline, and reports a better error; this is for a worker that hangs.
+		// A worker enforces the create timeout itself and reports a better error. This case is for a worker that hangs.
 		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s",
 			b.Spec.CreateTimeout)
 	case b.Assigned && lost && now.After(deadline):
-		// If the host comes back, its worker discards what it made and halts what it resumed.
+		// If the host comes back, its worker removes a sandbox that it created, and halts one that it resumed.
 		return fail(protocol.Unavailable, protocol.ReasonHostLost,
-			"host %s (worker %s) was lost before the sandbox was ready, and none took it within %s%s",
+			"host %s (worker %s) was lost before the sandbox was ready, and no host took the sandbox within %s%s",
 			b.HostID, b.Worker, deadline.Sub(b.AssignedAt), reasons)
 	}
 	return nil
 }
 
-// dueHostLost returns the decision that a sandbox's on_host_loss calls for.
+// dueHostLost returns the decision that a sandbox's on_host_loss calls for; nil for none.
 func dueHostLost(b *protocol.Sandbox) decision {
 	switch {
 	case b.State == protocol.StateReady && b.Spec.OnHostLoss == protocol.OnHostLossFail:
@@ -73,7 +73,7 @@ func dueHostLost(b *protocol.Sandbox) decision {
 	return nil
 }
 
-// dueAge returns the decision about a sandbox that has been idle, stopped or failed for too long.
+// dueAge returns the decision about a sandbox that has been idle, stopped or failed for too long; nil for none.
 func dueAge(b *protocol.Sandbox, now time.Time, cleanup time.Duration) decision {
 	idle := b.State == protocol.StateReady && b.Desired == protocol.StateReady && b.ActiveExecs == 0
 	ended := b.State == protocol.StateStopped || b.State == protocol.StateFailed
@@ -94,8 +94,8 @@ func fail(code protocol.Code, reason, format string, args ...any) decision {
 	}
 }
 
-// queueDeadline is until when a host must take a pending sandbox: its host, or another one where that is lost. A lost
-// host has at least as long to come back as it had for the create.
+// queueDeadline returns until when a host must take a pending sandbox. If the sandbox's host is lost, the deadline is
+// for another host; the lost host has had at least the time of a create to come back by then.
 func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	if !b.Assigned {
 		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
@@ -103,12 +103,13 @@ func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	return b.AssignedAt.Add(max(b.Spec.QueueTimeout.Std(), b.Spec.CreateTimeout.Std()+overdue))
 }
 
-// lazy is a text that is made when it is printed: most deadlines are computed and not met.
+// lazy is a text that is computed only when it is printed, since most deadlines that are checked have not passed.
 type lazy func() string
 
 func (f lazy) String() string { return f() }
 
-// recentHosts caches the list of hosts for a second, since ten thousand sandboxes may fail at once.
+// recentHosts caches the list of hosts for a second, since ten thousand sandboxes may fail at once, each with the
+// reasons of all hosts.
 type recentHosts struct {
 	mu    sync.Mutex
 	at    time.Time

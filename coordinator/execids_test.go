@@ -10,21 +10,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// work plays the worker's part of a history: the sandbox becomes ready, execs end as they come.
+// work appends the events that decide returns to a sandbox's history, as its worker does.
 func (d *deployment) work(sandbox string, decide func(s *protocol.State) []protocol.Event) {
 	d.t.Helper()
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
 	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
 	defer cancel()
 	if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decide(s),
-			nil
+		return decide(s), nil
 	}); err != nil {
 		d.t.Fatal(err)
 	}
 }
 
-// storedExecs is how many execs the stored index of a sandbox has.
+// storedExecs returns how many execs the stored index of a sandbox has.
 func (d *deployment) storedExecs(sandbox string) int {
 	d.t.Helper()
 	h, err := d.conn.ExecHead(d.t.Context(), "default", sandbox)
@@ -65,7 +64,7 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 			protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: command}})
 	}
 	zero := 0
-	const execs = keptExecs + 40 // so many that the first are not kept in memory
+	const execs = keptExecs + 40 // so many that the first execs are not kept in memory
 	for i := range execs {
 		if r := exec(fmt.Sprint("r", i), fmt.Sprint("x", i), "true"); r.Error != nil || !r.Changed {
 			t.Fatalf("exec %d: %+v", i, r)
@@ -85,18 +84,18 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 		for _, i := range []int{0, 1, execs - 1} {
 			id := fmt.Sprint("x", i)
 			if r := exec(fmt.Sprint("other", i, when), id, "true"); !refused(r) {
-				t.Errorf("%s: another request for %s: %+v", when, id, r)
+				t.Errorf("%s: another request for exec id %s is answered with %+v", when, id, r)
 			}
 		}
 		for _, i := range []int{0, 1} {
 			id := fmt.Sprint("x", i)
 			if r := exec(fmt.Sprint("r", i), id, "true"); r.Error != nil || r.Changed ||
 				r.Exec.State != protocol.ExecStateFinished {
-				t.Errorf("%s: the same request for %s: %+v", when, id, r)
+				t.Errorf("%s: a repeat of the request for exec id %s is answered with %+v", when, id, r)
 			}
 		}
 		if r := exec("r2", "x2", "false"+when); !refused(r) {
-			t.Errorf("%s: the same request with another command: %+v", when, r)
+			t.Errorf("%s: a repeat of a request with another command is answered with %+v", when, r)
 		}
 	}
 	check("at-once")
@@ -115,8 +114,8 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 	}
 }
 
-// One coordinator stores while another reads the stored index.
-func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testing.T) {
+// One coordinator stores snapshots or the index of execs while another coordinator reads them.
+func TestP3_ACoordinatorThatStartsDuringARoundOfSnapshotsKnowsUsedExecIDs(t *testing.T) {
 	for _, bucket := range []string{protocol.BucketSandboxes, protocol.BucketExecIDs} {
 		t.Run(bucket, func(t *testing.T) {
 			t.Parallel()
@@ -149,7 +148,7 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 					last = s.Sandbox.Sequence + uint64(len(events))
 					return events
 				})
-				d.eventually("everything is stored", func() bool {
+				d.eventually("all execs and the snapshot are stored", func() bool {
 					stored := false
 					from, err := d.conn.ReadSnapshots(t.Context(),
 						func(_, _ string, s *jetstream.Snapshot) { stored = s.State.Sandbox.Sequence == last })
@@ -157,19 +156,19 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 				})
 			}
 			run(0, 1)
-			const execs = keptExecs + 10 // so many that the first are not kept in memory
+			const execs = keptExecs + 10 // so many that the first execs are not kept in memory
 			l := &line{server: d.server}
 			held := make(chan struct{})
 			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { defer close(held); run(1, execs) })
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c2"})
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: time.Hour}})()
-			<-held // c1 stores meanwhile; c2 may be ready before it asks
+			<-held // c1 stores execs while c2 starts to read; c2 may report that it is ready before it reads
 			stop()
 			for _, id := range []string{"x0", "x1", "x2"} {
 				r := d.request(protocol.VerbExec, "a", "other-"+id,
 					protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 				if !refused(r) {
-					t.Errorf("another request for %s: %+v", id, r)
+					t.Errorf("another request for exec id %s is answered with %+v", id, r)
 				}
 			}
 		})

@@ -4,9 +4,9 @@ import (
 	"time"
 )
 
-// execTimers measures how long the watchdog has seen execs in some condition, by this process's clock: the clocks of
-// the accepting coordinator and of the worker may differ. A new leader starts from zero. After an outage a worker needs
-// as long as the leader to come back, and then some time to report the end of an exec.
+// execTimers measures how long the watchdog has seen execs in some condition. It uses this process's clock, because the
+// clocks of the accepting coordinator and of the worker may differ. A new leader starts from zero: after an outage, the
+// worker also needs time to come back and to report the end of an exec.
 type execTimers struct {
 	before, now map[execKey]time.Time
 }
@@ -18,10 +18,10 @@ type execKey struct {
 
 func newExecTimers() *execTimers { return &execTimers{now: map[execKey]time.Time{}} }
 
-// beginScan begins a scan: execs that the last scan did not ask for are forgotten.
+// beginScan begins a scan, and forgets the execs for which the last scan did not call elapsed.
 func (t *execTimers) beginScan() { t.before, t.now = t.now, make(map[execKey]time.Time) }
 
-// elapsed returns the time since the first scan in a row that asked for an exec.
+// elapsed returns for how long every scan has called elapsed for this exec.
 func (t *execTimers) elapsed(sandbox key, exec string, at time.Time) time.Duration {
 	k := execKey{sandbox, exec}
 	first, seen := t.before[k]

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// raw calls f with a plain connection, for what Boxfleet's own never does.
+// raw calls f with a plain connection to NATS, for operations that Boxfleet never does.
 func (d *deployment) raw(f func(js natsjs.JetStream) error) {
 	d.t.Helper()
 	nc, err := nats.Connect("", nats.InProcessServer(d.server))
@@ -36,7 +36,7 @@ func (d *deployment) raw(f func(js natsjs.JetStream) error) {
 	}
 }
 
-// stream says what is in a stream, and how it is configured.
+// stream returns the state and the configuration of a stream.
 func (d *deployment) stream(name string) (info *natsjs.StreamInfo) {
 	d.t.Helper()
 	d.raw(func(js natsjs.JetStream) error {
@@ -49,7 +49,7 @@ func (d *deployment) stream(name string) (info *natsjs.StreamInfo) {
 	return info
 }
 
-// limitLog lets the event log have so many bytes more than it has now; 0: any.
+// limitLog limits the event log to more bytes than it has now; 0: no limit.
 func (d *deployment) limitLog(more int64) {
 	d.t.Helper()
 	info := d.stream(protocol.StreamEvents)
@@ -63,14 +63,14 @@ func (d *deployment) limitLog(more int64) {
 	})
 }
 
-// ready makes a sandbox that takes execs.
+// ready creates a sandbox that is ready to accept execs.
 func (d *deployment) ready(id string) {
 	d.t.Helper()
 	d.create(id, protocol.SandboxSpec{Image: "i"})
 	d.begin(id)
 }
 
-// begin plays the host's part for a sandbox that was created.
+// begin appends the events that make a created sandbox ready.
 func (d *deployment) begin(id string) {
 	d.t.Helper()
 	d.work(id, func(s *protocol.State) []protocol.Event {
@@ -82,13 +82,13 @@ func (d *deployment) begin(id string) {
 	})
 }
 
-// submitted is an acknowledged request and its answers.
+// submitted is a request whose receipt was acknowledged, and its answers.
 type submitted struct {
 	verb, sandbox, ID string
 	answer            <-chan *protocol.Reply
 }
 
-// ask submits a request and waits for its acknowledgement only.
+// ask submits a request, and waits only for the acknowledgement of its receipt.
 func (d *deployment) ask(answers *jetstream.Answers, verb, sandbox, id string, r protocol.Request) submitted {
 	d.t.Helper()
 	inbox, answer, stop := answers.Expect(id)
@@ -107,14 +107,14 @@ func (a submitted) hears(t *testing.T) *protocol.Reply {
 	case r := <-a.answer:
 		return r
 	case <-time.After(30 * time.Second):
-		t.Fatalf("%s %s hears nothing", a.verb, a.ID)
+		t.Fatalf("%s request %s gets no answer", a.verb, a.ID)
 		return nil
 	}
 }
 
 func (d *deployment) messages(stream string) uint64 { d.t.Helper(); return d.stream(stream).State.Msgs }
 
-// waitReason returns the reason that coordinators last announced for waiting requests, or "".
+// waitReason returns a function that returns the reason that coordinators last announced for waiting requests, or "".
 func (d *deployment) waitReason() func() string {
 	d.t.Helper()
 	var last atomic.Pointer[protocol.Status]
@@ -131,11 +131,12 @@ func (d *deployment) waitReason() func() string {
 	}
 }
 
-// An acknowledged request waits while the log is full, and is decided once when there is room.
-func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
+// An acknowledged request waits while the log is full, and is decided exactly once when there is room.
+func TestP1_AFullLogKeepsAcknowledgedRequests(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.coordinator("c1", Timing{Abandon: time.Second})()
+	c, stop := d.inMemory(Config{Name: "c1", Timing: Timing{Abandon: time.Second}})
+	defer stop()
 	d.ready("a")
 	d.limitLog(1)
 	answers, err := d.conn.Answers()
@@ -157,12 +158,11 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 	for _, a := range all {
 		if r := a.hears(t); r.Waiting == nil || r.Waiting.Code != protocol.ResourceExhausted ||
 			r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Exec != nil || r.Sandbox != nil {
-			t.Fatalf("%s %s: want to hear that it waits, got %+v", a.verb, a.ID, r)
+			t.Fatalf("%s request %s should be answered that it waits, got %+v", a.verb, a.ID, r)
 		}
 	}
-	d.eventually("the reason is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
-	// Reservations without a history are ended after a second; they are checked four times a second.
-	time.Sleep(2 * time.Second)
+	d.eventually("a full log is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
+	d.reservationsChecked(c) // the ids of waiting creates must not be ended
 	d.limitLog(0)
 	for _, a := range all {
 		r := a.hears(t)
@@ -170,25 +170,25 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 			r = a.hears(t)
 		}
 		if r.Error != nil || !r.Changed {
-			t.Fatalf("%s %s: %+v", a.verb, a.ID, r)
+			t.Fatalf("%s request %s is answered with %+v", a.verb, a.ID, r)
 		}
 	}
 	if n := d.messages(protocol.StreamDead); n != 0 {
-		t.Errorf("%d are filed as dead", n)
+		t.Errorf("%d requests became dead letters", n)
 	}
 	if pending := d.list("pending"); len(pending) != each {
-		t.Errorf("%d sandboxes of %d were created", len(pending), each)
+		t.Errorf("%d of %d sandboxes were created", len(pending), each)
 	}
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
 	if err != nil || reply.Sandbox.TotalExecs != each {
-		t.Errorf("%+v, %v", reply, err)
+		t.Errorf("a read of sandbox a returns %+v, %v", reply, err)
 	}
-	d.eventually("the end of the wait is announced", func() bool { return waitReason() == "" })
+	d.eventually("it is announced that requests no longer wait", func() bool { return waitReason() == "" })
 }
 
-// Within the log's reserve new work waits. Requests that end something pass, even from behind more waiting
-// requests than all coordinators hold.
-func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
+// When only the log's reserve is left, requests for new work wait. Requests that end something pass, even if more
+// requests wait before them in the queue than all coordinators hold.
+func TestP1_RequestsThatEndSomethingPassWithinTheReserve(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
@@ -203,7 +203,7 @@ func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
 	waitReason := d.waitReason()
 	d.limitLog(reserved)
 	d.fill("b", reserved/16)
-	d.eventually("the reason is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
+	d.eventually("a full log is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
 	answers, err := d.conn.Answers()
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
 	first := d.ask(answers, protocol.VerbCreate, "s", "r-s",
 		protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}})
 	if r := first.hears(t); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull {
-		t.Fatalf("a create in the reserve: %+v", r)
+		t.Fatalf("a create is answered with %+v although only the reserve is left", r)
 	}
 	const waiting = 1500
 	for i := range waiting {
@@ -226,24 +226,24 @@ func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
 		d.ask(answers, protocol.VerbDelete, "a", "delete", protocol.Request{}),
 	} {
 		if r := a.hears(t); r.Waiting != nil || r.Error != nil || !r.Changed {
-			t.Errorf("%s in the reserve: %+v", a.verb, r)
+			t.Errorf("with only the reserve left, a %s is answered with %+v", a.verb, r)
 		}
 	}
 	d.limitLog(0)
 	if r := first.hears(t); r.Error != nil || !r.Changed {
-		t.Errorf("the create, with room: %+v", r)
+		t.Errorf("once the log has room, the create is answered with %+v", r)
 	}
 	d.eventually("the queue is empty", func() bool { return d.messages(protocol.StreamRequests) == 0 })
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
 	if err != nil || reply.Sandbox.Desired != protocol.StateDeleted || reply.Sandbox.TotalExecs != 1 {
-		t.Errorf("%+v, %v", reply, err)
+		t.Errorf("a read of sandbox a returns %+v, %v", reply, err)
 	}
 	if n := d.messages(protocol.StreamDead); n != 0 {
-		t.Errorf("%d are filed as dead", n)
+		t.Errorf("%d requests became dead letters", n)
 	}
 }
 
-// fill appends to a sandbox's history until the log takes no new work.
+// fill appends to a sandbox's history until only the log's reserve is left.
 func (d *deployment) fill(sandbox string, each int) {
 	d.t.Helper()
 	for {
@@ -258,9 +258,9 @@ func (d *deployment) fill(sandbox string, each int) {
 	}
 }
 
-// A disk without room fails appends in its own ways: the server may answer with an error of the store,
-// or, once it has seen that error, with no answer at all, until it is restarted.
-func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
+// A full disk fails appends in its own ways. The server may answer with an error of the store. After such an error, it
+// may give no answer at all until it is restarted.
+func TestP1_AFullDiskKeepsAcknowledgedRequests(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small file system needs root")
 	}
@@ -269,7 +269,11 @@ func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=24m"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 	server, err := embedded.Start(embedded.Config{Dir: filepath.Join(dir, "nats")})
 	if err != nil {
 		t.Fatal(err)
@@ -310,13 +314,13 @@ func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
 	}
 	close(full)
 	first, waiting := make([]*protocol.Reply, execs), 0
-	for i, a := range all { // what there was a little room for yet is accepted
+	for i, a := range all { // the first execs may be accepted, since the log has a little room left
 		if first[i] = a.hears(t); first[i].Waiting != nil {
 			waiting++
 		}
 	}
 	if waiting == 0 {
-		t.Fatal("nothing waits for the disk")
+		t.Fatal("no request waits although the disk is full")
 	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
@@ -332,19 +336,19 @@ func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
 			r = a.hears(t)
 		}
 		if r.Error != nil || r.Exec == nil {
-			t.Fatalf("%s %s: %+v", a.verb, a.ID, r)
+			t.Fatalf("%s request %s is answered with %+v", a.verb, a.ID, r)
 		}
 	}
 	if n := d.messages(protocol.StreamDead); n != 0 {
-		t.Errorf("%d are filed as dead", n)
+		t.Errorf("%d requests became dead letters", n)
 	}
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
 	if err != nil || reply.Sandbox.TotalExecs != execs {
-		t.Errorf("%+v, %v", reply, err)
+		t.Errorf("a read of sandbox a returns %+v, %v", reply, err)
 	}
 }
 
-// fillDisk writes a file until there is no room.
+// fillDisk writes to a file until the disk is full.
 func fillDisk(path string) error {
 	f, err := os.Create(path)
 	if err != nil {

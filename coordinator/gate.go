@@ -10,20 +10,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// gate holds requests back while the log takes nothing. Acknowledged requests are then neither refused nor dropped:
-// they stay with this coordinator, and the queue behind them fills until its own limits refuse more. Requests that end
-// something pass, since they make room and may use the log's reserve.
+// gate holds requests back while the log accepts no appends. Requests whose receipt was acknowledged are then neither
+// refused nor dropped: they stay with this coordinator, and the queue behind them fills until its own limits refuse
+// further requests. Requests that end something pass, since they make room and may use the log's reserve.
 //
 //	open ──(an append says full or unavailable, or only the log's reserve is left)──► closed
 //	closed: one request at a time is the probe ──(it appended something)──► open
 type gate struct {
 	log      logRoom
-	announce func(why *protocol.Error) // announces why it is closed, nil when it opens
+	announce func(why *protocol.Error) // announces why the gate is closed; nil when it opens
 
 	turns chan struct{} // the right to be the probe
 	mu    sync.Mutex
 	why   *protocol.Error // nil: open
-	moved chan struct{}   // closed when why becomes nil, or something else
+	moved chan struct{}   // closed when the gate opens or closes, or the reason changes; then replaced
 	ended chan outcome    // outcome of the probe
 
 	blamed   key // the last sandbox whose history did not answer
@@ -45,13 +45,13 @@ const (
 )
 
 const (
-	probePause   = 250 * time.Millisecond // between two probes
-	roomPause    = time.Second            // between two checks of the log's room, while the gate is open
-	stallPause   = 5 * time.Second        // a decision that takes longer is waiting for the log
-	repeatAfter  = 30 * time.Second       // a client is told again that its request waits
-	endingPause  = time.Second            // before requests that end something are taken from behind those that wait
-	endingAtOnce = 64                     // requests that end something, decided concurrently
-	restAtOnce   = 512                    // other requests
+	probePause   = 250 * time.Millisecond // time between two probes
+	roomPause    = time.Second            // time between two checks of the log's room, while the gate is open
+	stallPause   = 5 * time.Second        // a decision that takes longer waits for the log
+	repeatAfter  = 30 * time.Second       // time after which a client is told again that its request waits
+	endingPause  = time.Second            // time the gate is closed before requests that end something overtake others
+	endingAtOnce = 64                     // how many requests that end something are decided concurrently
+	restAtOnce   = 512                    // how many other requests are decided concurrently
 )
 
 func newGate(log logRoom, tell func(*protocol.Error)) *gate {
@@ -59,7 +59,8 @@ func newGate(log logRoom, tell func(*protocol.Error)) *gate {
 		ended: make(chan outcome)}
 }
 
-// logUnavailable reports whether an error means that the log takes nothing now; it says nothing about the request.
+// logUnavailable reports whether an error means that the log accepts no appends now. Such an error says nothing about
+// the request.
 func logUnavailable(err error) bool {
 	e := protocol.AsError(err)
 	if e == nil {
@@ -79,7 +80,7 @@ func endsWork(verb string) bool {
 	return verb == protocol.VerbCancel || verb == protocol.VerbStop || verb == protocol.VerbDelete
 }
 
-// closed returns why requests are held back, nil while they are not, and a channel that is closed when that changes.
+// closed returns why requests are held back, or nil if the gate is open. The channel is closed when that changes.
 func (g *gate) closed() (why *protocol.Error, moved <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -102,14 +103,14 @@ func (g *gate) set(why *protocol.Error) {
 	}
 }
 
-// blameKept is how long a sandbox whose history did not answer is remembered. If another one does not answer
-// meanwhile, the log is the cause.
+// blameKept is how long a sandbox whose history did not answer is remembered. If the history of another sandbox does
+// not answer within this time either, the cause is the log.
 const blameKept = time.Minute
 
-// blame closes the gate after a decision that the log did not take. A full log says so itself. An append or a read
-// without an answer may be the fault of one sandbox, with a very long history for example; other requests must not
-// wait for it. The log is the cause if it does not answer about its room either, or if two sandboxes have the same
-// trouble.
+// blame closes the gate after the events of a decision could not be appended, if the cause is the log. A full log is
+// reported as such. An append or a read without an answer may concern only one sandbox, for example because its history
+// is very long; the requests of other sandboxes must not wait for that. The log is the cause if it does not report its
+// room either, or if the histories of two sandboxes did not answer.
 func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 	if why.Code != protocol.ResourceExhausted && !g.logIsTheCause(ctx, k) {
 		return
@@ -117,7 +118,8 @@ func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 	g.set(why)
 }
 
-// logIsTheCause reports whether the log itself does not answer, and remembers the sandbox whose history did not answer.
+// logIsTheCause reports whether the log is the reason that the history of a sandbox did not answer. It remembers the
+// sandbox.
 func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 	if known := g.checkRoom(ctx); known == nil || known.RefusesNew() {
 		return true
@@ -129,8 +131,9 @@ func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 	return another
 }
 
-// pass waits until a request may be decided. Where it returns true, the request is the probe and [gate.reportProbe]
-// must be called. It calls say with the reason when the wait begins, and from time to time. It fails only with ctx.
+// pass waits until a request may be decided. If it returns true, the request is the probe, and the caller must call
+// [gate.reportProbe]. It calls say with the reason when the wait begins, and from time to time. It fails only if ctx
+// ends.
 func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Error)) (probe bool, err error) {
 	for {
 		why, moved := g.closed()
@@ -163,7 +166,7 @@ func (g *gate) reportProbe(ctx context.Context, o outcome) {
 }
 
 // run opens and closes the gate until ctx ends. It calls drain whenever the gate closes, with a context that ends when
-// it opens.
+// the gate opens.
 func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	for {
 		if err := g.watch(ctx); err != nil {
@@ -182,7 +185,7 @@ func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	}
 }
 
-// watch returns when the gate is closed: by a decision, or because only the log's reserve is left.
+// watch waits until the gate is closed, either by blame or because only the log's reserve is left.
 func (g *gate) watch(ctx context.Context) error {
 	tick := time.NewTicker(roomPause)
 	defer tick.Stop()
@@ -201,8 +204,8 @@ func (g *gate) watch(ctx context.Context) error {
 	}
 }
 
-// probe lets one request after another try, and returns when one of them appended something. It asks the log first,
-// which may take a request although only its reserve is left.
+// probe lets one request after another try to append, and returns when one of them has. Before each, it asks the log
+// for its room, because the log could accept a request although only its reserve is left.
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {
@@ -220,7 +223,7 @@ func (g *gate) probe(ctx context.Context) error {
 		select {
 		case g.turns <- struct{}{}:
 		case <-time.After(probePause):
-			if known != nil { // no request waits, and there is room: open for the next one
+			if known != nil { // no request waits, and the log has room: open the gate
 				return nil
 			}
 			continue
@@ -239,8 +242,8 @@ func (g *gate) probe(ctx context.Context) error {
 	}
 }
 
-// checkRoom asks the log for its room, nil where it does not answer. It closes the gate where only the reserve is
-// left.
+// checkRoom asks the log for its room, and returns nil if the log does not answer. It closes the gate if only the
+// reserve is left.
 func (g *gate) checkRoom(ctx context.Context) *jetstream.Room {
 	ctx, cancel := context.WithTimeout(ctx, 2*roomPause)
 	defer cancel()

@@ -15,18 +15,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hosts is what a coordinator knows about the hosts: what their workers registered, when it last heard of them, and,
-// from the projection, what is placed on them. A host becomes suspect for lack of heartbeats; it is lost only once its
-// lock was taken.
+// hosts is what a coordinator knows about the hosts: what their workers registered, when the last heartbeat of each
+// arrived, and, from the projection, what is placed on them. A host becomes suspect for lack of heartbeats. It is lost
+// only once a coordinator has taken its lock.
 type hosts struct {
 	timing     Timing
 	projection *projection
-	now        func() time.Time // the store's time
+	now        func() time.Time // the time of the store's clock
 	log        *slog.Logger
 
 	mu      sync.Mutex
-	known   map[string]*hostEntry               // by worker
-	ids     map[string]string                   // the workers of known hosts, by host id
+	known   map[string]*hostEntry               // by worker name
+	ids     map[string]string                   // worker names of known hosts, by host id
 	intents map[string]*protocol.OperatorIntent // what operators want of hosts, by host id
 	version uint64                              // counts changes of the table
 
@@ -35,14 +35,14 @@ type hosts struct {
 
 type hostEntry struct {
 	host       protocol.Host
-	heard      time.Time // last heartbeat or registration, by the monotonic clock
-	silentFrom time.Time // its silence counts from this time at the earliest
-	lost       bool      // its lock was taken by a coordinator
-	changed    bool      // notify it about everything on its host: its process is new, or it missed notifications
-	version    uint64    // of the table, at its last change
+	heard      time.Time // when the last heartbeat or registration arrived; zero: never, or the worker signed off
+	silentFrom time.Time // silence before this time does not make the host lost
+	lost       bool      // a coordinator has taken the host's lock
+	changed    bool      // the worker needs every notification again: it is a new process, or may have missed some
+	version    uint64    // version of the table at the last change of this entry
 
-	listening     uint64 // of its last heartbeat
-	clockReported bool   // its wrong clock was logged
+	listening     uint64 // Listening of the last heartbeat
+	clockReported bool   // whether the log says that the host's clock is off
 }
 
 func newHosts(t Timing, p *projection) *hosts {
@@ -52,7 +52,8 @@ func newHosts(t Timing, p *projection) *hosts {
 	return h
 }
 
-// workerOf is the name of the worker that has a host now: the worker of an assignment may have been renamed since.
+// workerOf returns the name of the worker that has a host now. worker is the name in the assignment, which may have
+// changed since.
 func (h *hosts) workerOf(hostID, worker string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,7 +64,7 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 	if e := h.known[worker]; e != nil && e.host.HostID == hostID {
 		return worker
 	}
-	if name := h.ids[hostID]; name != "" && name != hostID { // not a placeholder, see rows
+	if name := h.ids[hostID]; name != "" && name != hostID { // a name equal to the host id is a placeholder, see rows
 		return name
 	}
 	return worker
@@ -75,13 +76,13 @@ func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
 	h.read.Store(revision)
 }
 
-// register applies an entry of the table of hosts. A host whose entry was removed is not forgotten: its sandboxes
-// remain.
+// register applies an entry of the table of hosts; nil if the entry was removed. A host whose entry was removed stays
+// known, because its sandboxes remain.
 func (h *hosts) register(worker string, entry *protocol.Host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if entry == nil {
-		if e := h.known[worker]; e != nil { // its worker signed off
+		if e := h.known[worker]; e != nil { // the worker signed off
 			e.heard, e.silentFrom = time.Time{}, time.Time{}
 			h.noteLocked(e)
 		}
@@ -104,7 +105,7 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 }
 
 // dropOtherNamesLocked forgets the earlier worker names of a host. Workers register every few seconds, nearly always
-// unchanged; then there is nothing to search for.
+// unchanged. If nothing has changed, it does not search for earlier names.
 func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	if e := h.known[worker]; e != nil && h.ids[entry.HostID] == worker && e.host.Token == entry.Token {
 		return
@@ -159,7 +160,7 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	defer h.mu.Unlock()
 	e := h.known[b.Worker]
 	if e == nil || e.host.Instance != b.Instance {
-		return // its registration is on its way
+		return // the registration of this worker process has not arrived yet
 	}
 	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.host.Full != b.Full || e.lost {
 		h.noteLocked(e)
@@ -177,15 +178,15 @@ func (h *hosts) list() []*protocol.Host {
 	return placement.HostsOf(rows)
 }
 
-// rows is list with the versions of the rows and of the table, ordered by worker name.
+// rows returns every host with its state, usage and version, ordered by worker name, and the version of the table.
 func (h *hosts) rows() ([]placement.Row, uint64) {
 	used, workers := h.projection.work.usages()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for hostID, worker := range workers { // hosts known only from their sandboxes
+	for hostID, worker := range workers { // add the hosts that are known only from their sandboxes
 		if h.ids[hostID] == "" && !h.forgottenLocked(hostID) {
 			host := protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
-			if h.known[worker] != nil { // a reinstalled machine is another host with the same worker name
+			if h.known[worker] != nil { // after a machine is reinstalled, its worker has the old name and a new host id
 				host.Worker, host.Problem = hostID, "worker "+worker+" has another host now"
 			}
 			h.entry(host.Worker).host = host
@@ -231,7 +232,7 @@ func (e *hostEntry) state(t Timing) protocol.HostState {
 	return protocol.HostReady
 }
 
-// isAlive reports whether the host was heard recently.
+// isAlive reports whether the host's worker was heard recently.
 func (e *hostEntry) isAlive(t Timing) bool {
 	return !e.lost && !e.heard.IsZero() && time.Since(e.heard) <= t.Suspect
 }
@@ -247,7 +248,7 @@ func (h *hosts) states() map[string]protocol.HostState {
 	return states
 }
 
-// byID returns a host without its usage, nil where it is unknown or forgotten.
+// byID returns a host without its usage, or nil if the host is unknown or forgotten.
 func (h *hosts) byID(hostID string) *protocol.Host {
 	for range 2 {
 		h.mu.Lock()
@@ -281,7 +282,8 @@ func (h *hosts) ready() map[string]string {
 	return ready
 }
 
-// takeChanged returns the hosts of workers that need every notification again since the last call, by worker.
+// takeChanged returns the hosts of the workers that need every notification again, by worker. The next call does not
+// return these workers again.
 func (h *hosts) takeChanged() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -298,8 +300,9 @@ func (h *hosts) takeChanged() map[string]string {
 	return workers
 }
 
-// reconnected has every worker notified again about everything on its host. This coordinator was cut off, so the
-// silence of workers means nothing, and a thousand workers take longer to come back than one.
+// reconnected has every worker notified again about everything on its host. This coordinator was cut off, so it cannot
+// conclude anything from the silence of workers so far. The grace time is long, because a thousand workers take longer
+// than one to come back.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -311,8 +314,8 @@ func (h *hosts) reconnected() {
 // reconnectGrace is how many times longer than usual a host may be silent after this coordinator was cut off.
 const reconnectGrace = 5
 
-// mayBeLost reports whether a silent host had time to be heard: after an outage of NATS all leases have ended, and a
-// worker needs a moment to take its lock again.
+// mayBeLost reports whether a silent host has had time to be heard. After an outage of NATS all leases have ended, and
+// a worker needs a moment to take its lock again.
 func (h *hosts) mayBeLost(worker string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -320,7 +323,7 @@ func (h *hosts) mayBeLost(worker string) bool {
 	return e != nil && time.Since(e.silentFrom) > h.timing.Suspect
 }
 
-// setLost records that a host's lock was free: its worker does not run.
+// setLost records that a host's lock was free, unless its worker was heard meanwhile.
 func (h *hosts) setLost(worker string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

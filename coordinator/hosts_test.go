@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// register has a worker begin with what host makes.
+// register registers a host, as its worker does when it starts.
 func (d *deployment) register(h *protocol.Host) {
 	d.t.Helper()
 	h.State, h.Healthy, h.SeenAt = "", true, time.Now()
@@ -19,7 +19,7 @@ func (d *deployment) register(h *protocol.Host) {
 	}
 }
 
-// leave has a worker say goodbye.
+// leave signs a worker off.
 func (d *deployment) leave(worker string) {
 	d.t.Helper()
 	if err := d.conn.ForgetHost(d.t.Context(), worker); err != nil {
@@ -34,7 +34,7 @@ func (d *deployment) create(id string, s protocol.SandboxSpec) {
 	}
 }
 
-// hostIs says whether a worker's host is in a state.
+// hostIs reports whether a worker's host is in a state.
 func (d *deployment) hostIs(worker string, state protocol.HostState) bool {
 	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointHosts, &protocol.Query{Limit: 10})
 	if err != nil {
@@ -48,9 +48,9 @@ func (d *deployment) hostIs(worker string, state protocol.HostState) bool {
 	return false
 }
 
-// The entry of a host is gone while its worker is away. A coordinator that starts then knows the host only from a
+// The entry of a host is removed while its worker is away. A coordinator that starts then knows the host only from a
 // sandbox on it.
-func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
+func TestWaitingSandboxesSurviveARestartWhileTheWorkerIsAway(t *testing.T) {
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond}
 	stop := d.coordinator("c1", timing)
@@ -59,7 +59,7 @@ func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 		protocol.ProfileStandard}, []string{"git"}, 1
 	d.register(h)
 	d.create("one", protocol.SandboxSpec{Image: "i"})
-	d.eventually("one has the host's slot", func() bool { return d.list("pending")["one"].Assigned })
+	d.eventually("sandbox one has the host's slot", func() bool { return d.list("pending")["one"].Assigned })
 	waiting := map[string]protocol.SandboxSpec{
 		"profile": {Image: "i", Profile: protocol.ProfileStandard},
 		"tool":    {Image: "i", Tools: []string{"git"}},
@@ -72,19 +72,20 @@ func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 	d.leave("w1")
 	stop()
 	defer d.coordinator("c2", timing)()
-	d.eventually("the new coordinator has found the host lost",
+	d.eventually("the new coordinator knows that the host is lost",
 		func() bool { return d.hostIs("w1", protocol.HostLost) })
 	for id := range waiting {
 		if b := d.list()[id]; b.State != protocol.StatePending {
-			t.Errorf("%s is %s: %v", id, b.State, b.Error)
+			t.Errorf("sandbox %s is %s: %v", id, b.State, b.Error)
 		}
 	}
 }
 
-// While NATS is away all locks end, and a worker needs a moment to take its own again.
-func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
-	for name, restarted := range map[string]bool{"for a coordinator that lives on": false,
-		"for one that begins": true} {
+// During an outage of NATS all locks end, and a worker needs a moment to take its lock again.
+func TestAnOutageOfNATSMakesNoHostLost(t *testing.T) {
+	for name, restarted := range map[string]bool{
+		"for a coordinator that keeps running": false, "for a coordinator that starts": true,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := newDeployment(t)
@@ -93,7 +94,7 @@ func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
 				return d.run(Config{
 					Name: name, Conn: d.connectAs(jetstream.Config{InProcess: l, Name: name, Timeout: time.Second}),
 					Timing: Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond},
-					Assets: jetstream.Assets{ElectionTTL: time.Minute}, // it leads on
+					Assets: jetstream.Assets{ElectionTTL: time.Minute}, // so long that c1 keeps leading
 				})
 			}
 			stop := start("c1")
@@ -101,38 +102,38 @@ func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
 			h := host("w1", 0)
 			d.register(h)
 			d.create("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
-			d.eventually("it is assigned", func() bool { return d.list()["a"].Assigned })
+			d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
 			d.work("a", func(*protocol.State) []protocol.Event {
 				return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
 			})
-			d.eventually("it is ready", func() bool { return d.list()["a"].State == protocol.StateReady })
+			d.eventually("the sandbox is ready", func() bool { return d.list()["a"].State == protocol.StateReady })
 			if restarted {
 				stop()
 			}
 			l.setDown(true)
 			silent := time.Now()
-			d.eventually("nothing is heard of the host for longer than Timing.Suspect",
+			d.eventually("the host has been silent for longer than Timing.Suspect",
 				func() bool { return time.Since(silent) > 5500*time.Millisecond })
 			l.setDown(false)
 			up := time.Now()
 			if restarted {
 				stop = start("c2")
 			}
-			d.eventually("it leads", func() bool {
+			d.eventually("the coordinator leads", func() bool {
 				reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
 				return err == nil && reply.Ping.Leader
 			})
 			for back := time.Now(); time.Since(back) < 1500*time.Millisecond &&
 				time.Since(up) < 4*time.Second; time.Sleep(20 * time.Millisecond) {
 				if b := d.list()["a"]; b.State != protocol.StateReady || d.hostIs("w1", protocol.HostLost) {
-					t.Fatalf("%s after NATS is back the host is lost, and the sandbox is %s: %v", time.Since(back),
+					t.Fatalf("%s after NATS came back, the host is lost, and the sandbox is %s: %v", time.Since(back),
 						b.State, b.Error)
 				}
 			}
 			d.register(h)
-			d.eventually("the host is heard", func() bool { return d.hostIs("w1", protocol.HostReady) })
+			d.eventually("the host is ready", func() bool { return d.hostIs("w1", protocol.HostReady) })
 			d.leave("w1")
-			d.eventually("a host that is silent afterwards is lost",
+			d.eventually("the host is lost once it is silent again",
 				func() bool { return d.list()["a"].Reason == protocol.ReasonHostLost })
 		})
 	}
@@ -156,16 +157,16 @@ func TestNothingIsScheduledBeforeHostsAndImportsAreKnown(t *testing.T) {
 			}
 			for began := time.Now(); time.Since(began) < 500*time.Millisecond; {
 				if leads() {
-					t.Fatalf("it schedules without the table of %s", what)
+					t.Fatalf("the coordinator leads before it has read the %s", what)
 				}
 			}
 			tell()
-			d.eventually("it schedules", leads)
+			d.eventually("the coordinator leads", leads)
 		})
 	}
 }
 
-func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
+func TestASandboxThatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 	timing := Timing{Overdue: time.Minute}
 	c := &coordinator{cfg: Config{Timing: timing}, images: newHostImages(nil)}
 	c.hosts = newHosts(timing, newProjection(nil, nil, "c1", 0))
@@ -176,19 +177,19 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 		resuming             bool
 		want                 string
 	}{
-		"the queue's time is not over": {queue: time.Hour, create: time.Minute, after: 59 * time.Minute,
+		"before the queue timeout": {queue: time.Hour, create: time.Minute, after: 59 * time.Minute,
 			host: protocol.HostLost},
-		"the queue's time is over": {queue: time.Hour, create: time.Minute, after: 61 * time.Minute,
+		"after the queue timeout": {queue: time.Hour, create: time.Minute, after: 61 * time.Minute,
 			host: protocol.HostLost, want: protocol.ReasonHostLost},
 		"the host may still come back": {queue: time.Second, create: 5 * time.Minute,
 			after: 359 * time.Second, host: protocol.HostLost},
-		"the host had the time of a create": {queue: time.Second, create: 5 * time.Minute,
+		"the host has had the time of a create": {queue: time.Second, create: 5 * time.Minute,
 			after: 361 * time.Second, host: protocol.HostLost, want: protocol.ReasonHostLost},
 		"a resume whose host does not come back": {queue: time.Hour, create: time.Minute, after: 61 * time.Minute,
 			host: protocol.HostLost, resuming: true, want: protocol.ReasonHostLost},
-		"a host that is up has its own deadline": {queue: time.Hour, create: time.Minute,
+		"a host that is up has missed the create timeout": {queue: time.Hour, create: time.Minute,
 			after: 121 * time.Second, host: protocol.HostReady, want: protocol.ReasonCreateTimeout},
-		"a host that is up has its whole deadline": {queue: time.Second, create: time.Minute,
+		"a host that is up has not missed the create timeout": {queue: time.Second, create: time.Minute,
 			after: 119 * time.Second, host: protocol.HostReady},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,8 +213,8 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 	}
 }
 
-// A create's host is lost, no other host takes the sandbox, and the host comes back afterwards: the sandbox stays
-// failed, and the worker is notified, so that it discards what it made.
+// A host is lost during a create, no other host takes the sandbox, and the host comes back afterwards. The sandbox
+// stays failed, and the worker is notified, so that it removes what it created.
 func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Overdue: 100 * time.Millisecond})()
@@ -221,7 +222,7 @@ func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	d.register(h)
 	short := protocol.Duration(100 * time.Millisecond)
 	d.create("a", protocol.SandboxSpec{Image: "i", QueueTimeout: 10 * short, CreateTimeout: 10 * short})
-	d.eventually("it is assigned", func() bool { return d.list()["a"].Assigned })
+	d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
 	d.leave("w1")
 	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "a"})
@@ -230,15 +231,15 @@ func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	}
 	if e := reply.Explain; e.Sandbox.State == protocol.StatePending &&
 		(e.Position != 1 || len(e.Hosts) != 1 || !e.Deadline.Equal(e.Sandbox.AssignedAt.Add(1100*time.Millisecond))) {
-		t.Errorf("explained as %+v", e)
+		t.Errorf("the explanation is %+v", e)
 	}
-	d.eventually("it fails", func() bool { return d.list("failed")["a"] != nil })
+	d.eventually("the sandbox fails", func() bool { return d.list("failed")["a"] != nil })
 	b := d.list("failed")["a"]
 	if b.Reason != protocol.ReasonHostLost || !strings.Contains(b.Error.Message, "host h-w1 (worker w1) was lost") {
-		t.Errorf("it fails with %v", b.Error)
+		t.Errorf("the sandbox failed with %v", b.Error)
 	}
-	told := make(chan string, 100)
-	stop, err := d.conn.Work("w1", func(_, sandbox string, _ *protocol.Batch) { told <- sandbox })
+	notified := make(chan string, 100)
+	stop, err := d.conn.Work("w1", func(_, sandbox string, _ *protocol.Batch) { notified <- sandbox })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,11 +247,11 @@ func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	h.Instance = "i2"
 	d.register(h)
 	select {
-	case <-told:
+	case <-notified:
 	case <-time.After(5 * time.Second):
 		t.Error("the worker is not notified")
 	}
 	if b := d.list()["a"]; b.State != protocol.StateFailed {
-		t.Errorf("it is %s", b.State)
+		t.Errorf("the sandbox is %s", b.State)
 	}
 }

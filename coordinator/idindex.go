@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// idIndex holds the generated ids of a set of sandboxes in order, by tenant, so that those with a prefix are found
-// without a scan. The zero value is empty.
+// idIndex holds the generated ids of a set of sandboxes in order, by tenant, so that the ids with a given prefix are
+// found without a scan. The zero value is empty.
 type idIndex struct{ tenants map[string]*sortedIDs }
 
 func (x *idIndex) add(k key) {
@@ -40,12 +40,14 @@ func (x *idIndex) withPrefix(tenant, prefix string, limit int) []string {
 	return nil
 }
 
-// sortedIDs is a sorted set in parts of at most maxPart ids, none of them empty: a change moves no more than one part.
+// sortedIDs is a sorted set of ids. It is split into parts of 1 to maxPart ids, so that an insertion moves only the ids
+// of one part.
 type sortedIDs struct{ parts [][]string }
 
 const maxPart = 512
 
-// part is the index of the part that has an id, or should have it: the last one that does not begin after it.
+// part returns the index of the part that has an id, or that the id belongs in: the last part whose first id is not
+// greater.
 func (s *sortedIDs) part(id string) int {
 	i, found := slices.BinarySearchFunc(s.parts, id,
 		func(part []string, id string) int { return strings.Compare(part[0], id) })
@@ -69,7 +71,7 @@ func (s *sortedIDs) add(id string) {
 	case len(part) < maxPart:
 		s.parts[i] = slices.Insert(part, at, id)
 		return
-	case at == maxPart: // ids mostly arrive in order: a full part stays full
+	case at == maxPart: // generated ids mostly arrive in order, so begin a new part and leave the full one as it is
 		s.parts = slices.Insert(s.parts, i+1, []string{id})
 		return
 	}

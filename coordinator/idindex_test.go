@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestTheIndexOfIDsFindsWhatASearchOfAllFinds(t *testing.T) {
+func TestTheIDIndexFindsTheSameIDsAsAScan(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var x idIndex
 		all := map[string]bool{}
@@ -37,12 +37,12 @@ func TestTheIndexOfIDsFindsWhatASearchOfAllFinds(t *testing.T) {
 			}
 		}
 		if got := x.withPrefix("b", "01", 10); len(got) > 0 {
-			t.Fatalf("another tenant's ids: %v", got)
+			t.Fatalf("a search for another tenant finds %v", got)
 		}
 	})
 }
 
-// BenchmarkPrefix finds what 100,000 sandboxes have with a prefix.
+// BenchmarkPrefix finds the ids with a prefix among the ids of 100,000 sandboxes.
 func BenchmarkPrefix(b *testing.B) {
 	var x idIndex
 	for i := range 100_000 {

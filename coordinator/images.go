@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// awaited returns which images pending sandboxes of any tenant wait for, so that no worker removes one.
+// awaited answers which images the pending sandboxes of all tenants wait for, so that no worker removes such an image.
 func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Reply{}
 	for _, b := range rd.projection.work.pendingSandboxes() {
@@ -34,7 +34,7 @@ func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*prot
 type hostImages struct {
 	mu      sync.Mutex
 	table   placement.Images
-	changed map[string]bool // workers, since the scheduler took them
+	changed map[string]bool // workers whose report changed since the last takeChanged
 	imports map[string]*protocol.WantedImage
 	wake    wake.Signal // the scheduler's
 }
@@ -82,7 +82,7 @@ func (i *hostImages) list() placement.Images {
 	return maps.Clone(i.table)
 }
 
-// takeChanged returns the reports that changed since the last call, nil for a worker that no longer reports.
+// takeChanged returns the reports that changed since the last call, by worker; nil for a worker that no longer reports.
 func (i *hostImages) takeChanged() placement.Images {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -97,7 +97,7 @@ func (i *hostImages) takeChanged() placement.Images {
 	return changed
 }
 
-// markAllChanged has the next takeChanged return everything.
+// markAllChanged has the next takeChanged return all reports.
 func (i *hostImages) markAllChanged() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

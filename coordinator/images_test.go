@@ -36,7 +36,7 @@ func TestAnImageThatNoHostHasFailsItsSandbox(t *testing.T) {
 		return b != nil && b.Error.Reason == protocol.ReasonImageNotFound
 	})
 	if took := time.Since(began); took < 300*time.Millisecond {
-		t.Errorf("after %s", took)
+		t.Errorf("the sandbox failed after %s, want at least 300 ms", took)
 	}
 	if d.list("pending")["app"] == nil {
 		t.Error("the sandbox does not wait for the import")
@@ -67,6 +67,6 @@ func TestImagesThatPendingSandboxesWaitForAreListed(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	if got := ask(); len(got) > 0 {
-		t.Errorf("of a deleted one: %q", got)
+		t.Errorf("a deleted sandbox waits for %q", got)
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// setIntent stores what an operator wants of a host: cordon, drain, forget; nil for nothing.
+// setIntent records what an operator wants of a host: cordon, drain, forget; nil for nothing.
 func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
-	if w != nil && w.Forget != nil && w.Forget.Done { // once the intent is stored
+	if w != nil && w.Forget != nil && w.Forget.Done { // inspect the sandboxes after the intent is recorded
 		defer func() {
 			work := h.projection.work
 			work.inspectBy(h.now(), work.on(hostID)...)
@@ -24,7 +24,7 @@ func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if w == nil {
-		if h.forgottenLocked(hostID) { // nothing is on it any more
+		if h.forgottenLocked(hostID) { // the intent was removed because the host has no sandboxes any more
 			delete(h.known, h.ids[hostID])
 			delete(h.ids, hostID)
 		}
@@ -39,7 +39,7 @@ func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
 	}
 }
 
-// listIntents returns the intents about all hosts. They are never modified.
+// listIntents returns the intents about all hosts. Callers must not modify them.
 func (h *hosts) listIntents() []*protocol.OperatorIntent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -50,7 +50,7 @@ func (h *hosts) listIntents() []*protocol.OperatorIntent {
 	return list
 }
 
-// forgotten reports whether a host was given up and has not come back.
+// forgotten reports whether a host was forgotten and has not come back.
 func (h *hosts) forgotten(hostID string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -66,7 +66,7 @@ func (h *hosts) forgottenLocked(hostID string) bool {
 	return e == nil || e.host.Token <= w.Forget.Token && !e.isAlive(h.timing)
 }
 
-// allForgotten lists the ids of the hosts that were given up and have not come back.
+// allForgotten lists the ids of the hosts that were forgotten and have not come back.
 func (h *hosts) allForgotten() (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,15 +78,15 @@ func (h *hosts) allForgotten() (ids []string) {
 	return ids
 }
 
-// showIntentLocked adds to a host what its operator wants of it.
+// showIntentLocked adds to a host whether its operator has cordoned or drained it.
 func (h *hosts) showIntentLocked(host *protocol.Host) {
 	if w := h.intents[host.HostID]; w != nil {
 		host.Cordoned, host.Drain = w.Cordoned, w.Drain
 	}
 }
 
-// carryOutIntents forgets the hosts that are to be forgotten, once they are lost. It removes the intent where the host
-// has come back, or has nothing on it any more.
+// carryOutIntents forgets the hosts that are to be forgotten, once they are lost. It removes the intent to forget a
+// host once the host has come back, or has no sandboxes any more.
 func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protocol.Host) {
 	w.forgetByAge(ctx, hosts)
 	for _, intent := range w.hosts.listIntents() {
@@ -107,7 +107,7 @@ func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protoc
 			err = w.forget(ctx, intent, hosts[intent.HostID])
 		}
 		if err != nil && ctx.Err() == nil {
-			w.log.Warn("could not carry out an operator's intent; it is tried again", "host", intent.HostID, "error",
+			w.log.Warn("could not carry out an operator's intent; trying again", "host", intent.HostID, "error",
 				err)
 		}
 	}
@@ -124,14 +124,14 @@ func (w *watchdog) removeForget(ctx context.Context, found *protocol.OperatorInt
 	return err
 }
 
-// forget gives up a lost host: it records, while nobody else can hold the host's lock, that the host is forgotten.
-// Its sandboxes are decided afterwards, see dueForgotten, until the host comes back.
+// forget gives up a lost host: it records that the host is forgotten, while it holds the host's lock so that no worker
+// can. The host's sandboxes are decided afterwards, see dueForgotten, until the host comes back.
 func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, h *protocol.Host) error {
 	if h != nil && h.State == protocol.HostSuspect {
 		return nil // it is not known yet whether the host is lost
 	}
 	holder := jetstream.Holder{
-		Name: w.cfg.Name, Instance: ulid.Make().String(), Detail: "gives up a host that does not come back",
+		Name: w.cfg.Name, Instance: ulid.Make().String(), Detail: "forgetting a host that is lost",
 	}
 	if h == nil || h.State == protocol.HostLost {
 		err := w.conn.SeizeHost(ctx, intent.HostID, holder, func(token uint64) error {
@@ -158,7 +158,7 @@ func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, 
 	return err
 }
 
-// recordForgotten records that a host is forgotten, with the token of its lock.
+// recordForgotten records that a host is forgotten, and with which token its lock was taken.
 func (w *watchdog) recordForgotten(ctx context.Context, hostID string, token uint64) error {
 	_, err := w.conn.ChangeOperatorIntent(ctx, hostID, func(intent *protocol.OperatorIntent) error {
 		if intent.Forget != nil {
@@ -199,13 +199,13 @@ func (w *watchdog) forgetByAge(ctx context.Context, hosts map[string]*protocol.H
 			}
 			return nil
 		}); err != nil && ctx.Err() == nil {
-			w.log.Warn("could not forget a host; it is tried again", "host", id, "error", err)
+			w.log.Warn("could not forget a host that is lost; trying again", "host", id, "error", err)
 		}
 	}
 }
 
-// dueForgotten returns the decision about a sandbox whose host was forgotten, nil for none. A sandbox that was not
-// ready yet is placed elsewhere, as on every lost host.
+// dueForgotten returns the decision about a sandbox whose host was forgotten; nil for none. A sandbox that was not
+// ready yet needs no decision here: like on every lost host, it is placed on another host.
 func dueForgotten(b *protocol.Sandbox) decision {
 	why := protocol.Errorf(protocol.Unavailable, protocol.ReasonHostForgotten,
 		"host %s (worker %s) was lost, and forgotten by its operator", b.HostID, b.Worker)
@@ -221,8 +221,9 @@ func dueForgotten(b *protocol.Sandbox) decision {
 	return nil
 }
 
-// dueDrained returns the decision about a sandbox on a drained host, nil for none: it leaves as its on_host_loss says,
-// once nothing runs in it or the drain's deadline has passed.
+// dueDrained returns the decision about a sandbox on a drained host; nil for none. The sandbox leaves as its
+// on_host_loss says. It leaves once no exec runs in it and another host has room for it, or at the latest at the
+// drain's deadline.
 func (w *watchdog) dueDrained(b *protocol.Sandbox, host *protocol.Host, now time.Time) decision {
 	if host.State != protocol.HostReady || b.State != protocol.StateReady || b.Desired != protocol.StateReady {
 		return nil
@@ -246,9 +247,9 @@ func (w *watchdog) dueDrained(b *protocol.Sandbox, host *protocol.Host, now time
 	return nil
 }
 
-// inspectIntended has sandboxes inspected on hosts that an operator wants something of: on drained hosts at each scan,
-// since a sandbox leaves when nothing runs in it; on forgotten hosts rarely, since setIntent has them inspected at
-// once, but at each scan those that are being deleted.
+// inspectIntended has sandboxes inspected on drained and on forgotten hosts. Those on drained hosts are inspected at
+// each scan, since a sandbox leaves when no exec runs in it. Those on forgotten hosts are inspected rarely, since
+// setIntent has already had them inspected; but those with pending work are inspected at each scan.
 func (w *watchdog) inspectIntended(hosts map[string]*protocol.Host, round int) {
 	now, work := w.conn.Now(), w.projection.work
 	for id, h := range hosts {
@@ -265,12 +266,13 @@ func (w *watchdog) inspectIntended(hosts map[string]*protocol.Host, round int) {
 	}
 }
 
-// moves are the sandboxes of drained hosts that move during one scan: each takes room of the host that it may go to.
+// moves decides which sandboxes of drained hosts may move during one scan. Each sandbox that moves takes room on the
+// host that it would go to.
 type moves struct {
 	mu     sync.Mutex
 	hosts  []*protocol.Host
 	images placement.Images
-	fits   map[key]bool // a decision may be asked for twice
+	fits   map[key]bool // the answers during this scan, since a sandbox may be asked about twice
 }
 
 func (m *moves) beginScan(hosts []*protocol.Host, images placement.Images) {

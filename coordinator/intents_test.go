@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -26,7 +27,7 @@ func (d *deployment) wants(h *protocol.Host, change func(*protocol.OperatorInten
 
 func forgetIt(w *protocol.OperatorIntent) { w.Forget = &protocol.HostForget{Since: time.Now()} }
 
-// readyOn makes a sandbox that its worker made ready.
+// readyOn creates a sandbox, waits until it is assigned, and makes it ready.
 func (d *deployment) readyOn(id string, s protocol.SandboxSpec) {
 	d.t.Helper()
 	d.create(id, s)
@@ -34,7 +35,7 @@ func (d *deployment) readyOn(id string, s protocol.SandboxSpec) {
 	d.isReady(id)
 }
 
-// isReady plays the worker that makes a sandbox ready.
+// isReady makes an assigned sandbox ready, as its worker does.
 func (d *deployment) isReady(id string) {
 	d.t.Helper()
 	d.work(id, func(*protocol.State) []protocol.Event {
@@ -43,7 +44,7 @@ func (d *deployment) isReady(id string) {
 	d.eventually(id+" is ready", func() bool { return d.list()[id].State == protocol.StateReady })
 }
 
-// host lists one host, nil where it is not listed.
+// host returns a host from the list of hosts, or nil if it is not listed.
 func (d *deployment) host(worker string) *protocol.Host {
 	d.t.Helper()
 	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointHosts, &protocol.Query{Limit: 10})
@@ -57,12 +58,12 @@ func (d *deployment) host(worker string) *protocol.Host {
 	return reply.Hosts[i]
 }
 
-// everything has all states.
+// everything lists all states of sandboxes.
 var everything = []string{"pending", "ready", "stopped", "failed", "deleting", "deleted"}
 
-// A host that does not come back, with one sandbox of each sort on it. Before, a delete of any of them, and a stop,
-// lasted for ever.
-func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
+// A host that does not come back has sandboxes in every state. Unless the host is forgotten, their deletes and stops
+// never end.
+func TestForgettingAHostEndsItsSandboxes(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond}
@@ -99,14 +100,15 @@ func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
 	ask(protocol.VerbDelete, "never-made", protocol.Request{})
 	on := d.host("w1")
 	if on == nil || on.Holds["deleting"] != 2 || on.Holds["ready"] != 2 || on.Holds["failed"] != 1 || on.Execs != 1 {
-		t.Fatalf("on the host is %+v", on)
+		t.Fatalf("the host is listed as %+v", on)
 	}
 	d.wants(h, forgetIt)
-	d.eventually("everything on it has ended, except what is placed elsewhere", func() bool {
+	d.eventually("its sandboxes have ended, except the one that is placed on another host", func() bool {
 		all := d.list(everything...)
 		for id, state := range map[string]protocol.SandboxState{
-			"runs": protocol.StateFailed, "stops": protocol.StateFailed, "stopped": protocol.StateFailed, "resumes": protocol.StateFailed,
-			"deletes": protocol.StateDeleted, "never-made": protocol.StateDeleted, "failed": protocol.StateFailed, "moves": protocol.StatePending,
+			"runs": protocol.StateFailed, "stops": protocol.StateFailed, "stopped": protocol.StateFailed,
+			"resumes": protocol.StateFailed, "failed": protocol.StateFailed, "moves": protocol.StatePending,
+			"deletes": protocol.StateDeleted, "never-made": protocol.StateDeleted,
 		} {
 			b := all[id]
 			if b == nil || b.State != state || state == protocol.StateFailed && id != "failed" &&
@@ -117,34 +119,34 @@ func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
 		return true
 	})
 	if h := d.host("w1"); h != nil {
-		t.Errorf("it is listed: %+v", h)
+		t.Errorf("the forgotten host is listed: %+v", h)
 	}
 	ask(protocol.VerbDelete, "failed", protocol.Request{})
-	d.eventually("what failed there can be deleted",
+	d.eventually("a sandbox that failed on the host can be deleted",
 		func() bool { return d.list(everything...)["failed"].State == protocol.StateDeleted })
 	stop()
 	stop = d.coordinator("c2", timing)
-	d.eventually("another coordinator decides", func() bool { return d.list(everything...)["runs"] != nil })
+	d.eventually("another coordinator knows the sandboxes", func() bool { return d.list(everything...)["runs"] != nil })
 	if h := d.host("w1"); h != nil {
-		t.Errorf("after a restart it is listed: %+v", h)
+		t.Errorf("after a restart the forgotten host is listed: %+v", h)
 	}
 	ask(protocol.VerbDelete, "runs", protocol.Request{})
-	d.eventually("so it is after a restart",
+	d.eventually("a sandbox that failed on the host can be deleted after a restart",
 		func() bool { return d.list(everything...)["runs"].State == protocol.StateDeleted })
 
 	h.Instance, h.Token = "i2", 1<<40
 	d.register(h)
-	d.eventually("a host that comes back is a host again", func() bool { return d.hostIs("w1", protocol.HostReady) })
-	d.eventually("its intent is removed", func() bool {
+	d.eventually("the host is ready after it came back", func() bool { return d.hostIs("w1", protocol.HostReady) })
+	d.eventually("the intent to forget the host is removed", func() bool {
 		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err == nil && w.Empty()
 	})
 	if b := d.list()["moves"]; b.State != protocol.StatePending || b.HostID != h.HostID {
-		t.Errorf("what was being made there is %s on %q", b.State, b.HostID)
+		t.Errorf("the sandbox that was being created there is %s on host %q", b.State, b.HostID)
 	}
 }
 
-// Only a lock that was free gives a host up.
+// A host is forgotten only if its lock is free.
 func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -158,26 +160,30 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	d.register(h)
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
 	d.wants(h, forgetIt)
-	time.Sleep(time.Second) // it is silent, and not lost: its lock is held
+	d.eventually("the host is suspect", func() bool { return d.hostIs("w1", protocol.HostSuspect) })
+	d.hostsScanned() // the host is not lost, since its lock is held
 	w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 	if err != nil || w.Forget.Done || d.list()["a"].State != protocol.StateReady {
-		t.Errorf("%+v, %v, and its sandbox is %s", w.Forget, err, d.list()["a"].State)
+		t.Errorf("the intent is %+v, %v, and the host's sandbox is %s", w.Forget, err, d.list()["a"].State)
 	}
 	beating, stop := context.WithCancel(t.Context())
 	defer stop()
 	go func() {
 		for beating.Err() == nil {
-			_ = d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: h.Instance, Healthy: true})
-			time.Sleep(50 * time.Millisecond)
+			beat := &protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: h.Instance, Healthy: true}
+			if err := d.conn.Beat(beat); err != nil && beating.Err() == nil {
+				t.Error(err)
+			}
+			backoff.Sleep(beating, 50*time.Millisecond)
 		}
 	}()
 	d.wants(h, forgetIt)
-	d.eventually("it is refused, since the host is heard", func() bool {
+	d.eventually("the intent is refused, since the host sends heartbeats", func() bool {
 		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err == nil && w.Forget != nil && w.Forget.Refused != nil && !w.Forget.Done
 	})
 	if b := d.list()["a"]; b.State != protocol.StateReady {
-		t.Errorf("its sandbox is %s: %v", b.State, b.Error)
+		t.Errorf("the host's sandbox is %s: %v", b.State, b.Error)
 	}
 }
 
@@ -189,13 +195,13 @@ func TestALostHostIsForgottenByAge(t *testing.T) {
 	d.register(host("w1", 0))
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
 	d.leave("w1")
-	d.eventually("its sandbox has failed", func() bool {
+	d.eventually("the host's sandbox has failed", func() bool {
 		b := d.list(everything...)["a"]
 		return b != nil && b.Reason == protocol.ReasonHostForgotten
 	})
 }
 
-// The record of a forgotten host goes with the last sandbox on it.
+// The record of a forgotten host is removed once the host has no sandboxes any more.
 func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -207,23 +213,23 @@ func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 	d.leave("w1")
 	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
 	d.wants(h, forgetIt)
-	d.eventually("its sandbox has failed",
+	d.eventually("the host's sandbox has failed",
 		func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostForgotten })
 	kept := func() bool {
 		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err != nil || !w.Empty()
 	}
-	time.Sleep(200 * time.Millisecond)
+	d.hostsScanned()
 	if !kept() {
-		t.Error("it is not kept while a sandbox is on it")
+		t.Error("the intent is removed while the host still has a sandbox")
 	}
 	if r := d.request(protocol.VerbDelete, "a", "rq-delete", protocol.Request{}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	d.eventually("nothing is kept", func() bool { return !kept() })
-	time.Sleep(200 * time.Millisecond)
+	d.eventually("the intent is removed", func() bool { return !kept() })
+	d.hostsScanned()
 	if h := d.host("w1"); h != nil {
-		t.Errorf("it is listed again: %+v", h)
+		t.Errorf("the forgotten host is listed again: %+v", h)
 	}
 }
 
@@ -236,23 +242,24 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	d.register(h)
 	d.readyOn("runs", protocol.SandboxSpec{Image: "i"})
 	d.wants(h, func(w *protocol.OperatorIntent) { w.Cordoned = true })
-	d.eventually("it is shown", func() bool { h := d.host("w1"); return h != nil && h.Cordoned })
+	d.eventually("the host is shown as cordoned", func() bool { h := d.host("w1"); return h != nil && h.Cordoned })
 	stop()
-	defer d.coordinator("c2", timing)() // it holds over a restart
+	defer d.coordinator("c2", timing)() // the host stays cordoned after a restart
 	d.create("waits", protocol.SandboxSpec{Image: "i"})
-	d.eventually("what waits says why", func() bool {
+	d.eventually("the explanation of the waiting sandbox names the cordoned host", func() bool {
 		r, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "waits"})
 		return err == nil && len(r.Explain.Hosts) == 1 && r.Explain.Hosts[0].Reason == "the host is cordoned"
 	})
 	if b := d.list()["waits"]; b.Assigned || d.list()["runs"].State != protocol.StateReady {
-		t.Errorf("it is assigned: %v; what runs there is %s", b.Assigned, d.list()["runs"].State)
+		t.Errorf("the waiting sandbox is assigned: %v; the running one is %s", b.Assigned, d.list()["runs"].State)
 	}
 	d.wants(h, func(w *protocol.OperatorIntent) { w.Cordoned = false })
-	d.eventually("afterwards it is placed", func() bool { return d.list()["waits"].Assigned })
+	d.eventually("the waiting sandbox is assigned once the host is not cordoned any more",
+		func() bool { return d.list()["waits"].Assigned })
 }
 
 // The sandboxes of a drained host leave as their on_host_loss says.
-func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
+func TestSandboxesLeaveADrainedHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond})()
@@ -265,15 +272,16 @@ func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 	d.wants(h, func(w *protocol.OperatorIntent) {
 		w.Cordoned, w.Drain = true, &protocol.HostDrain{Since: time.Now()}
 	})
-	d.eventually("it is shown", func() bool { h := d.host("w1"); return h != nil && h.Drain != nil })
-	time.Sleep(200 * time.Millisecond)
+	d.eventually("the host is shown as drained", func() bool { h := d.host("w1"); return h != nil && h.Drain != nil })
+	d.hostsScanned() // the sandboxes on the drained host are due to be inspected
+	d.scanned()
 	for _, policy := range policies {
 		if b := d.list()[policy]; b.State != protocol.StateReady || b.Desired != protocol.StateReady {
-			t.Errorf("while no other host takes it, %s is %s on its way to %s", policy, b.State, b.Desired)
+			t.Errorf("while no other host takes it, sandbox %s is %s, and should become %s", policy, b.State, b.Desired)
 		}
 	}
 	d.register(host("w2", 0))
-	d.eventually("one is made again elsewhere", func() bool {
+	d.eventually("the replaceable sandbox is assigned to another host", func() bool {
 		b := d.list()[protocol.OnHostLossReplace]
 		return b.Generation == 2 && b.HostID == "h-w2" && b.State == protocol.StatePending
 	})
@@ -281,7 +289,7 @@ func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 	d.wants(h, func(w *protocol.OperatorIntent) {
 		w.Drain = &protocol.HostDrain{Since: time.Now(), Deadline: time.Now()}
 	})
-	d.eventually("after the deadline the others end", func() bool {
+	d.eventually("the other sandboxes end after the deadline", func() bool {
 		all := d.list(everything...)
 		waits, fails := all[protocol.OnHostLossWait], all[protocol.OnHostLossFail]
 		return waits.Desired == protocol.StateStopped && waits.Reason == protocol.ReasonDrained &&
@@ -289,7 +297,7 @@ func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 	})
 }
 
-// One scan moves no more than fits elsewhere, and asks twice for the same.
+// One scan moves no more sandboxes than fit on other hosts. It may ask about the same sandbox twice.
 func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 	drained, other := host("drained", 0), host("other", 8)
 	drained.Drain = &protocol.HostDrain{}
@@ -299,13 +307,14 @@ func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 		b := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Memory: 1 << 30, CPU: 1}}
 		b.ID, b.State, b.HostID = []string{"a", "a", "b", "b", "c"}[i], protocol.StateReady, drained.HostID
 		if got := m.fitsElsewhere(b, time.Now()); got != want {
-			t.Errorf("%d: %s is taken elsewhere: %v", i, b.ID, got)
+			t.Errorf("question %d: sandbox %s fits on another host: %v, want %v", i, b.ID, got, want)
 		}
 	}
 }
 
-// The sandbox of a lost host is made again elsewhere: what ran has ended, what was not started runs there.
-func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
+// The sandbox of a lost host is created again on another host. Execs that ran have ended, and execs that were not
+// started may run there.
+func TestASandboxOfALostHostIsReplacedOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond})()
@@ -320,10 +329,10 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	d.work("a", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "ran", Boot: "b"}}}
 	})
-	told := make(chan string, 100)
+	notified := make(chan string, 100)
 	stop, err := d.conn.Work("w1", func(_, sandbox string, b *protocol.Batch) {
 		if b != nil && b.Events[len(b.Events)-1].Kind == protocol.SandboxReplaced {
-			told <- sandbox
+			notified <- sandbox
 		}
 	})
 	if err != nil {
@@ -331,17 +340,17 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	}
 	defer stop()
 	d.leave("w1")
-	d.eventually("it waits for a host", func() bool {
+	d.eventually("the sandbox waits for a host", func() bool {
 		b := d.list()["a"]
 		return b.State == protocol.StatePending && !b.Assigned && b.Reason == protocol.ReasonHostLost &&
 			b.HostID == "" && b.ActiveExecs == 1
 	})
 	d.register(host("w2", 0))
-	d.eventually("another host has it",
+	d.eventually("the sandbox is assigned to another host",
 		func() bool { b := d.list()["a"]; return b.HostID == "h-w2" && b.Generation == 2 })
 	d.isReady("a")
 	select {
-	case <-told:
+	case <-notified:
 	case <-time.After(10 * time.Second):
 		t.Error("the previous worker is not notified")
 	}
@@ -355,16 +364,16 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	}
 	if x := exec("ran"); x.State != protocol.ExecStateFailed || x.Reason != protocol.ReasonHostLost ||
 		!strings.Contains(x.Error.Message, "interrupted") {
-		t.Errorf("what ran is %s: %v", x.State, x.Error)
+		t.Errorf("the exec that ran is %s: %v", x.State, x.Error)
 	}
 	if x := exec("waits"); x.State != protocol.ExecStateAccepted {
-		t.Errorf("what was not started is %s: %v", x.State, x.Error)
+		t.Errorf("the exec that was not started is %s: %v", x.State, x.Error)
 	}
 }
 
-// The execs of a lost host are inspected before its sandboxes were replaced: those that will run elsewhere are left
-// alone.
-func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
+// The execs of a lost host are inspected before its sandboxes are replaced. Execs that will run on another host are not
+// ended.
+func TestAnExecThatWillRunOnAnotherHostIsNotEnded(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]protocol.ExecState{protocol.OnHostLossReplace: protocol.ExecStateAccepted,
 		protocol.OnHostLossWait: protocol.ExecStateFailed} {
@@ -388,14 +397,14 @@ func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
 		}
 		j.View(func(s *protocol.State, _ uint64) {
 			if x := s.Execs["x"]; err != nil || x == nil || x.State != want {
-				t.Errorf("%s: %v, %+v", policy, err, x)
+				t.Errorf("with %s, the exec is %+v, %v; want it to be %s", policy, x, err, want)
 			}
 		})
 	}
 }
 
 // A sandbox that is being replaced can be deleted, although an exec waits for the new container.
-func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
+func TestASandboxThatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	t.Parallel()
 	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StatePending, Desired: protocol.StateReady,
 		Sequence: 5, Generation: 1, ActiveExecs: 1},
@@ -405,13 +414,13 @@ func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
 		err = s.Number(events)
 	}
 	if err != nil || s.Sandbox.State != protocol.StateDeleted || s.Execs["x"].State != protocol.ExecStateCancelled {
-		t.Errorf("%v: %s with %+v", err, s.Sandbox.State, s.Execs["x"])
+		t.Errorf("the sandbox is %s with exec %+v: %v", s.Sandbox.State, s.Execs["x"], err)
 	}
 }
 
-// A reinstalled machine has another host, and often the same worker name. The earlier host is still a host: its
-// sandboxes follow their on_host_loss, and it can be forgotten.
-func TestALostHostWhoseNameAnotherHasIsStillAHost(t *testing.T) {
+// A machine that was reinstalled is another host, often with the same worker name. The earlier host is still a host:
+// its sandboxes follow their on_host_loss, and it can be forgotten.
+func TestALostHostWhoseWorkerNameWasReusedIsStillAHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: 20 * time.Millisecond}
@@ -426,17 +435,17 @@ func TestALostHostWhoseNameAnotherHasIsStillAHost(t *testing.T) {
 	again.HostID, again.Instance, again.Token = "h-again", "i-again", 2
 	d.register(again)
 	defer d.coordinator("c2", timing)()
-	d.eventually("it is listed by its id",
+	d.eventually("the earlier host is listed by its id",
 		func() bool { h := d.host("h-w1"); return h != nil && h.Holds["ready"] > 0 && h.Problem != "" })
-	d.eventually("what need not wait fails", func() bool {
+	d.eventually("the sandbox with on_host_loss fail has failed", func() bool {
 		b := d.list(everything...)["fails"]
 		return b.State == protocol.StateFailed && b.Reason == protocol.ReasonHostLost
 	})
 	if h := d.host("w1"); h == nil || h.HostID != "h-again" {
-		t.Errorf("the one that has the name is %+v", h)
+		t.Errorf("the host with the worker name is %+v", h)
 	}
 	d.wants(h, forgetIt)
-	d.eventually("it is forgotten", func() bool {
+	d.eventually("the earlier host is forgotten", func() bool {
 		return d.host("h-w1") == nil && d.list(everything...)["waits"].Reason == protocol.ReasonHostForgotten
 	})
 }

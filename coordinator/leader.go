@@ -18,17 +18,17 @@ const standingBy = "decides requests, and stands by to schedule"
 // elected says whether this coordinator holds the scheduler's lock.
 type elected struct{ atomic.Bool }
 
-// leader is a coordinator during one tenure of the scheduler's lock. The parts of its work embed it.
+// leader is a coordinator while it holds the scheduler's lock. The parts that run only then embed it.
 type leader struct {
 	*coordinator
 	lease *jetstream.Lease
 }
 
-// campaignPause is the time between two attempts to take the scheduler's lock. Together with the lock's life it is how
-// long nobody schedules after a leader died.
+// campaignPause is the time between two attempts to take the scheduler's lock. After a leader dies, the fleet is
+// without a scheduler for at most the time until its lease ends plus campaignPause.
 const campaignPause = 300 * time.Millisecond
 
-// campaign takes the scheduler's lock again and again, and leads while it holds it.
+// campaign tries to take the scheduler's lock until ctx ends, and leads whenever it holds the lock.
 func (c *coordinator) campaign(ctx context.Context) error {
 	holder := jetstream.Holder{Name: c.cfg.Name, Instance: ulid.Make().String()}
 	for {
@@ -37,7 +37,7 @@ func (c *coordinator) campaign(ctx context.Context) error {
 			c.log.Info("this coordinator schedules", "token", lease.Token())
 			(&leader{c, lease}).lead(ctx)
 		} else if held := (*jetstream.HeldError)(nil); !errors.As(err, &held) && ctx.Err() == nil {
-			c.log.Warn("could not take the scheduler's lock", "error", err)
+			c.log.Warn("could not take the scheduler's lock; trying again", "error", err)
 		}
 		if !backoff.Sleep(ctx, campaignPause) {
 			return ctx.Err()

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// way is how a client comes to the server.
+// way is how a client connects to a server in the same process.
 type way interface{ InProcessConn() (net.Conn, error) }
 
-// line is a way to the server that a test breaks, or holds where something is asked.
+// line is a connection to the server that a test can break, or hold when the client sends a certain request.
 type line struct {
 	server way
 
@@ -17,7 +17,7 @@ type line struct {
 	down  bool
 	conns []net.Conn
 	asks  []byte
-	held  func() // called before what asks goes out for the first time
+	held  func() // called before the client sends data that contains asks for the first time
 }
 
 func (l *line) InProcessConn() (net.Conn, error) {
@@ -34,14 +34,14 @@ func (l *line) InProcessConn() (net.Conn, error) {
 	return &heldConn{conn, l}, nil
 }
 
-// hold calls f before the client asks something for the first time, which waits for f.
+// hold calls f before the client sends data that contains asks for the first time. The data is sent when f returns.
 func (l *line) hold(asks string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asks, l.held = []byte(asks), f
 }
 
-// setDown ends the connections, and refuses new ones until it is up again.
+// setDown breaks the line: it closes all connections, and refuses new ones until the line is up again.
 func (l *line) setDown(down bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -49,7 +49,7 @@ func (l *line) setDown(down bool) {
 		return
 	}
 	for _, conn := range l.conns {
-		_ = conn.Close() // may be closed already
+		_ = conn.Close() // an error means that the connection is closed already
 	}
 	l.conns = nil
 }
@@ -70,7 +70,7 @@ func (c *heldConn) Write(b []byte) (int, error) {
 	c.line.mu.Unlock()
 	if held != nil {
 		done := make(chan struct{})
-		go func() { // a test that ends here must not end the client's goroutine, which has its lock
+		go func() { // if held ends the test, it must not end the client's goroutine, which holds a lock
 			defer close(done)
 			held()
 		}()

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// listDeleted reads the handles of deleted sandboxes that match a query, the newest first, up to a page.
+// listDeleted reads the handles of deleted sandboxes that match a query, the newest first, until they fill a page.
 func (rd *reader) listDeleted(
 	ctx context.Context, tenant string, q *protocol.Query,
 ) (found []*protocol.Sandbox, err error) {
@@ -27,7 +27,7 @@ func (rd *reader) listDeleted(
 				found = append(found, b)
 				size += encoded(b)
 			}
-			if len(found) > q.Limit || size > maxPage { // one more than a page, so that the page gets a next one
+			if len(found) > q.Limit || size > maxPage { // one row more than a page shows that there is a next page
 				return found, nil
 			}
 		}
@@ -41,7 +41,7 @@ func (rd *reader) listDeleted(
 // readsAtOnce is how many deleted sandboxes are read concurrently.
 const readsAtOnce = 32
 
-// readDeletedHandles reads the handles of deleted sandboxes, nil for one that no longer exists.
+// readDeletedHandles reads the handles of deleted sandboxes; nil for a sandbox that no longer exists.
 func (c *coordinator) readDeletedHandles(ctx context.Context, rows []deletedRow) ([]*protocol.Sandbox, error) {
 	handles := make([]*protocol.Sandbox, len(rows))
 	group, ctx := errgroup.WithContext(ctx)

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The streams of events and output hold those of every tenant. A client that may not read them asks for pages, and gets
-// only what belongs to the tenant in the subject of its request.
+// The streams of events and output hold the data of every tenant. A client that may not read the streams asks for pages
+// instead. A page has only the data of the tenant that the subject of the request names.
 
 // events answers a page of a sandbox's history. A page that begins just after the last event is empty.
 func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
@@ -21,7 +21,7 @@ func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) 
 	reply.Sandbox = nil
 	if q.From > last+1 {
 		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
-			"there is no event %d of sandbox %s: the last one is %d", q.From, q.Sandbox, last)
+			"there is no event %d of sandbox %s: the last event is %d", q.From, q.Sandbox, last)
 		e.Field = "from"
 		return nil, e
 	}
@@ -56,7 +56,7 @@ func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) 
 
 func errNotKept(event, oldest uint64, sandbox string) error {
 	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept,
-		"event %d of sandbox %s has expired: the oldest one kept is %d", event, sandbox, oldest)
+		"event %d of sandbox %s has expired: the oldest event kept is %d", event, sandbox, oldest)
 	e.Field = "from"
 	return e
 }
@@ -65,11 +65,11 @@ func errNotKept(event, oldest uint64, sandbox string) error {
 type eventPage struct {
 	protocol.EventPage
 	limit int
-	size  int    // of the events in JSON, the larger encoding
+	size  int    // size of the events in JSON, the larger encoding
 	gap   uint64 // number of the event found instead of Next
 }
 
-// add adds a batch's events. It reports whether there is room for more.
+// add adds a batch's events. It returns false if the page is full, or if events are missing before the batch.
 func (p *eventPage) add(b *protocol.Batch) bool {
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -173,13 +173,13 @@ func (rd *reader) execOutput(
 	return reply, nil
 }
 
-// inlineOutput reads output that is in the exec's last event.
+// inlineOutput reads the output of an exec from the event that ended the exec.
 func (rd *reader) inlineOutput(
 	ctx context.Context, x *protocol.Exec, q *protocol.Query, total int64,
 ) (*protocol.OutputPage, error) {
 	if q.Offset > total {
-		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d",
-			q.Offset, q.Stream, total)
+		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+			"there is no byte %d of %s: the exec wrote %d bytes", q.Offset, q.Stream, total)
 		e.Field = "offset"
 		return nil, e
 	}

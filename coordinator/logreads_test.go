@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// read asks an endpoint in JSON, and returns the answer as it is on the wire.
+// read sends a query in JSON to an endpoint, and returns the answer as it is on the wire.
 func (w *wire) read(endpoint, body string) (reply map[string]any) {
 	w.t.Helper()
 	m := nats.NewMsg(protocol.APISubject("default", endpoint))
@@ -42,7 +42,7 @@ func (d *deployment) mustQuery(endpoint string, q protocol.Query) *protocol.Repl
 func wantCode(t *testing.T, err error, code protocol.Code, reason, field string) {
 	t.Helper()
 	if e := protocol.AsError(err); e == nil || e.Code != code || e.Reason != reason || e.Field != field {
-		t.Errorf("want %s (%s) of %q, got %v", code, reason, field, err)
+		t.Errorf("want the error %s (%s) about field %q, got %v", code, reason, field, err)
 	}
 }
 
@@ -58,23 +58,24 @@ func TestTheHistoryIsReadInPages(t *testing.T) {
 		for seen := uint64(0); ; pages++ {
 			r := d.mustQuery(protocol.EndpointEvents, protocol.Query{Sandbox: "a", From: next, Limit: limit})
 			if r.Sequence != last || r.History.Oldest != 1 || len(r.History.Events) > limit {
-				t.Fatalf("%d events, the oldest is %d, the last %d", len(r.History.Events), r.History.Oldest,
+				t.Fatalf("a page has %d events; the oldest event is %d, and the last %d", len(r.History.Events), r.History.Oldest,
 					r.Sequence)
 			}
 			for _, e := range r.History.Events {
 				if seen++; e.Sequence != seen || e.Sandbox != "a" || e.Kind == "" {
-					t.Fatalf("%+v came in place of %d", e, seen)
+					t.Fatalf("the page has event %+v in place of event %d", e, seen)
 				}
 			}
 			if next = r.History.Next; next != seen+1 {
-				t.Fatalf("after %d comes %d", seen, next)
+				t.Fatalf("after event %d the next page begins at %d", seen, next)
 			}
 			if len(r.History.Events) == 0 {
 				break
 			}
 		}
-		if want := (int(last)+limit-1)/limit + 0; pages != want || next != last+1 {
-			t.Errorf("%d pages of %d, and then %d, want %d and %d", pages, limit, next, want, last+1)
+		if want := (int(last) + limit - 1) / limit; pages != want || next != last+1 {
+			t.Errorf("%d pages with limit %d, and then event %d is next; want %d pages and event %d", pages, limit, next,
+				want, last+1)
 		}
 	}
 	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointEvents,
@@ -90,11 +91,11 @@ func TestTheHistoryIsReadInPages(t *testing.T) {
 		fmt.Sprintf(`{"v":1,"sandbox":"a","from":%d}`, last+1))["history"].(map[string]any)
 	if events, there := page["events"].([]any); !there || len(events) != 0 || page["next"] != float64(last+1) ||
 		page["oldest"] != 1.0 {
-		t.Errorf("behind the last one: %v", page)
+		t.Errorf("the page behind the last event is %v", page)
 	}
 	page = w.read(protocol.EndpointEvents, `{"v":1,"sandbox":"a","limit":1}`)["history"].(map[string]any)
 	if e := page["events"].([]any)[0].(map[string]any); e["seq"] != 1.0 || e["kind"] != "sandbox.accepted" {
-		t.Errorf("the first one: %v", e)
+		t.Errorf("the first event is %v", e)
 	}
 }
 
@@ -108,29 +109,29 @@ func TestPagesOfALongHistory(t *testing.T) {
 	d.ready("a")
 	d.readsSegments(true)
 	d.ranExecs("a", 0, 20)
-	d.eventually("the history is moved", func() bool { return d.inLog("a") < 20 })
+	d.eventually("the older part of the history is in segments", func() bool { return d.inLog("a") < 20 })
 	seen := uint64(0)
 	for next := uint64(1); ; {
 		h := d.mustQuery(protocol.EndpointEvents, protocol.Query{Sandbox: "a", From: next, Limit: 6}).History
 		for _, e := range h.Events {
 			if seen++; e.Sequence != seen {
-				t.Fatalf("%d came in place of %d", e.Sequence, seen)
+				t.Fatalf("the page has event %d in place of event %d", e.Sequence, seen)
 			}
 		}
 		if next = h.Next; len(h.Events) == 0 {
 			break
 		}
 		if h.Oldest != 1 {
-			t.Errorf("the oldest is %d", h.Oldest)
+			t.Errorf("the oldest event is %d, want 1", h.Oldest)
 		}
 	}
 	if last := d.handle("a").Sequence; seen != last {
-		t.Errorf("%d events of %d", seen, last)
+		t.Errorf("the pages have %d of %d events", seen, last)
 	}
-	d.emptied("KV_" + protocol.BucketHistories) // what is in segments is gone
+	d.emptied("KV_" + protocol.BucketHistories) // the segments are lost
 	h := d.mustQuery(protocol.EndpointEvents, protocol.Query{Sandbox: "a", Limit: 2}).History
 	if h.Oldest < 2 || len(h.Events) != 2 || h.Events[0].Sequence != h.Oldest {
-		t.Errorf("the oldest that is kept is %d: %+v", h.Oldest, h.Events)
+		t.Errorf("the oldest event kept is %d, and the page has %+v", h.Oldest, h.Events)
 	}
 	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointEvents,
 		&protocol.Query{Sandbox: "a", From: h.Oldest - 1})
@@ -162,11 +163,11 @@ func TestAPageOfEventsFitsIntoOneMessage(t *testing.T) {
 		next = page["next"].(float64)
 	}
 	if pages < 2 {
-		t.Errorf("%d pages", pages)
+		t.Errorf("the history takes %d page, want several", pages)
 	}
 }
 
-// outputOf reads a stream page by page in JSON.
+// outputOf reads a stream of output page by page in JSON.
 func (w *wire) outputOf(fields, stream string, limit int) (text string, last map[string]any) {
 	w.t.Helper()
 	for offset := 0; ; {
@@ -187,7 +188,7 @@ func (w *wire) outputOf(fields, stream string, limit int) (text string, last map
 	}
 }
 
-func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
+func TestOutputIsReadInJSONFromTheLogAndFromEvents(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
@@ -223,7 +224,7 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 	publish(protocol.ServiceLog("db"), "stderr", "querying")
 	text, page := w.outputOf(`"exec":"long",`, "stdout", 5)
 	if text != "hello, world" || page["ended"] != nil || page["end"] != 12.0 || page["oldest"] != 0.0 {
-		t.Errorf("while it runs: %q, %v", text, page)
+		t.Errorf("while the exec runs, its output is %q, and the last page %v", text, page)
 	}
 	zero := 0
 	d.append(d.conn, "a",
@@ -251,13 +252,13 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 			text, page := w.outputOf(c.fields, c.stream, limit)
 			if text != c.want || page["ended"] != c.ended || page["truncated"] != c.truncated ||
 				page["end"] != float64(len(c.want)) || page["stream"] != c.stream {
-				t.Errorf("%s %s: %q, %v", c.fields, c.stream, text, page)
+				t.Errorf("the output of %s %s is %q, and the last page %v", c.fields, c.stream, text, page)
 			}
 		}
 	}
 	r := d.mustQuery(protocol.EndpointOutput, protocol.Query{Sandbox: "a", Exec: "short", Stream: "stderr"})
 	if r.Output == nil || string(r.Output.Data) != "\xff" {
-		t.Errorf("in msgpack: %+v", r.Output)
+		t.Errorf("read in msgpack, the output is %+v", r.Output)
 	}
 	for field, q := range map[string]protocol.Query{
 		"stream":       {Sandbox: "a", Exec: "long", Stream: "stdin"},
@@ -282,8 +283,8 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 	wantCode(t, err, protocol.NotFound, "", "")
 }
 
-// These reads are bounded like those of past execs, and a read that gets no slot is refused.
-func TestReadsOfEventsAndOutputHaveABound(t *testing.T) {
+// The number of concurrent reads is limited, as for past execs. A read that gets no slot is refused.
+func TestReadsOfEventsAndOutputAreLimited(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	var c *coordinator

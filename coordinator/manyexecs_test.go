@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptedBefore writes many execs at once, as an older version did that had no bound.
+// acceptedBefore appends many accepted execs, as an older version did that had no limit of active execs.
 func (d *deployment) acceptedBefore(sandbox string, n int) {
 	d.t.Helper()
 	batches, err := d.conn.HistoryTail(d.t.Context(), "default", sandbox, 0)
@@ -39,31 +39,31 @@ func TestASandboxWithThousandsOfExecsFailsWithItsHost(t *testing.T) {
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond})()
 	d.register(host("w1", 0))
 	d.create("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
-	d.eventually("it is assigned", func() bool { return d.list()["a"].Assigned })
+	d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
 	d.work("a", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
 	})
 	d.acceptedBefore("a", 6000)
-	d.eventually("it is known", func() bool { return d.list()["a"].ActiveExecs == 6000 })
+	d.eventually("the coordinator knows all execs", func() bool { return d.list()["a"].ActiveExecs == 6000 })
 	d.leave("w1")
 	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
 	began := time.Now()
-	d.eventually("it fails", func() bool { b := d.list("failed")["a"]; return b != nil && b.ActiveExecs == 0 })
+	d.eventually("the sandbox fails", func() bool { b := d.list("failed")["a"]; return b != nil && b.ActiveExecs == 0 })
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %s", took)
+		t.Errorf("failing the sandbox took %s", took)
 	}
 }
 
-// The host is lost and the sandbox waits for it: execs that never started end.
+// The host is lost, and the sandbox waits for the host to come back. Execs that were not started end.
 func TestThousandsOfExecsOfALostHostEnd(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Overdue: 20 * time.Millisecond})()
 	d.ready("a")
 	d.acceptedBefore("a", 3000)
-	d.eventually("they end", func() bool { b := d.list()["a"]; return b.TotalExecs == 3000 && b.ActiveExecs == 0 })
+	d.eventually("all execs end", func() bool { b := d.list()["a"]; return b.TotalExecs == 3000 && b.ActiveExecs == 0 })
 	if b := d.list()["a"]; b.State != protocol.StateReady {
-		t.Errorf("it is %s", b.State)
+		t.Errorf("the sandbox is %s", b.State)
 	}
 }
 
@@ -78,9 +78,9 @@ func TestMoreActiveExecsThanASandboxMayHaveAreRefused(t *testing.T) {
 	}
 	r := d.exec("a", "x3")
 	if r.Error == nil || r.Error.Code != protocol.ResourceExhausted || r.Error.Reason != protocol.ReasonTooManyExecs {
-		t.Errorf("the fourth: %+v", r)
+		t.Errorf("the fourth exec is answered with %+v", r)
 	}
-	if r := d.exec("a", "x0"); r.Error != nil { // the same request again
+	if r := d.exec("a", "x0"); r.Error != nil { // a repeated request
 		t.Error(r.Error)
 	}
 	d.work("a", func(*protocol.State) []protocol.Event {
@@ -92,7 +92,7 @@ func TestMoreActiveExecsThanASandboxMayHaveAreRefused(t *testing.T) {
 	for _, n := range []int{-1, protocol.MaxActiveExecs + 1} {
 		err := Run(t.Context(), Config{Name: "c2", Conn: d.conn, MaxActiveExecs: n})
 		if e := protocol.AsError(err); e == nil || e.Field != "coordinator.max_active_execs" {
-			t.Errorf("%d: %v", n, err)
+			t.Errorf("with MaxActiveExecs %d, Run returns %v", n, err)
 		}
 	}
 }

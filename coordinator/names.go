@@ -11,16 +11,17 @@ import (
 
 // A name points to a sandbox. Names are in their own bucket, written by compare-and-set. A create takes its name before
 // it reserves its id, so a create that is refused for its name uses up no id. Two living sandboxes never have the same
-// name, because a name passes on only when the log says that its holder will never be living again. If a create took
-// the name and got no further, its id is first ended in the log, so that it cannot become living later.
+// name: a name may be taken from its holder only when the log says that the holder will never be living again. A create
+// may have taken the name and stopped before its first event. Its id is then ended in the log first, so that the id
+// cannot become a living sandbox later.
 //
-// A name stays with its last holder until another sandbox takes it, or until that holder's history is purged.
+// A name stays with its last holder until another sandbox takes the name, or until the holder's history is purged.
 
 // nameRegistry takes and resolves names.
 type nameRegistry struct{ *coordinator }
 
-// reserve takes a create's name, where it has one, and its id. It returns the reservation that was there before. A
-// refused create takes nothing.
+// reserve takes a create's name, if it has one, and reserves its id. It returns the reservation that the id had before.
+// For a refused create it takes neither.
 func (n *nameRegistry) reserve(
 	ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error,
 ) (before *protocol.Reservation, err error) {
@@ -38,7 +39,7 @@ func (n *nameRegistry) reserve(
 	switch {
 	case err == nil && !sameReservation(before, &mine):
 		return before, nil
-	case err == nil: // it is this request's own, which may have got no further
+	case err == nil: // an earlier attempt of this request reserved the id, and may have stopped there
 		if _, err := n.projection.find(ctx, k, 0); err == nil || protocol.CodeOf(err) != protocol.NotFound {
 			return before, err
 		}
@@ -62,7 +63,8 @@ func (n *nameRegistry) reserve(
 }
 
 // leaveName frees a name that was taken for a sandbox whose id another create got, unless that create asked for the
-// same name. While the id has no history, the name stays taken, and the next create that wants it checks again.
+// same name. While the id has no history, the name stays taken; the next create that wants the name checks its holder
+// again.
 func (n *nameRegistry) leaveName(ctx context.Context, k key, name string) error {
 	j, err := n.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -83,7 +85,7 @@ func sameReservation(a, b *protocol.Reservation) bool {
 	return a.Request == b.Request && a.Fingerprint == b.Fingerprint
 }
 
-// named is what identifies a create: its spec, and its name where it has one.
+// named returns what identifies a create: its spec, and its name if it has one.
 func named(s *protocol.SandboxSpec, name string) any {
 	if name == "" {
 		return s
@@ -91,7 +93,7 @@ func named(s *protocol.SandboxSpec, name string) any {
 	return &protocol.Request{Sandbox: s, Name: name}
 }
 
-// takeName gives a name to the sandbox of a create, unless a living one has it. It returns already_exists.
+// takeName gives a name to the sandbox of a create. It returns already_exists if a living sandbox has the name.
 func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k key, name string) error {
 	for pause := time.Duration(0); ; pause = min(2*pause+time.Millisecond, 100*time.Millisecond) {
 		if !backoff.Sleep(ctx, pause) {
@@ -129,7 +131,8 @@ func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k ke
 	}
 }
 
-// releaseName checks that the holder of a name will never be living again, and makes sure that this stays so.
+// releaseName checks that the holder of a name will never be living again. If the holder has no history, releaseName
+// ends its id, so that it never becomes a living sandbox.
 func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, request string) error {
 	state, holds, err := n.holdsName(ctx, holder, name)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -145,10 +148,10 @@ func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, reques
 			return err
 		}
 		if err := n.abandon(ctx, holder, request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
-			"the name %s was reserved, and the request was not carried out", name)); err != nil {
+			"the name %s was reserved, but the request was not carried out", name)); err != nil {
 			return err
 		}
-		state, holds, err = n.holdsName(ctx, holder, name) // it may have been accepted meanwhile
+		state, holds, err = n.holdsName(ctx, holder, name) // the holder may have been accepted meanwhile
 		if err != nil {
 			return err
 		}
@@ -161,7 +164,7 @@ func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, reques
 	return nil
 }
 
-// holdsName reports whether a sandbox holds a name, by what the log has now. It returns not_found.
+// holdsName reads from the log whether a sandbox holds a name. It returns not_found if the sandbox has no history.
 func (n *nameRegistry) holdsName(
 	ctx context.Context, k key, name string,
 ) (state protocol.SandboxState, holds bool, err error) {
@@ -178,7 +181,7 @@ func (n *nameRegistry) holdsName(
 	return state, holds, nil
 }
 
-// checkIDNotName refuses an id that is a living sandbox's name: requests with that name would reach another sandbox.
+// checkIDNotName refuses an id that is a living sandbox's name: requests with that name would reach the new sandbox.
 func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
 	hold, _, err := n.conn.SandboxName(ctx, k.Tenant, k.ID)
 	if err != nil {
@@ -203,8 +206,8 @@ func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
 	return nil
 }
 
-// unrecordedHolder returns the living sandbox that holds a name by the log while the bucket names another one, or
-// none: the bucket was lost, or the bucket or the log was rewound.
+// unrecordedHolder returns the living sandbox that holds a name according to the log, if the bucket names another
+// sandbox or none. The two differ if the bucket was lost, or if the bucket or the log was rewound.
 func (n *nameRegistry) unrecordedHolder(
 	ctx context.Context, tenant, name string, hold *protocol.NameHold,
 ) (id string, state protocol.SandboxState, err error) {
@@ -230,9 +233,9 @@ func nameTaken(format string, args ...any) error {
 	return e
 }
 
-// meant returns the sandbox that a request is about, by id or by name. A request stored before the create of the
-// present holder means the previous holder: it may have been decided before this coordinator got it, and its answer
-// lost.
+// meant returns the sandbox that a request is about, given by id or by name. A request that was stored before the
+// present holder's create means the previous holder: another coordinator may have decided it already, and its answer
+// may have been lost.
 func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, error) {
 	k := key{Tenant: d.Tenant, ID: d.Sandbox}
 	hold, err := n.nameHold(ctx, k)
@@ -244,8 +247,8 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 		switch {
 		case err != nil:
 			return k, err
-		case last < hold.Stored: // the queue is not the one from which the name was taken
-		case hold.Before == "", d.Sequence < hold.BeforeStored: // or an earlier one, which is no longer known
+		case last < hold.Stored: // the queue was created again after the name was taken, so sequences say nothing
+		case hold.Before == "", d.Sequence < hold.BeforeStored: // the request means a holder that is no longer known
 			return k, errNoSandbox()
 		default:
 			return key{Tenant: k.Tenant, ID: hold.Before}, nil
@@ -254,7 +257,7 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 	return key{Tenant: k.Tenant, ID: hold.Sandbox}, nil
 }
 
-// nameHold reads which sandbox has a name, nil where it is no name. Ids win over names.
+// nameHold reads which sandbox holds the name k.ID. It returns nil if k.ID is a sandbox's id, or no sandbox's name.
 func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold, error) {
 	if protocol.IsGeneratedID(k.ID) || protocol.ValidateID("name", k.ID) != nil || n.projection.read.knows(k) {
 		return nil, nil
@@ -272,7 +275,7 @@ func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold,
 	case hold == nil:
 		return nil, nil
 	}
-	// its create lost the id to another create
+	// The create that took the name lost its id to another create.
 	if b := n.projection.read.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID {
 		return nil, nil
 	}

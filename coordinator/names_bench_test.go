@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// BenchmarkCreate accepts sandboxes, one after another, without a name and with one.
+// BenchmarkCreate creates sandboxes one after another, once without names and once with names.
 func BenchmarkCreate(b *testing.B) {
 	for _, named := range []bool{false, true} {
 		b.Run(fmt.Sprintf("named=%t", named), func(b *testing.B) {
@@ -51,7 +51,7 @@ func BenchmarkCreate(b *testing.B) {
 						b.Fatal(reply.Error)
 					}
 				case <-time.After(time.Minute):
-					b.Fatal("no answer")
+					b.Fatal("a create got no answer")
 				}
 				stop()
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// named asks for a sandbox with a name.
+// named creates a sandbox with a name.
 func (d *deployment) named(name, id string) *protocol.Reply {
 	d.t.Helper()
 	return d.request(protocol.VerbCreate, id, "create-"+id,
@@ -24,11 +24,12 @@ func (d *deployment) named(name, id string) *protocol.Reply {
 func (d *deployment) mustName(name, id string) {
 	d.t.Helper()
 	if r := d.named(name, id); r.Error != nil || r.Sandbox == nil || r.Sandbox.Name != name || r.Sandbox.ID != id {
-		d.t.Fatalf("%s as %s: %+v, %v %v", id, name, r.Sandbox, r.Error, r.Waiting)
+		d.t.Fatalf("the create of %s with the name %s is answered with %+v, %v, waiting: %v", id, name, r.Sandbox, r.Error,
+			r.Waiting)
 	}
 }
 
-// resolves asks a read for a sandbox, and returns the id that it answers with.
+// resolves reads a sandbox by an id, a name or a prefix, and returns the id in the answer.
 func (d *deployment) resolves(endpoint, ref string) (string, *protocol.Error) {
 	d.t.Helper()
 	reply, err := d.conn.Query(d.t.Context(), "default", endpoint, &protocol.Query{Sandbox: ref})
@@ -41,7 +42,7 @@ func (d *deployment) resolves(endpoint, ref string) (string, *protocol.Error) {
 func (d *deployment) isFree(id string) {
 	d.t.Helper()
 	if _, err := d.conn.SandboxReservation(d.t.Context(), "default", id); protocol.CodeOf(err) != protocol.NotFound {
-		d.t.Errorf("a refused create took the id %s: %v", id, err)
+		d.t.Errorf("a refused create reserved the id %s: %v", id, err)
 	}
 }
 
@@ -56,30 +57,30 @@ func TestANameBelongsToOneLivingSandbox(t *testing.T) {
 	stop := d.coordinator("c1", Timing{})
 	d.mustName("web", "s1")
 	if r := d.named("web", "s2"); !takenName(r) || !strings.Contains(r.Error.Message, "s1") {
-		t.Errorf("a second one: %v", r.Error)
+		t.Errorf("a second create with the name is answered with %v", r.Error)
 	}
 	d.isFree("s2")
 	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" {
-		t.Errorf("web is %s, %v", id, err)
+		t.Errorf("the name web means sandbox %s, %v", id, err)
 	}
 	if r := d.request(protocol.VerbExtend, "web", "r1",
 		protocol.Request{TTL: protocol.Duration(time.Hour)}); r.Error != nil || r.Sandbox.ID != "s1" ||
 		r.Sandbox.ExpiresAt.IsZero() {
-		t.Errorf("a request by name: %+v, %v", r.Sandbox, r.Error)
+		t.Errorf("a request by name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
 	stop()
-	defer d.coordinator("c2", Timing{})() // which has it from the log
+	defer d.coordinator("c2", Timing{})() // which reads the name from the log
 	if r := d.request(protocol.VerbDelete, "web", "r2", protocol.Request{}); r.Error != nil || r.Sandbox.ID != "s1" {
-		t.Fatalf("a delete by name: %+v, %v", r.Sandbox, r.Error)
+		t.Fatalf("a delete by name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
-	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" { // until another has it
-		t.Errorf("web is %s, %v", id, err)
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" { // until another sandbox takes the name
+		t.Errorf("the name web means sandbox %s, %v", id, err)
 	}
 	d.mustName("web", "s2")
 	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s2" {
-		t.Errorf("web is %s, %v", id, err)
+		t.Errorf("the name web means sandbox %s, %v", id, err)
 	}
-	// A failed one is not living.
+	// A failed sandbox is not living, so its name is free.
 	d.work("s2", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{{Kind: protocol.SandboxFailed,
 			Error: &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Message: "m"}}}
@@ -87,21 +88,21 @@ func TestANameBelongsToOneLivingSandbox(t *testing.T) {
 	d.mustName("web", "s3")
 	// A repeated create gets its own answer, even if another sandbox has the name now.
 	if r := d.named("web", "s1"); r.Error != nil || r.Sandbox.State != protocol.StateDeleted || r.Changed {
-		t.Errorf("a repeated create: %+v, %v", r.Sandbox, r.Error)
+		t.Errorf("a repeated create is answered with %+v, %v", r.Sandbox, r.Error)
 	}
 	if r := d.request(protocol.VerbCreate, "s3", "create-s3",
 		protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}}); !refused(r) || takenName(r) {
-		t.Errorf("the same request with another name: %+v, %v", r.Sandbox, r.Error)
+		t.Errorf("the same request with another name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList,
 		&protocol.Query{Name: "web", States: []string{"pending", "failed", "deleted"}})
 	if err != nil || len(reply.Sandboxes) != 3 {
-		t.Errorf("list by name: %+v, %v", reply, err)
+		t.Errorf("a list by name is answered with %+v, %v", reply, err)
 	}
 	d.mustName("other", "s4")
 	reply, err = d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{Name: "web"})
 	if err != nil || len(reply.Sandboxes) != 2 || reply.Sandboxes[0].Name != "web" {
-		t.Errorf("list by name: %+v, %v", reply, err)
+		t.Errorf("a list by name is answered with %+v, %v", reply, err)
 	}
 }
 
@@ -125,7 +126,7 @@ func TestOneOfManyCreatesAtOnceGetsTheName(t *testing.T) {
 			case r.Error == nil && winner == "":
 				winner = r.Sandbox.ID
 			case r.Error == nil:
-				t.Fatalf("%s and %s have one name", winner, r.Sandbox.ID)
+				t.Fatalf("sandboxes %s and %s have the same name", winner, r.Sandbox.ID)
 			case !takenName(r):
 				t.Fatal(r.Error)
 			default:
@@ -133,18 +134,18 @@ func TestOneOfManyCreatesAtOnceGetsTheName(t *testing.T) {
 			}
 		}
 		if winner == "" {
-			t.Fatal("nobody got the name")
+			t.Fatal("no create got the name")
 		}
 		if r := d.request(protocol.VerbDelete, "web", fmt.Sprint("delete", round),
 			protocol.Request{}); r.Error != nil || r.Sandbox.ID != winner {
-			t.Fatalf("web is %+v, not %s: %v", r.Sandbox, winner, r.Error)
+			t.Fatalf("the name web means sandbox %+v, want %s: %v", r.Sandbox, winner, r.Error)
 		}
 	}
 }
 
-// A create took the name, and its request is gone before its first event. The next create gets the name, and the first
-// one gets nothing if its coordinator continues after all.
-func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
+// A create took the name, and its request was lost before its first event. The next create gets the name. If the
+// coordinator of the first create then continues, that create gets nothing.
+func TestANameThatWasTakenButNotUsedBecomesFree(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"create-before-reserve", "create-before-append"} {
 		t.Run(point, func(t *testing.T) {
@@ -180,7 +181,7 @@ func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
 			}()
 			<-arrived
 			if r := d.named("web", "s2"); !takenName(r) {
-				t.Errorf("while the first is being decided: %v", r.Error)
+				t.Errorf("while the first create is being decided, a second one is answered with %v", r.Error)
 			}
 			d.raw(func(js natsjs.JetStream) error {
 				stream, err := js.Stream(t.Context(), protocol.StreamRequests)
@@ -192,21 +193,21 @@ func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
 			d.mustName("web", "s3")
 			release()
 			if r := <-slow; r.Error == nil && r.Sandbox.State != protocol.StateFailed {
-				t.Errorf("the slow one: %+v", r.Sandbox)
+				t.Errorf("the slow create is answered with %+v", r.Sandbox)
 			}
 			if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s3" {
-				t.Errorf("web is %s, %v", id, err)
+				t.Errorf("the name web means sandbox %s, %v", id, err)
 			}
 			if b := d.list()["s1"]; b == nil || b.State != protocol.StateFailed ||
 				b.Error.Reason != protocol.ReasonAbandoned {
-				t.Errorf("the first one is %+v", b)
+				t.Errorf("the sandbox of the slow create is %+v", b)
 			}
 		})
 	}
 }
 
-// A request by name that was stored before the name passed on means the sandbox that had it: it may be delivered
-// again after it was decided.
+// A request by name that was stored before the name passed on means the previous holder. Such a request may be
+// delivered again after it was decided.
 func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -230,50 +231,50 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 		k, err := (&nameRegistry{c}).meant(t.Context(),
 			&jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
 		if err != nil || k.ID != x.want {
-			t.Errorf("request %d means %s, %v; want %s", x.sequence, k.ID, err, x.want)
+			t.Errorf("request %d means sandbox %s, %v; want %s", x.sequence, k.ID, err, x.want)
 		}
 	}
-	// Nor does one from before two changes mean a sandbox that came in between.
+	// After the name has passed on twice, a request for the first holder does not mean the second one.
 	d.remove("s2")
 	d.mustName("web", "s4")
 	if k, err := (&nameRegistry{c}).meant(t.Context(),
 		&jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web",
 			Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("a request to the first of three means %s, %v", k.ID, err)
+		t.Errorf("a request for the first of three holders means sandbox %s, %v", k.ID, err)
 	}
 	d.mustName("once", "s3")
 	if _, err := (&nameRegistry{c}).meant(t.Context(),
 		&jetstream.Delivery{Tenant: "default", Sandbox: "once",
 			Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("a request from before there was one: %v", err)
+		t.Errorf("a request from before the name was first taken returns %v", err)
 	}
 }
 
-func TestIDsAndNamesDoNotMeet(t *testing.T) {
+func TestIDsAndNamesNeverCollide(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	d.create("web", protocol.SandboxSpec{Image: "i"})
 	if r := d.named("web", "s1"); !takenName(r) {
-		t.Errorf("a name that is an id: %v", r.Error)
+		t.Errorf("a create whose name is an id is answered with %v", r.Error)
 	}
 	d.isFree("s1")
 	d.mustName("db", "s2")
 	spec := &protocol.SandboxSpec{Image: "i"}
 	if r := d.request(protocol.VerbCreate, "db", "r1", protocol.Request{Sandbox: spec}); !takenName(r) {
-		t.Errorf("an id that is a name: %v", r.Error)
+		t.Errorf("a create whose id is a name is answered with %v", r.Error)
 	}
 	d.isFree("db")
 	generated := "01" + strings.Repeat("0", 24)
 	for _, bad := range []string{generated, "a.b", strings.Repeat("x", 65)} {
 		if r := d.named(bad, "s3"); r.Error == nil || r.Error.Code != protocol.InvalidArgument ||
 			r.Error.Field != "name" {
-			t.Errorf("%s as a name: %v", bad, r.Error)
+			t.Errorf("a create with the name %s is answered with %v", bad, r.Error)
 		}
 	}
 	if r := d.request(protocol.VerbStop, "s2", "r2", protocol.Request{Name: "x"}); r.Error == nil ||
 		r.Error.Field != "name" {
-		t.Errorf("a stop with a name: %v", r.Error)
+		t.Errorf("a stop that sets a name is answered with %v", r.Error)
 	}
 	d.isFree("s3")
 }
@@ -296,7 +297,7 @@ func TestARefusedCreateTakesNothing(t *testing.T) {
 		r := d.request(protocol.VerbCreate, "s1", "r-"+fmt.Sprint(len(field)),
 			protocol.Request{Name: "web", Sandbox: &s})
 		if r.Error == nil || r.Error.Field != field {
-			t.Errorf("want %s refused, got %v", field, r.Error)
+			t.Errorf("a create with an invalid %s is answered with %v", field, r.Error)
 		}
 		d.isFree("s1")
 		if hold, _, err := d.conn.SandboxName(t.Context(), "default", "web"); hold != nil || err != nil {
@@ -306,7 +307,7 @@ func TestARefusedCreateTakesNothing(t *testing.T) {
 	d.mustName("web", "s1")
 }
 
-func TestAnIDIsFoundByItsBeginningIfOnlyOneBeginsSo(t *testing.T) {
+func TestAnIDIsFoundByAPrefixThatMatchesNoOther(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
@@ -319,29 +320,29 @@ func TestAnIDIsFoundByItsBeginningIfOnlyOneBeginsSo(t *testing.T) {
 	for ref, want := range map[string]string{"01aaa1": id("01aaa1"), "01bbb": id("01bbb2"), "01bbb1": id("01bbb1"),
 		"01bb": "01bb", id("01aaa2"): id("01aaa2")} {
 		if got, err := d.resolves(protocol.EndpointResolve, ref); got != want {
-			t.Errorf("%s is %s, %v", ref, got, err)
+			t.Errorf("%s means sandbox %s, %v; want %s", ref, got, err, want)
 		}
 	}
 	_, err := d.resolves(protocol.EndpointResolve, "01aaa")
 	if err == nil || err.Code != protocol.FailedPrecondition || err.Reason != protocol.ReasonAmbiguousPrefix ||
 		!strings.Contains(err.Message, id("01aaa1")+", "+id("01aaa2")) {
-		t.Errorf("an ambiguous one: %v", err)
+		t.Errorf("an ambiguous prefix is answered with %v", err)
 	}
 	for _, ref := range []string{"01a", "02bbb", "01bbbx", "web"} {
 		if _, err := d.resolves(protocol.EndpointResolve, ref); err == nil || err.Code != protocol.NotFound {
-			t.Errorf("%s: %v", ref, err)
+			t.Errorf("a read of %s returns %v", ref, err)
 		}
 	}
 	if _, err := d.resolves(protocol.EndpointGet, "01aaa1"); err == nil || err.Code != protocol.NotFound {
-		t.Errorf("get takes a prefix: %v", err)
+		t.Errorf("get accepts a prefix: %v", err)
 	}
 	if r := d.request(protocol.VerbDelete, "01aaa1", "r1", protocol.Request{}); r.Error == nil ||
 		r.Error.Code != protocol.NotFound {
-		t.Errorf("delete takes a prefix: %v", r.Error)
+		t.Errorf("delete accepts a prefix: %v", r.Error)
 	}
 }
 
-// A name goes with the history of the sandbox that had it last, and not with that of an earlier one.
+// A name is removed when the history of its last holder is purged, but not when that of an earlier holder is.
 func TestANameIsPurgedWithTheHistoryOfItsSandbox(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -352,24 +353,24 @@ func TestANameIsPurgedWithTheHistoryOfItsSandbox(t *testing.T) {
 	d.remove("s1")
 	d.mustName("web", "s3")
 	d.remove("s2")
-	d.eventually("both are purged", func() bool {
+	d.eventually("the deleted sandboxes are purged", func() bool {
 		purged, err := d.conn.Purged(t.Context(), "default", "s1")
 		hold, _, nameErr := d.conn.SandboxName(t.Context(), "default", "gone")
 		return err == nil && purged && nameErr == nil && hold == nil
 	})
 	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s3" {
-		t.Errorf("web is %s, %v", id, err)
+		t.Errorf("the name web means sandbox %s, %v", id, err)
 	}
 	info := d.stream("KV_" + protocol.BucketNames)
 	if info.State.Msgs != 1 {
-		t.Errorf("%d names are kept", info.State.Msgs)
+		t.Errorf("%d names are kept, want 1", info.State.Msgs)
 	}
 	if _, err := d.resolves(protocol.EndpointGet, "gone"); err == nil || err.Code != protocol.NotFound {
-		t.Errorf("a purged sandbox: %v", err)
+		t.Errorf("a read of a purged sandbox returns %v", err)
 	}
 }
 
-// A create with a name of its own does not get an id that is the name of another living sandbox.
+// A create that sets a name does not get an id that is the name of another living sandbox.
 func TestANamedCreateDoesNotTakeANameForItsID(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -378,15 +379,16 @@ func TestANamedCreateDoesNotTakeANameForItsID(t *testing.T) {
 	r := d.request(protocol.VerbCreate, "db", "r1",
 		protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}})
 	if !takenName(r) {
-		t.Errorf("an id that is a name: %+v %v", r.Sandbox, r.Error)
+		t.Errorf("a create whose id is a name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
 	d.isFree("db")
 	if id, err := d.resolves(protocol.EndpointGet, "db"); id != "s1" {
-		t.Errorf("db is %s, %v", id, err)
+		t.Errorf("the name db means sandbox %s, %v", id, err)
 	}
 }
 
-// Two requests create one id with one name at once: the one that comes too late does not free the name.
+// Two requests concurrently create the same id with the same name. The request that comes too late does not free the
+// name.
 func TestACreateThatLosesTheIDLeavesTheNameToItsOwner(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -409,24 +411,24 @@ func TestACreateThatLosesTheIDLeavesTheNameToItsOwner(t *testing.T) {
 	}
 	close(goOn)
 	if r := <-first; r.Error == nil {
-		t.Errorf("both: %+v", r.Sandbox)
+		t.Errorf("both creates succeed: %+v", r.Sandbox)
 	}
 	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" {
-		t.Errorf("web is %s, %v", id, err)
+		t.Errorf("the name web means sandbox %s, %v", id, err)
 	}
 	if r := d.named("web", "s2"); !takenName(r) {
-		t.Errorf("two living ones have one name: %+v %v", r.Sandbox, r.Error)
+		t.Errorf("another create with the name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
 }
 
-// The names were lost, or the log was set back behind them: who lives keeps the name.
+// The bucket of names was lost, or names a sandbox that the log does not have. The living sandbox keeps its name.
 func TestALivingSandboxKeepsANameThatTheBucketLost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	for what, setBack := range map[string]func(){
 		"lost": func() { d.emptied("KV_" + protocol.BucketNames) },
-		"of a log that is gone": func() {
+		"of an unknown sandbox": func() {
 			hold, revision, err := d.conn.SandboxName(t.Context(), "default", "web")
 			if err != nil || hold == nil {
 				t.Fatal(hold, err)
@@ -442,18 +444,18 @@ func TestALivingSandboxKeepsANameThatTheBucketLost(t *testing.T) {
 		d.mustName("web", id)
 		setBack()
 		if got, err := d.resolves(protocol.EndpointGet, "web"); got != id {
-			t.Errorf("%s: web is %s, %v", what, got, err)
+			t.Errorf("%s: the name web means sandbox %s, %v", what, got, err)
 		}
 		if r := d.named("web", id+"2"); !takenName(r) {
-			t.Errorf("%s: two living ones have one name: %v", what, r.Error)
+			t.Errorf("%s: another create with the name is answered with %v", what, r.Error)
 		}
 		if r := d.request(protocol.VerbCreate, "web", "r-"+id,
 			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); !takenName(r) {
-			t.Errorf("%s: its name is an id: %v", what, r.Error)
+			t.Errorf("%s: a create whose id is the name is answered with %v", what, r.Error)
 		}
 		if r := d.request(protocol.VerbDelete, "web", "delete-"+id, protocol.Request{}); r.Error != nil ||
 			r.Sandbox.ID != id {
-			t.Errorf("%s: a delete by name: %v", what, r.Error)
+			t.Errorf("%s: a delete by name is answered with %v", what, r.Error)
 		}
 	}
 }

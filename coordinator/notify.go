@@ -10,12 +10,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notifier notifies workers again about sandboxes that wait for them. [projection.appended] sends the first
-// notification after each append, but that one may be lost.
+// notifier notifies workers again about sandboxes that wait for them. [projection.appended] sends a notification after
+// each append, but that notification may be lost.
 type notifier struct{ *leader }
 
-// The notifier sends at most notifiedPerRound notifications per notifyRound. Each makes a worker read a history.
-// Without the limit, a thousand workers that start at once would keep NATS too busy for anything else.
+// The notifier sends at most notifiedPerRound notifications per notifyRound. Each notification makes a worker read a
+// history. Without the limit, a thousand workers that start at once would keep NATS too busy for anything else.
 const (
 	notifyRound      = 20 * time.Millisecond
 	notifiedPerRound = 100
@@ -48,7 +48,7 @@ func (n *notifier) notifyRegistered(ctx context.Context) error {
 }
 
 // send sends notifications in rounds. It stops after about one scan, so that workers that register in the meantime do
-// not wait longer, and returns the notifications that are left.
+// not wait for long, and returns the notifications that were not sent.
 func (n *notifier) send(ctx context.Context, due []notification) []notification {
 	for began := time.Now(); len(due) > 0 && time.Since(began) < max(n.cfg.Timing.Scan, notifyRound); {
 		size := min(notifiedPerRound, len(due))
@@ -75,8 +75,8 @@ type notified struct {
 	next     time.Duration // how long to wait before the next notification
 }
 
-// maxRepeatPauses limits the growing pause between notifications, as a multiple of the first pause. It grows because
-// pending work, such as an exec, may take long.
+// maxRepeatPauses limits the pause between notifications about one sandbox, as a multiple of the first pause. The pause
+// grows because pending work, such as an exec, may take long.
 const maxRepeatPauses = 12
 
 // notifyPending notifies workers again about sandboxes that stay pending.

@@ -11,12 +11,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// OutputBudget says how much output the log keeps of one sandbox and of one tenant. A sandbox or tenant with more
-// loses its own oldest output. When the log of output is seven eighths full, the tenants and sandboxes with the most
-// output lose their oldest; otherwise the server would remove the oldest output of all tenants.
+// OutputBudget limits the output that is stored of each sandbox and of each tenant. A sandbox or tenant that has more
+// loses its own oldest output. When the output log is seven eighths full, the tenants and sandboxes with the most
+// output lose their oldest output. Otherwise the server would remove the oldest output of the whole log, whoever it
+// belongs to.
 type OutputBudget struct {
-	Sandbox protocol.Bytes // default: an eighth of the log's limit, or 1 GiB where it has none
-	Tenant  protocol.Bytes // default: no limit but the log's
+	Sandbox protocol.Bytes // default: an eighth of the output log's limit, or 1 GiB if the log has no limit
+	Tenant  protocol.Bytes // default: only limited by the output log's limit
 }
 
 func (o OutputBudget) check() error {
@@ -27,7 +28,7 @@ func (o OutputBudget) check() error {
 	return nil
 }
 
-// limits returns the budget for a log with this much room.
+// limits returns the limits that follow from the budget and the room of the output log.
 func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 	l := outputLimits{sandbox: int64(o.Sandbox), Tenant: int64(o.Tenant), all: room.Limit}
 	switch {
@@ -39,11 +40,12 @@ func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 	return l
 }
 
-// Stored output is measured in batches: the server keeps what a measurement reads in memory for ten seconds, and by the
-// next one it has released what was just written.
+// Stored output is not measured after every write, but only when enough has been added. A measurement makes the server
+// read the new messages, and the server keeps what it read in memory for ten seconds. With rare measurements, that
+// memory is free again before the next one.
 const (
-	outputPart  = 32 // measure at once when a 32nd of the limit was added
-	outputScans = 15 // otherwise after this many scans, if anything was added
+	outputPart  = 32 // measure when a 32nd of the limit has been added
+	outputScans = 15 // or after this many scans, if anything has been added
 )
 
 // outputKeeper is what the leader knows about the stored output.
@@ -51,8 +53,8 @@ type outputKeeper struct {
 	mu    sync.Mutex
 	usage *outputUsage
 	next  uint64 // record to read next
-	bytes int64  // stored at the last measurement
-	scans int    // since then
+	bytes int64  // bytes in the output log at the last measurement
+	scans int    // scans since the last measurement
 }
 
 // boundOutput removes output beyond the budget, while the lease lasts.
@@ -76,7 +78,7 @@ func (l *leader) boundOutput(ctx context.Context) error {
 	})
 }
 
-// purged notes that a sandbox has no output left. k may be nil.
+// purged records that a sandbox has no stored output any more. k may be nil.
 func (k *outputKeeper) purged(of key) {
 	if k == nil {
 		return
@@ -86,7 +88,7 @@ func (k *outputKeeper) purged(of key) {
 	k.usage.forget(of, math.MaxUint64)
 }
 
-// measureOutput reads the sizes of new output if there is enough of it, and removes what is beyond the budget.
+// measureOutput reads the sizes of new output if there is enough of it, and removes the output that exceeds the budget.
 func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 	room, err := l.conn.OutputRoom(ctx)
 	if err != nil {
@@ -111,7 +113,7 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 	return l.cutOutput(ctx, k, limits, room)
 }
 
-// cutOutput removes what is beyond the limits.
+// cutOutput removes the output that exceeds the limits.
 func (l *leader) cutOutput(ctx context.Context, k *outputKeeper, limits outputLimits, room jetstream.OutputRoom) error {
 	k.mu.Lock()
 	k.usage.expire(room.First)

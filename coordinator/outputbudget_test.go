@@ -6,10 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// printed adds so many chunks of 64 KiB, each with the next record.
+// printed counts chunks of 64 KiB as output of a sandbox, each with the next record.
 func printed(u *outputUsage, record *uint64, k key, chunks int) {
 	for range chunks {
 		*record++
@@ -23,18 +24,18 @@ func TestASandboxThatPrintsTooMuchLosesItsOldestOutput(t *testing.T) {
 	quiet, loud, other := key{Tenant: "a", ID: "quiet"}, key{Tenant: "a", ID: "loud"}, key{Tenant: "b", ID: "other"}
 	for name, c := range map[string]struct {
 		limits outputLimits
-		want   map[key]uint64 // through which record
+		want   map[key]uint64 // by sandbox: the last record to remove
 	}{
-		"nobody has too much": {outputLimits{sandbox: 100 * chunk, Tenant: 200 * chunk, all: 1000 * chunk},
+		"no sandbox has too much": {outputLimits{sandbox: 100 * chunk, Tenant: 200 * chunk, all: 1000 * chunk},
 			nil},
 		"no limits": {outputLimits{}, nil},
-		// 70 of 100 are left
-		"one sandbox has": {outputLimits{sandbox: 80 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},
-		// 91 of 110 are left
-		"a tenant has": {outputLimits{Tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},
-		// 110 of 140 are left
+		// 70 of the loud sandbox's 100 chunks are left.
+		"one sandbox has too much": {outputLimits{sandbox: 80 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},
+		// 91 of the tenant's 110 chunks are left.
+		"a tenant has too much": {outputLimits{Tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},
+		// 110 of all 140 chunks are left.
 		"the log is nearly full": {outputLimits{all: 144 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},
-		// 10 and 15 of the one tenant, 24 of the other
+		// 10 and 15 chunks of tenant a are left, and 24 of tenant b.
 		"the log has room for little": {outputLimits{all: 64 * chunk},
 			map[key]uint64{loud: 10 + 30 + 85, other: 10 + 6}},
 	} {
@@ -49,13 +50,13 @@ func TestASandboxThatPrintsTooMuchLosesItsOldestOutput(t *testing.T) {
 				got[cut.key] = cut.through
 			}
 			if fmt.Sprint(got) != fmt.Sprint(c.want) {
-				t.Errorf("cut through %v, want %v", got, c.want)
+				t.Errorf("output must be removed up to %v, want %v", got, c.want)
 			}
 			for _, cut := range cuts {
 				u.forget(cut.key, cut.through)
 			}
 			if again := u.cuts(c.limits, u.stored()); len(again) > 0 {
-				t.Errorf("afterwards %+v are still to be cut", again)
+				t.Errorf("after the cuts, %+v must still be removed", again)
 			}
 		})
 	}
@@ -68,7 +69,7 @@ func (u *outputUsage) stored() (n int64) {
 	return n
 }
 
-func TestTheSumOfOutputIsWhatTheLogStillHas(t *testing.T) {
+func TestOutputUsageCountsTheOutputThatTheLogStillHas(t *testing.T) {
 	t.Parallel()
 	u, record := newOutputUsage(1<<20), uint64(0)
 	for i := range 1000 {
@@ -79,18 +80,19 @@ func TestTheSumOfOutputIsWhatTheLogStillHas(t *testing.T) {
 	}
 	u.expire(5001)
 	if n, want := u.stored(), int64(5000*64<<10); n < want || n > want+10<<20 {
-		t.Errorf("%d bytes after half has expired, want %d and at most a piece of each sandbox more", n, want)
+		t.Errorf("after half has expired, %d bytes are counted; want at least %d, and at most one piece per sandbox more", n,
+			want)
 	}
 	u.forget(key{Tenant: "t", ID: "3"}, record)
 	u.forget(key{Tenant: "t", ID: "none"}, record)
 	u.expire(record + 1)
 	if len(u.tenants) != 0 {
-		t.Errorf("%d tenants are left of nothing", len(u.tenants))
+		t.Errorf("%d tenants are left without any output", len(u.tenants))
 	}
 }
 
-// A sandbox that prints many times what the log may have erases its own output only, also under another
-// coordinator, which begins with what is in the log.
+// A sandbox prints many times more than the log may have. It loses only its own output, also after another coordinator
+// has taken over, which counts the output in the log anew.
 func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -138,15 +140,10 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	print("other", "quiet2", 4)
 	for round := range 10 { // 40 MiB in all
 		print("default", "loud", 16)
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		eventually.Holds(t, 30*time.Second, "the loud sandbox is within its limit", func() bool {
 			_, n := kept("default", "loud")
-			if n <= limit/8 {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("round %d: %d bytes of the loud one are kept", round, n)
-			}
-		}
+			return n <= limit/8
+		})
 		if round == 4 {
 			stop()
 			stop = begin("c2")
@@ -155,11 +152,12 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	stop()
 	for tenant, sandbox := range map[string]string{"default": "quiet", "other": "quiet2"} {
 		if from, n := kept(tenant, sandbox); from != 0 || n != 4*jetstream.ChunkSize {
-			t.Errorf("of %s %d bytes from %d on are kept", sandbox, n, from)
+			t.Errorf("%d bytes of sandbox %s are kept, from byte %d on", n, sandbox, from)
 		}
 	}
 	from, n := kept("default", "loud")
 	if from+n != at["loud"] || n < limit/16 {
-		t.Errorf("of the loud one %d bytes from %d on are kept, want the newest, up to %d", n, from, at["loud"])
+		t.Errorf("%d bytes of the loud sandbox are kept, from byte %d on; want the newest, up to byte %d", n, from,
+			at["loud"])
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// outputUsage counts how much output each sandbox has in the log. A new leader computes the counts again: it reads the
-// headers of all messages in the log once. Each sandbox's output is divided into about [outputPieces] pieces, so that
-// the oldest part can be removed alone. outputUsage is pure.
+// outputUsage counts how much output each sandbox has in the log. A new leader builds the counts from the headers of
+// all messages in the log, which it reads once. Each sandbox's output is divided into about [outputPieces] pieces, so
+// that its oldest part can be removed alone. outputUsage is pure.
 type outputUsage struct {
-	grain   int64 // bytes in a piece before the next one begins
+	grain   int64 // a piece that has this many bytes is complete, and a new piece begins
 	tenants map[string]*tenantOutput
 	first   uint64 // the log's first record when output was last expired
 }
@@ -26,7 +26,7 @@ type sandboxOutput struct {
 	pieces []outputPiece // the oldest first
 }
 
-// outputPiece is a part of one sandbox's output, without gaps.
+// outputPiece is a contiguous part of one sandbox's output.
 type outputPiece struct {
 	last  uint64 // record of its last message
 	bytes int64
@@ -42,7 +42,7 @@ type outputLimits struct {
 	sandbox, Tenant, all int64
 }
 
-// outputCut says which output of a sandbox must be removed: the oldest, up to a record.
+// outputCut is the oldest output of a sandbox, up to a record, which must be removed.
 type outputCut struct {
 	key
 	through uint64 // the last record to remove
@@ -74,7 +74,7 @@ func (u *outputUsage) add(m jetstream.StoredOutput) {
 	t.bytes += m.Bytes
 }
 
-// forget drops a sandbox's output up to a record.
+// forget removes a sandbox's output up to a record from the counts.
 func (u *outputUsage) forget(k key, through uint64) {
 	t := u.tenants[k.Tenant]
 	if t == nil || t.sandboxes[k.ID] == nil {
@@ -94,7 +94,7 @@ func (u *outputUsage) forget(k key, through uint64) {
 	}
 }
 
-// expire drops what is older than the log's first record.
+// expire removes output that is older than the log's first record from the counts.
 func (u *outputUsage) expire(first uint64) {
 	if first <= u.first {
 		return
@@ -107,10 +107,10 @@ func (u *outputUsage) expire(first uint64) {
 	}
 }
 
-// cuts returns what must be removed, so that every sandbox and tenant is within its limit and the log has room. A
-// tenant over its limit loses the oldest output of its largest sandboxes. When the log is nearly full, the largest
-// tenants lose output in the same way. Each cut goes an eighth below its limit, so that the next one is not due at
-// once.
+// cuts returns the output that must be removed so that every sandbox and tenant is within its limit and the log has
+// room. A tenant over its limit loses the oldest output of its largest sandboxes. When the log is nearly full, the
+// largest tenants lose output in the same way. Each cut removes output until an eighth of the limit is free, so that
+// the next cut is not due at once.
 func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 	if !u.exceeds(l, stored) {
 		return nil
@@ -172,8 +172,8 @@ func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
 
 func lessEighth(n int64) int64 { return n - n/8 }
 
-// cutting is what remains after the cuts so far: a heap of tenants, each of which is a heap of its sandboxes, the
-// largest first.
+// cutting is the output that remains after the cuts so far: a heap of tenants, the largest first. Each tenant is a heap
+// of its sandboxes, the largest first.
 type cutting struct {
 	tenants []*tenantLeft
 	done    map[key]*outputCut
@@ -192,7 +192,7 @@ type sandboxLeft struct {
 	left int64
 }
 
-// cut removes the oldest remaining piece of a sandbox. It reports false where there is none.
+// cut removes the oldest remaining piece of a sandbox. It returns false if no piece remains.
 func (c *cutting) cut(t *tenantLeft, b *sandboxLeft) bool {
 	if b.cut == len(b.pieces) {
 		return false
@@ -210,7 +210,7 @@ func (c *cutting) cut(t *tenantLeft, b *sandboxLeft) bool {
 	return true
 }
 
-// cutLargest removes the oldest piece of a tenant's largest sandbox. It reports false where there is none.
+// cutLargest removes the oldest piece of a tenant's largest sandbox. It returns false if no piece remains.
 func (c *cutting) cutLargest(t *tenantLeft) bool {
 	if len(t.sandboxes) == 0 || !c.cut(t, t.sandboxes[0]) {
 		return false

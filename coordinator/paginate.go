@@ -9,16 +9,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// pageToken names the last row of a page by its position in the order, the newest first: rows that appear or disappear
-// between two pages neither repeat nor hide others.
+// pageToken identifies the last row of a page by its position in the order, the newest first. Rows that appear or
+// disappear between two pages therefore do not cause other rows to be repeated or skipped.
 func pageToken(t time.Time, id string) string {
 	return fmt.Sprintf("%020d.%s", uint64(1<<63-1)-uint64(t.UnixNano()), id)
 }
 
-// maxPage bounds a page, encoded, beyond its first row: an answer must fit into one message.
+// maxPage limits the encoded size of a page: an answer must fit into one message. The first row may be larger.
 const maxPage = 512 << 10
 
-// paginate sorts rows and cuts the page that the query asks for, a shorter one where rows are large.
+// paginate sorts rows and returns the page that the query asks for. If the rows are large, the page has fewer rows than
+// the query's limit.
 func paginate[T any](
 	rows []T, order func(a, b T) int, token func(T) string, size func(T) int, q *protocol.Query,
 ) (page []T, next string, err error) {

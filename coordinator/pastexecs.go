@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Execs that ended long ago are only in the log. The index says which records have their events, and only these are
-// read, so the cost of a read does not grow with the history.
+// Execs that ended long ago are only in the log. The index says which records have the events of an exec. Only these
+// records are read, so the cost of a read does not grow with the history.
 
 func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	k := key{Tenant: tenant, ID: q.Sandbox}
@@ -25,7 +25,7 @@ func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query)
 		return nil, err
 	}
 	x, sequence, err := rd.pastExec(ctx, j, k, q.Exec, rd.getting)
-	if err == nil && x == nil { // memory may lag
+	if err == nil && x == nil { // memory may lag behind the log
 		at := j.Position()
 		if err = j.Refresh(ctx); err == nil && j.Position() != at {
 			x, sequence, err = rd.pastExec(ctx, j, k, q.Exec, rd.getting)
@@ -37,8 +37,8 @@ func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query)
 	return &protocol.Reply{Exec: x, Sequence: sequence}, err
 }
 
-// pastExec finds an exec in memory, or by its records where it ended long ago; nil where the history has no such exec.
-// slots bound concurrent reads; nil: the caller does.
+// pastExec finds an exec in memory, or reads it from the log if it ended long ago. It returns nil if the history has no
+// such exec. slots limit concurrent reads of the log; nil if the caller limits them.
 func (c *coordinator) pastExec(
 	ctx context.Context, j *jetstream.Journal, k key, id string, slots readSlots,
 ) (x *protocol.Exec, sequence uint64, err error) {
@@ -105,7 +105,7 @@ func (rd *reader) listExecs(ctx context.Context, tenant string, q *protocol.Quer
 	return &protocol.Reply{Execs: page.execs, Next: page.next, Sequence: sequence}, nil
 }
 
-// listPastExecs fills a page from the index. Known execs are taken from memory.
+// listPastExecs fills a page from the index. Execs that are in memory are not read from the log.
 func (rd *reader) listPastExecs(ctx context.Context, k key, known []*protocol.Exec, page *execPage) error {
 	release, err := rd.listing.take(ctx)
 	if err != nil {
@@ -164,11 +164,12 @@ func (rd *reader) listPastExecs(ctx context.Context, k key, known []*protocol.Ex
 	return err
 }
 
-// execPage is a page of a list of execs while it is filled, the newest first. Its token names the last row by the
-// number of the event that accepted it: rows that appear between two pages neither repeat nor hide others.
+// execPage is a page of a list of execs, the newest first, while the page is filled. Its token identifies the last row
+// by the number of the event that accepted the exec. Rows that appear between two pages therefore do not cause other
+// rows to be repeated or skipped.
 type execPage struct {
 	q     *protocol.Query
-	under uint64 // rows were accepted by events before this one
+	under uint64 // the page has only execs whose accepting event has a smaller number
 	size  int
 	execs []*protocol.Exec
 	next  string
@@ -194,7 +195,7 @@ func (p *execPage) wants(sequence uint64, state protocol.ExecState) bool {
 	return sequence < p.under && (len(p.q.States) == 0 || slices.Contains(p.q.States, string(state)))
 }
 
-// add adds a row. It reports false where the page is full; then there is a next page.
+// add adds a row. If the page is full, it sets the token of the next page instead and returns false.
 func (p *execPage) add(x *protocol.Exec) bool {
 	n := encoded(x)
 	if len(p.execs) == p.q.Limit || len(p.execs) > 0 && p.size+n > maxPage {

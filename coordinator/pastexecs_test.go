@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// past writes execs that are over into the history of a sandbox, each with a KiB of output.
+// past appends execs that have ended to the history of a sandbox, each with a KiB of output.
 func (d *deployment) past(sandbox string, n int) {
 	d.t.Helper()
 	if err := seed.Execs(d.t.Context(), d.conn, "default", sandbox,
@@ -30,7 +30,7 @@ func (d *deployment) getExec(sandbox, id string) (*protocol.Exec, error) {
 	return reply.Exec, nil
 }
 
-// The history has 3 MB. Before it is stored, when it is, and after a restart.
+// The history has 3 MB. The reads are made before the index is stored, after it is stored, and after a restart.
 func TestReadsOfPastExecsReadNoHistory(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -39,7 +39,7 @@ func TestReadsOfPastExecsReadNoHistory(t *testing.T) {
 	stop := d.run(Config{Name: "c1", Conn: conn, Timing: Timing{Snapshot: time.Hour}})
 	d.ready("a")
 	d.past("a", execs)
-	d.eventually("it is followed", func() bool { return d.list()["a"].TotalExecs == execs })
+	d.eventually("the coordinator has folded all execs", func() bool { return d.list()["a"].TotalExecs == execs })
 	check := func(when string, conn *jetstream.Conn) {
 		t.Helper()
 		before := conn.Received()
@@ -47,11 +47,11 @@ func TestReadsOfPastExecsReadNoHistory(t *testing.T) {
 		for i := range 8 {
 			wg.Go(func() {
 				if _, err := d.getExec("a", fmt.Sprint("never-", i)); protocol.CodeOf(err) != protocol.NotFound {
-					t.Errorf("%s: an exec that never was: %v", when, err)
+					t.Errorf("%s: a read of an exec that does not exist returns %v", when, err)
 				}
 				x, err := d.getExec("a", seed.ID(i))
 				if err != nil || x.ID != seed.ID(i) || x.State != protocol.ExecStateFinished || x.StdoutBytes != 1<<10 {
-					t.Errorf("%s: one that ended long ago: %+v, %v", when, x, err)
+					t.Errorf("%s: a read of an exec that ended long ago returns %+v, %v", when, x, err)
 				}
 			})
 		}
@@ -64,9 +64,8 @@ func TestReadsOfPastExecsReadNoHistory(t *testing.T) {
 	stop()
 	conn = d.connect("c2")
 	stop = d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: 50 * time.Millisecond}})
-	d.eventually("it is stored", func() bool {
-		from,
-			_ := d.covered()
+	d.eventually("the index and the snapshot are stored", func() bool {
+		from, _ := d.covered()
 		return d.storedExecs("a") == execs && from > d.last("a")
 	})
 	check("stored", conn)
@@ -77,7 +76,7 @@ func TestReadsOfPastExecsReadNoHistory(t *testing.T) {
 	check("after a restart", conn)
 }
 
-// While pages are read, execs end and new ones come.
+// While pages are read, execs end and new execs are accepted.
 func TestAListOfPastExecsIsCompleteWithoutRepeats(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -110,7 +109,7 @@ func TestAListOfPastExecsIsCompleteWithoutRepeats(t *testing.T) {
 			}
 			for _, x := range reply.Execs {
 				if x.AcceptSequence >= last {
-					t.Fatalf("%s, accepted by event %d, comes behind %d", x.ID, x.AcceptSequence, last)
+					t.Fatalf("exec %s, accepted by event %d, is listed after the exec of event %d", x.ID, x.AcceptSequence, last)
 				}
 				ids[x.ID], last = true, x.AcceptSequence
 			}
@@ -131,18 +130,18 @@ func TestAListOfPastExecsIsCompleteWithoutRepeats(t *testing.T) {
 		}
 	}
 	if ids, _ := read(string(protocol.ExecStateAccepted)); len(ids) != 1 || !ids["active"] {
-		t.Errorf("those that are accepted: %v", ids)
+		t.Errorf("the accepted execs are %v, want only the active one", ids)
 	}
 	for _, page := range []string{"x", "x.", "x.-1", "00000000000000000001.a"} {
 		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs,
 			&protocol.Query{Sandbox: "a", Page: page})
 		if e := protocol.AsError(err); e == nil || e.Field != "page" {
-			t.Errorf("page %q: %v", page, err)
+			t.Errorf("a query with the page token %q returns %v", page, err)
 		}
 	}
 }
 
-// An exec of a sandbox with many past ones costs its decision no read of the history, at any coordinator.
+// In a sandbox with many past execs, no coordinator reads the history to decide about an exec.
 func TestP3_AnExecIDOfLongAgoIsRefusedAtEveryCoordinator(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -152,19 +151,19 @@ func TestP3_AnExecIDOfLongAgoIsRefusedAtEveryCoordinator(t *testing.T) {
 	conn := d.connect("c2")
 	defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: 50 * time.Millisecond}})()
 	d.past("a", execs)
-	d.eventually("it is stored", func() bool { return d.storedExecs("a") == execs })
-	stop() // the other one decides alone
+	d.eventually("the index is stored", func() bool { return d.storedExecs("a") == execs })
+	stop() // now c2 decides all requests
 	before := conn.Received()
 	for _, i := range []int{0, 1, execs / 2, execs - 1} {
 		r := d.request(protocol.VerbExec, "a", fmt.Sprint("other-", i),
 			protocol.Request{ExecID: seed.ID(i), Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 		if !refused(r) {
-			t.Errorf("another request for %s: %+v", seed.ID(i), r)
+			t.Errorf("another request for exec id %s is answered with %+v", seed.ID(i), r)
 		}
 		r = d.request(protocol.VerbExec, "a", "r-"+seed.ID(i),
 			protocol.Request{ExecID: seed.ID(i), Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 		if r.Error != nil && !refused(r) {
-			t.Errorf("the same request for %s: %+v", seed.ID(i), r)
+			t.Errorf("a repeat of the request for exec id %s is answered with %+v", seed.ID(i), r)
 		}
 	}
 	if r := d.exec("a", "new"); r.Error != nil {
@@ -175,7 +174,7 @@ func TestP3_AnExecIDOfLongAgoIsRefusedAtEveryCoordinator(t *testing.T) {
 	}
 }
 
-func TestReadsOfPastExecsHaveABound(t *testing.T) {
+func TestReadsOfPastExecsAreLimited(t *testing.T) {
 	t.Parallel()
 	slots := make(readSlots, 1)
 	release, err := slots.take(t.Context())
@@ -192,7 +191,7 @@ func TestReadsOfPastExecsHaveABound(t *testing.T) {
 	}()
 	release()
 	if err := <-got; err != nil {
-		t.Errorf("one that waited: %v", err)
+		t.Errorf("a read that waited for a slot gets %v", err)
 	}
 	if _, err := slots.take(t.Context()); err != nil {
 		t.Fatal(err)
@@ -200,17 +199,16 @@ func TestReadsOfPastExecsHaveABound(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := slots.take(ctx); err == nil {
-		t.Error("more than there may be")
+		t.Error("a read gets a slot although none is free")
 	}
 	_, err = slots.take(t.Context())
 	if e := protocol.AsError(err); e == nil || e.Code != protocol.ResourceExhausted ||
 		e.Reason != protocol.ReasonTooManyReads {
-		t.Errorf("one that waited for too long: %v", err)
+		t.Errorf("a read that waited for too long gets %v", err)
 	}
 }
 
-// Of many concurrent callers that want to know what the log has now, few ask it, and none gets a state from before its
-// call.
+// Many concurrent callers share few refreshes, and each caller gets everything that was in the log before its call.
 func TestRefreshesOfOneSandboxAreShared(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -226,7 +224,7 @@ func TestRefreshesOfOneSandboxAreShared(t *testing.T) {
 	if err := j.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var looks refreshes
+	var shared refreshes
 	for i := range 20 {
 		d.work("a", func(*protocol.State) []protocol.Event {
 			return []protocol.Event{{Kind: protocol.ExecAccepted, Request: fmt.Sprint("r", i),
@@ -237,19 +235,19 @@ func TestRefreshesOfOneSandboxAreShared(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
-				if err := looks.refresh(t.Context(), key{Tenant: "default", ID: "a"}, j, 10*time.Second); err != nil {
+				if err := shared.refresh(t.Context(), key{Tenant: "default", ID: "a"}, j, 10*time.Second); err != nil {
 					t.Error(err)
 				}
 				if got := j.Position().Record; got < at {
-					t.Errorf("after a refresh the fold is at %d, and the log had %d before", got, at)
+					t.Errorf("after a refresh the journal is at record %d, and the log already had record %d", got, at)
 				}
 			})
 		}
 		wg.Wait()
 	}
-	looks.mu.Lock()
-	defer looks.mu.Unlock()
-	if len(looks.pending) > 1 {
-		t.Errorf("%d are left", len(looks.pending))
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if len(shared.pending) > 1 {
+		t.Errorf("refreshes of %d sandboxes are pending, want at most 1", len(shared.pending))
 	}
 }

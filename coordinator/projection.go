@@ -16,37 +16,37 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// keptExecs is how many ended execs of a sandbox stay in memory. Older ones are read from the log on request.
+// keptExecs is how many ended execs of a sandbox stay in memory. Older execs are read from the log on request.
 const keptExecs = 128
 
 // key identifies a sandbox.
 type key = protocol.SandboxKey
 
-// projection folds the whole event log. It follows the log, and its journals add what this coordinator appends
-// itself. Each fold updates three parts:
+// projection folds the whole event log. It follows the log; the batches that this coordinator appends itself are folded
+// at once, by the journals. Each fold updates three parts:
 //
-//   - read, the read model: what reads answer from
-//   - work, the working state: what the scheduler and the watchdog work from
-//   - unsaved, the snapshot backlog: what the leader still has to store
+//   - read, the read model: the data that reads are answered from
+//   - work, the working state: the data that the scheduler and the watchdog work on
+//   - unsaved, the snapshot backlog: the changes that the leader still has to store
 //
-// One lock guards the parts, because one batch changes all of them. A journal calls the projection with its own lock
-// held, so the projection never calls a journal with mu held.
+// One lock guards the parts, because one batch changes all of them. A journal calls the projection while it holds its
+// own lock, so the projection never calls a journal while it holds mu.
 type projection struct {
 	conn   *jetstream.Conn
 	log    *slog.Logger
 	writer string
-	fresh  time.Duration                      // bounds the refresh before a read
-	route  func(hostID, worker string) string // the worker that has the host now
+	fresh  time.Duration                      // time limit of the refresh before a read
+	route  func(hostID, worker string) string // returns the worker that has the host now
 
-	nextDeadline func(b *protocol.Sandbox) time.Time // when the watchdog has to inspect a sandbox; zero: never
+	nextDeadline func(b *protocol.Sandbox) time.Time // returns when the watchdog has to inspect a sandbox; zero: never
 
 	mu       sync.RWMutex
 	read     *readModel
 	work     *workingState
 	unsaved  *snapshotBacklog
-	journals map[key]*jetstream.Journal // of living sandboxes, and of those that the backlog retains
+	journals map[key]*jetstream.Journal // of living sandboxes, and of sandboxes that the backlog retains
 	followed jetstream.Position         // how far the log was followed since the last restore
-	restored int                        // counts restores
+	restored int                        // how often the projection was restored
 	settled  bool                       // the last restore is complete
 
 	schedulerDue atomic.Bool      // a folded batch concerns the scheduler, which has not been woken yet
@@ -67,7 +67,7 @@ func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh 
 	return p
 }
 
-// journal returns the journal of a sandbox, and creates it where there is none.
+// journal returns the journal of a sandbox. It creates one if there is none.
 func (p *projection) journal(k key) *jetstream.Journal {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,8 +84,8 @@ func (p *projection) journal(k key) *jetstream.Journal {
 	return j
 }
 
-// applied updates the parts after a batch. The journal calls it under its lock, so it notifies nobody: appended and
-// observe do.
+// applied updates the parts after a batch. The journal calls applied while it holds its lock, so applied sends no
+// notifications: appended and observe do.
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}
@@ -109,8 +109,8 @@ func (p *projection) opened(k key, s *protocol.State, record uint64) {
 	p.putLocked(k, &handle, record)
 }
 
-// appended notifies those whom a batch of this coordinator concerns: the sandbox's worker, the worker that had the
-// sandbox before, and the scheduler.
+// appended notifies the parties that a batch of this coordinator concerns: the sandbox's worker, the worker that had
+// the sandbox before, and the scheduler.
 func (p *projection) appended(a jetstream.Appended) {
 	if a.After.Worker != "" {
 		p.notifyWorker(p.route(a.After.HostID, a.After.Worker), a.Batch)
@@ -121,11 +121,11 @@ func (p *projection) appended(a jetstream.Appended) {
 	p.wakeSchedulerIfDue()
 }
 
-// notifyWorker sends a worker a batch of one of its sandboxes. The leader notifies a worker that misses it again, see
-// notify.go.
+// notifyWorker sends a worker a batch of one of its sandboxes. If the notification is lost, the leader notifies the
+// worker again, see notify.go.
 func (p *projection) notifyWorker(worker string, b *protocol.Batch) {
 	if err := p.conn.Notify(worker, b); err != nil {
-		p.log.Warn("could not notify a worker; it is notified again later",
+		p.log.Warn("could not notify a worker; it will be notified again",
 			"worker", worker, "sandbox", b.Sandbox, "error", err)
 	}
 }
@@ -158,7 +158,7 @@ func (p *projection) retireLocked(k key, d deletedEntry) {
 		return
 	}
 	p.work.removeLocked(k, before)
-	if !p.unsaved.active { // otherwise once it is stored
+	if !p.unsaved.active { // if active, the execs are forgotten after the sandbox's record is stored
 		p.execs.Forget(k)
 	}
 	if !p.unsaved.retainLocked(k, p.read.deleted[k].saved) {
@@ -193,16 +193,16 @@ func (p *projection) forgetJournal(k key) {
 	}
 }
 
-// restore loads the snapshots and returns the record from which to follow the log, 0 with an error. It can be called
-// again, as after the log was rewound; then it compares memory with the log. The index of execs is stored before the
-// snapshots, so it reaches at least as far as they do; what lies between is never followed.
+// restore loads the snapshots and returns the record from which to follow the log, or 0 and an error. It can be called
+// again, for example after the log was rewound; then it also compares memory with the log. The index of execs is stored
+// before the snapshots, so it covers at least the events that the snapshots cover, which are not followed again.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.mu.Lock()
 	p.followed = jetstream.Position{}
 	p.restored++
 	p.settled = false
 	unread := slices.Collect(maps.Keys(p.journals))
-	p.read.clearDeletedLocked() // read again, or followed
+	p.read.clearDeletedLocked() // deleted sandboxes are read again or followed
 	p.mu.Unlock()
 	from, err = p.conn.ReadSnapshots(ctx, func(tenant, sandbox string, s *jetstream.Snapshot) {
 		k := key{Tenant: tenant, ID: sandbox}
@@ -210,7 +210,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 			unread = append(unread, k)
 			return
 		}
-		if s.State.Sandbox.State == protocol.StateDeleted { // stored by an older version
+		if s.State.Sandbox.State == protocol.StateDeleted { // an older version stored snapshots of deleted sandboxes
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.retireLocked(k, deletedEntryOf(&s.State.Sandbox, s.Record))
@@ -245,9 +245,9 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 			j := p.journal(k)
 			err := j.Refresh(ctx)
 			if p.read.get(k) == nil {
-				p.forgetJournal(k) // its history is gone, or it is deleted
+				p.forgetJournal(k) // the sandbox is deleted, or its history is gone
 			}
-			if err != nil && !unavailable(err) { // one unreadable history must not hold up the others
+			if err != nil && !unavailable(err) { // one unreadable history must not stop the others from being read
 				p.log.Error("could not read the history of a sandbox", "sandbox", k.ID, "error", err)
 				return nil
 			}
@@ -257,8 +257,8 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 	return group.Wait()
 }
 
-// follow keeps the projection current. It advances from, so that it can be called again. It sets from to 0 where the
-// log no longer has the messages that were followed; then the projection must be restored.
+// follow keeps the projection current. It advances from, so that it can be called again after an error. It sets from to
+// 0 if the log no longer has the messages that were followed; then the projection must be restored.
 func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) error {
 	err := p.conn.FollowEvents(ctx, *from, func(b *protocol.Batch) {
 		p.observe(ctx, b)
@@ -276,30 +276,30 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 	return err
 }
 
-// observe folds a batch that the log delivered, and wakes the scheduler where it concerns it.
+// observe folds a batch that the log delivered, and wakes the scheduler if the batch concerns it.
 func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	defer p.wakeSchedulerIfDue()
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}
 	living, ended := p.read.endedAt(k)
 	if b.Record <= ended {
-		return // the read model knows the sandbox's end already
+		return // the batch is already folded: it is not after the last batch of the deleted sandbox
 	}
 	if !living && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
-		return // a tombstone: reads of it go to the log
+		return // a tombstone: reads of the sandbox go to the log
 	}
 	j := p.journal(k)
 	if !j.Receive(b) {
 		j.Fresh()
 	} else if err := j.Refresh(ctx); err != nil {
-		p.log.Warn("could not read the gap in a history; it is read later", "sandbox", k.ID, "error", err)
+		p.log.Warn("could not read the missing batches of a history; trying again later", "sandbox", k.ID, "error", err)
 	}
 	if !living && p.read.get(k) == nil {
 		p.forgetJournal(k)
 	}
 }
 
-// find returns the journal of an existing sandbox whose state has at least the sequence min, from memory or from the
-// log. It returns not_found where there is no such sandbox.
+// find returns the journal of an existing sandbox, whose state has at least the sequence min, from memory or from the
+// log. It returns not_found if there is no such sandbox.
 func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	b := p.read.get(k)
 	if b != nil && b.Sequence >= min {
@@ -320,14 +320,15 @@ func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Jo
 			err = errNoSandbox()
 		}
 	})
-	if !living || p.read.isDeleted(k) { // guessed ids, purged and deleted sandboxes take no memory
+	if !living || p.read.isDeleted(k) { // sandboxes that do not exist, or are purged or deleted, take no memory
 		return j, err
 	}
-	j = p.journal(k) // it is new, and the log was not followed this far yet
+	j = p.journal(k) // the sandbox is new, and the log has not been followed this far yet
 	return j, j.Refresh(ctx)
 }
 
-// findFresh is find with everything that is in the log now. Where the log does not answer, memory does.
+// findFresh is find, and also refreshes the journal from the log. If the log does not answer, the journal keeps the
+// state in memory.
 func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	living := p.read.get(k) != nil
 	j, err := p.find(ctx, k, min)
@@ -342,8 +343,8 @@ func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstre
 	return j, nil
 }
 
-// openDeleted folds a sandbox that is not in memory, from its stored record and the log after it, or from the log
-// alone. It keeps nothing in memory.
+// openDeleted opens the journal of a sandbox that is not living. It folds the history from the sandbox's stored record
+// and the log after it, or from the log alone, and keeps nothing in memory.
 func (p *projection) openDeleted(ctx context.Context, k key) (*jetstream.Journal, error) {
 	p.mu.RLock()
 	j := p.journals[k]
@@ -363,14 +364,14 @@ func (p *projection) openDeleted(ctx context.Context, k key) (*jetstream.Journal
 	return j, j.Refresh(ctx)
 }
 
-// followedTo is the record up to which the log was followed.
+// followedTo returns the record up to which the log has been followed.
 func (p *projection) followedTo() uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.followed.Record
 }
 
-// generation counts how often the projection was restored. settled is false while a restore is incomplete.
+// generation returns how often the projection was restored. settled is false while a restore is incomplete.
 func (p *projection) generation() (restored int, settled bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// purgesAtOnce is how many purges run concurrently; purgesPerScan is how many run before the lease is checked and the
-// oldest are listed again.
+// purgesAtOnce is how many purges run concurrently. purgesPerScan is how many purges run before the lease is checked
+// and the sandboxes due for a purge are listed again.
 const (
 	purgesAtOnce  = 4
 	purgesPerScan = 1000
@@ -28,7 +28,7 @@ func (w *watchdog) purgeDeleted(ctx context.Context) error {
 			group.Go(func() {
 				defer func() { <-slots }()
 				if err := w.purge(ctx, k); err != nil && ctx.Err() == nil {
-					w.log.Warn("could not purge a sandbox; it is purged later", "sandbox", k.ID, "error", err)
+					w.log.Warn("could not purge a deleted sandbox; trying again later", "sandbox", k.ID, "error", err)
 				}
 			})
 		}
@@ -36,7 +36,7 @@ func (w *watchdog) purgeDeleted(ctx context.Context) error {
 	})
 }
 
-// purge removes everything that is stored of a deleted sandbox.
+// purge removes all stored data of a deleted sandbox.
 func (w *watchdog) purge(ctx context.Context, k key) error {
 	w.storing.Lock()
 	defer w.storing.Unlock()
@@ -66,10 +66,11 @@ func (w *watchdog) freeName(ctx context.Context, k key) error {
 	return w.conn.FreeName(ctx, k.Tenant, handles[0].Name, k.ID)
 }
 
-// forgetPurged forgets what the leader has purged, on a coordinator that does not lead.
+// forgetPurged has this coordinator, while it does not lead, forget the sandboxes that the leader has purged.
 func (c *coordinator) forgetPurged(ctx context.Context) error {
 	checked := map[key]time.Time{}
-	// The leader may have another cleanup_ttl, or much to purge.
+	// A sandbox that is due may not be purged yet: the leader may have another cleanup_ttl, or much to purge. So pause
+	// between checks.
 	pause := max(c.cfg.Timing.Scan, min(c.cfg.CleanupTTL/10, time.Minute))
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
@@ -87,7 +88,8 @@ func (c *coordinator) forgetPurged(ctx context.Context) error {
 	}
 }
 
-// forgetSomePurged checks some sandboxes that are due to be purged, and none twice within the pause.
+// forgetSomePurged checks some of the sandboxes that are due to be purged, and checks no sandbox twice within the
+// pause.
 func (c *coordinator) forgetSomePurged(ctx context.Context, checked map[key]time.Time, pause time.Duration) {
 	const limit = 100 // checks
 	n := 0

@@ -13,21 +13,21 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// readModel is what reads answer from: the handles of living sandboxes, an entry of at most 300 bytes for each deleted
-// one, and the names and ids that lead to them.
+// readModel is the data that reads are answered from: the handles of living sandboxes, an entry of at most 300 bytes
+// for each deleted sandbox, and indexes of names and ids.
 type readModel struct {
 	mu *sync.RWMutex // the projection's
 
-	sandboxes   map[key]*protocol.Sandbox // living ones; a handle is replaced on each change, never modified
-	livingIDs   idIndex                   // their generated ids
-	livingNames map[key]string            // their ids, by tenant and name
+	sandboxes   map[key]*protocol.Sandbox // living sandboxes; a handle is replaced on each change, never modified
+	livingIDs   idIndex                   // generated ids of living sandboxes
+	livingNames map[key]string            // ids of living sandboxes, by tenant and name
 
 	deleted      map[key]deletedEntry // all deleted sandboxes whose history is kept
-	deletedIDs   idIndex              // their generated ids
+	deletedIDs   idIndex              // generated ids of deleted sandboxes
 	firstDeleted int64                // no sandbox was deleted before this time, in ns since 1970; 0: unknown
 	deletedRead  signal               // the stored deleted sandboxes have been read
 
-	tenants map[string]string // their names, each stored once
+	tenants map[string]string // names of tenants, each stored once
 }
 
 func newReadModel(mu *sync.RWMutex) *readModel {
@@ -37,11 +37,12 @@ func newReadModel(mu *sync.RWMutex) *readModel {
 	}
 }
 
-// deletedEntry is what stays in memory of a deleted sandbox. Everything else is read on demand, from its stored record
-// or from the log. With its key, its place in the map and the bytes of its id, an entry takes at most 300 bytes.
+// deletedEntry is the part of a deleted sandbox that stays in memory. Everything else is read on demand, from its
+// stored record or from the log. An entry takes at most 300 bytes, including its key, the bytes of its id and its place
+// in the map.
 type deletedEntry struct {
 	created, ended int64  // ns since 1970
-	record         uint64 // of its last batch
+	record         uint64 // record of its last batch
 	labels         uint64 // its labels and name, see [labelSet]
 	saved          bool   // its record is stored
 	named          bool   // it has a name
@@ -63,8 +64,9 @@ func deletedEntryOfRecord(r *jetstream.EndedRecord) deletedEntry {
 
 var labelSeed = maphash.MakeSeed()
 
-// labelSet encodes labels and a name as 64 bits, two bits for each. A sandbox does not match a selector that has a bit
-// outside the sandbox's set. Otherwise it may match, and the labels and the name themselves must be compared.
+// labelSet encodes labels and a name as a set of 64 bits, two bits for each of them. If a selector has a bit outside a
+// sandbox's set, the sandbox does not match. Otherwise the sandbox may match, and the labels and the name themselves
+// must be compared.
 func labelSet(labels map[string]string, name string) (set uint64) {
 	add := func(k, v string) {
 		h := maphash.Comparable(labelSeed, [2]string{k, v})
@@ -79,7 +81,7 @@ func labelSet(labels map[string]string, name string) (set uint64) {
 	return set
 }
 
-// putLocked stores the handle of a living sandbox and returns the one before, nil for none.
+// putLocked stores the handle of a living sandbox and returns the previous handle; nil for none.
 func (r *readModel) putLocked(k key, b *protocol.Sandbox) (before *protocol.Sandbox) {
 	r.forgetDeletedLocked(k)
 	before = r.sandboxes[k]
@@ -91,7 +93,7 @@ func (r *readModel) putLocked(k key, b *protocol.Sandbox) (before *protocol.Sand
 	return before
 }
 
-// dropLocked removes a sandbox and returns its handle, nil where it was not living.
+// dropLocked removes a sandbox and returns its handle, or nil if it was not living.
 func (r *readModel) dropLocked(k key) (before *protocol.Sandbox) {
 	before = r.removeLivingLocked(k)
 	r.forgetDeletedLocked(k)
@@ -106,8 +108,8 @@ func (r *readModel) removeLivingLocked(k key) (before *protocol.Sandbox) {
 	return before
 }
 
-// retireLocked reduces a sandbox to the entry of a deleted one and returns its last handle. It reports false, and
-// changes nothing, where a newer entry is known.
+// retireLocked replaces a sandbox's handle by the entry of a deleted sandbox, and returns its last handle. It returns
+// false, and changes nothing, if a newer entry is known.
 func (r *readModel) retireLocked(k key, d deletedEntry) (before *protocol.Sandbox, newest bool) {
 	if known, again := r.deleted[k]; again {
 		if known.record > d.record {
@@ -125,8 +127,8 @@ func (r *readModel) retireLocked(k key, d deletedEntry) (before *protocol.Sandbo
 	return before, true
 }
 
-// ownStringsLocked returns a key with its own strings. With the strings of a message, the key would keep the whole
-// message in memory, and every sandbox would have its own copy of its tenant's name.
+// ownStringsLocked returns a key with its own copies of the strings. With the strings of a message, the key would keep
+// the whole message in memory. All keys of a tenant share one copy of the tenant's name.
 func (r *readModel) ownStringsLocked(k key) key {
 	tenant, known := r.tenants[k.Tenant]
 	if !known {
@@ -148,7 +150,8 @@ func (r *readModel) clearDeletedLocked() {
 	r.deletedIDs = idIndex{}
 }
 
-// savedLocked notes that the record of a deleted sandbox is stored. It reports false where the entry has changed.
+// savedLocked records that the stored record of a deleted sandbox is current. It returns false if the entry has changed
+// meanwhile.
 func (r *readModel) savedLocked(k key, record uint64) bool {
 	d, deleted := r.deleted[k]
 	if !deleted || d.record != record {
@@ -159,7 +162,7 @@ func (r *readModel) savedLocked(k key, record uint64) bool {
 	return true
 }
 
-// renameLocked updates the name that a sandbox holds; after is nil where it is no longer living.
+// renameLocked updates the index of names after a sandbox has changed; after is nil if the sandbox is no longer living.
 func (r *readModel) renameLocked(k key, before, after *protocol.Sandbox) {
 	named := func(name string) key { return key{Tenant: k.Tenant, ID: name} }
 	if before != nil && before.Name != "" && r.livingNames[named(before.Name)] == k.ID {
@@ -170,14 +173,15 @@ func (r *readModel) renameLocked(k key, before, after *protocol.Sandbox) {
 	}
 }
 
-// get returns the handle of a living sandbox, nil for any other.
+// get returns the handle of a living sandbox, or nil if the sandbox is not living.
 func (r *readModel) get(k key) *protocol.Sandbox {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.sandboxes[k]
 }
 
-// endedAt reports whether a sandbox is living. For a deleted sandbox it returns the last record, otherwise 0.
+// endedAt reports whether a sandbox is living. For a deleted sandbox it also returns the record of its last batch;
+// otherwise 0.
 func (r *readModel) endedAt(k key) (living bool, record uint64) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -207,8 +211,8 @@ func (r *readModel) livingOf(tenant string) (list []*protocol.Sandbox) {
 	return list
 }
 
-// replaceableWithCopies returns the sandboxes that have uploaded trees and are made again elsewhere when their host is
-// lost.
+// replaceableWithCopies returns the sandboxes that have uploaded trees and are created again on another host when their
+// host is lost.
 func (r *readModel) replaceableWithCopies() (list []*protocol.Sandbox) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -242,7 +246,7 @@ func (r *readModel) deletedHasName(k key) bool {
 	return r.deleted[k].named
 }
 
-// named returns the id of the living sandbox that holds a name, "" where none does.
+// named returns the id of the living sandbox that holds a name, or "".
 func (r *readModel) named(tenant, name string) string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -252,8 +256,8 @@ func (r *readModel) named(tenant, name string) string {
 // maxCandidates is how many ids an error lists for an ambiguous prefix.
 const maxCandidates = 5
 
-// withPrefix returns the generated id that begins with a prefix. Deleted sandboxes count only if no living one matches.
-// It returns not_found if there is no such id, and failed_precondition if there are several.
+// withPrefix returns the generated id that begins with a prefix. Deleted sandboxes count only if no living sandbox
+// matches. It returns not_found if no id begins with the prefix, and failed_precondition if several do.
 func (r *readModel) withPrefix(tenant, prefix string) (string, error) {
 	r.mu.RLock()
 	found := r.livingIDs.withPrefix(tenant, prefix, maxCandidates+1)
@@ -312,8 +316,8 @@ type deletedRow struct {
 	token string // see [pageToken]
 }
 
-// deletedPage lists at most limit deleted sandboxes of a tenant, the newest first, that come after a page token and
-// may match a selector.
+// deletedPage lists at most limit deleted sandboxes of a tenant that come after a page token, the newest first. Their
+// labels may match the selector, but must still be compared.
 func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) (list []deletedRow) {
 	r.mu.RLock()
 	for k, d := range r.deleted {
@@ -329,14 +333,14 @@ func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) 
 	return list[:min(len(list), limit)]
 }
 
-// readDeleted reads the stored records of deleted sandboxes. It runs in the background.
+// readDeleted reads the stored records of deleted sandboxes into the read model. It runs in the background.
 func (p *projection) readDeleted(ctx context.Context) error {
 	var behind []key
 	err := p.conn.ReadEndedRecord(ctx, func(r *jetstream.EndedRecord) {
 		k := key{Tenant: r.Tenant, ID: r.Sandbox}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.read.sandboxes[k] != nil { // its end is not folded yet, or its history began again
+		if p.read.sandboxes[k] != nil { // the sandbox's end is not folded yet, or its history began again
 			behind = append(behind, key{Tenant: strings.Clone(k.Tenant), ID: strings.Clone(k.ID)})
 			return
 		}

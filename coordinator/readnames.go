@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// byName lets the reads take a sandbox's name for its id, and adds the read that also takes prefixes of ids.
+// byName lets reads give a sandbox's name instead of its id, and adds the read that also accepts a prefix of an id.
 func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jetstream.Endpoint {
 	all := make(map[string]jetstream.Endpoint, len(endpoints)+1)
 	for name, read := range endpoints {

@@ -20,9 +20,9 @@ const (
 type reader struct {
 	*coordinator
 	names            *nameRegistry
-	getting, listing readSlots // of reads of past execs
-	paging           readSlots // of reads of events and output
-	following        readSlots // of reads by clients that follow a history or output
+	getting, listing readSlots // for reads of past execs
+	paging           readSlots // for reads of events and output
+	following        readSlots // for reads by clients that follow a history or output
 }
 
 func newReader(c *coordinator) *reader {
@@ -34,9 +34,9 @@ func newReader(c *coordinator) *reader {
 	}
 }
 
-// endpoints are the reads. They answer from memory, so that a host that hangs delays none of them. Reads of one
-// sandbox first check whether the log has more: a caller that has just seen an event, here or in another process,
-// reads no older state. Lists may lag by what is in flight.
+// endpoints returns the reads. Reads are answered from memory, so that no read waits for a host. Reads of one sandbox
+// first check whether the log has newer events: a caller that has just seen an event, in this process or another, never
+// reads an older state. Lists may lack the newest events.
 func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	all := rd.byName(map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(rd.ping),
@@ -57,8 +57,9 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	return all
 }
 
-// uses refuses queries with fields that the endpoint would ignore, and checks the others. An id is required unless its
-// field is marked with "?". With an offset, the limit counts bytes.
+// uses wraps an endpoint: it refuses queries with fields that the endpoint would ignore, and validates the other
+// fields. An id is required unless its field is marked with "?". For an endpoint with an offset, the limit counts
+// bytes.
 func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		if err := protocol.ValidateID("tenant", tenant); err != nil {
@@ -96,7 +97,7 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 	}
 }
 
-// manyAtOnce makes pages as long as possible where the query does not set a limit.
+// manyAtOnce wraps an endpoint so that queries without a limit get the longest possible pages.
 func manyAtOnce(endpoint jetstream.Endpoint) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		if q.Limit == 0 {
@@ -133,7 +134,7 @@ func (rd *reader) get(ctx context.Context, tenant string, q *protocol.Query) (*p
 	return r, nil
 }
 
-// conditions adds to a handle what its history does not have.
+// conditions sets the fields of a handle that do not come from its history.
 func (rd *reader) conditions(b *protocol.Sandbox, hosts map[string]protocol.HostState) {
 	switch b.State {
 	case protocol.StateDeleted, protocol.StateFailed:

@@ -41,7 +41,7 @@ func TestAPageOfLargeSandboxesFitsIntoOneMessage(t *testing.T) {
 		}
 	}
 	if len(want) > 0 {
-		t.Errorf("%v are missing", want)
+		t.Errorf("the sandboxes %v are missing in the list", want)
 	}
 }
 
@@ -86,7 +86,7 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	small := func(row) int { return 1 }
 	var rows []row
 	for i := range 25 {
-		rows = append(rows, row{time.Unix(int64(i/3), 5), fmt.Sprintf("s%02d", i)}) // some at the same time
+		rows = append(rows, row{time.Unix(int64(i/3), 5), fmt.Sprintf("s%02d", i)}) // some rows have the same time
 	}
 	want := slices.SortedFunc(slices.Values(rows), order)
 	var got []row
@@ -101,13 +101,14 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 			break
 		}
 		q.Page = next
-		rows = append(rows, row{time.Unix(100+int64(pages), 0), fmt.Sprint("new", pages)}) // made meanwhile: the newest
+		// Between two pages, a new row appears, which is the newest.
+		rows = append(rows, row{time.Unix(100+int64(pages), 0), fmt.Sprint("new", pages)})
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got %v\nwant %v", got, want)
+		t.Errorf("the pages have %v\nwant %v", got, want)
 	}
 	if _, _, err := paginate(rows, order, token, small,
 		&protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
-		t.Errorf("a bad page token: %v", err)
+		t.Errorf("a bad page token leads to the error %v", err)
 	}
 }

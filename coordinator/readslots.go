@@ -7,21 +7,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Bounds of concurrent reads of the log. Each read holds a few messages of at most a megabyte.
+// Limits of concurrent reads of the log. Each read holds a few messages of at most a megabyte each.
 const (
 	getsAtOnce    = 16
 	listsAtOnce   = 4
-	pagesAtOnce   = 8 // of events and output, for all clients together
-	recordsAtOnce = 8 // of one list
+	pagesAtOnce   = 8 // pages of events and output, for all clients together
+	recordsAtOnce = 8 // records of one list
 
-	followersAtOnce = 16                      // reads by clients that follow a history or output
-	readWithin      = 1500 * time.Millisecond // the SDK asks again after 2 s, and would never get the error
+	followersAtOnce = 16 // reads by clients that follow a history or output
+
+	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 )
 
-// readSlots bound the concurrent reads of one kind.
+// readSlots limits the concurrent reads of one kind.
 type readSlots chan struct{}
 
-// take waits for a slot. It returns resource_exhausted.
+// take waits for a slot. It returns resource_exhausted if no slot becomes free within readWithin.
 func (s readSlots) take(ctx context.Context) (release func(), err error) {
 	over := time.NewTimer(readWithin)
 	defer over.Stop()
@@ -32,7 +33,7 @@ func (s readSlots) take(ctx context.Context) (release func(), err error) {
 		return nil, ctx.Err()
 	case <-over.C:
 		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"%d reads of the log are running, and none has ended for %s: try again later, with fewer at once",
+			"%d reads of the log are running, and none ended within %s: try again later, with fewer reads at once",
 			cap(s), readWithin)
 	}
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// refusals are the requests that were refused lately. A client sends a request again if it has no answer, so the queue
-// may hold it twice. A copy that was stored before the refusal is the same attempt, and gets the same answer, since
-// its client may already have the refusal. A copy stored later is a new attempt, and is decided. The order of the
-// queue says which is which, since clocks differ. Refusals are in memory only, so both copies must reach the same
-// coordinator.
+// refusals are the requests that were refused recently. A client that gets no answer sends its request again, so the
+// queue may hold a request twice. A copy that was stored before the refusal belongs to the same attempt and gets the
+// same answer, since the client may already have the refusal. A copy that was stored later is a new attempt, and is
+// decided. Sequences in the queue tell the two cases apart; times would not, since clocks differ. Refusals are in
+// memory only, so this works only for copies that reach the same coordinator.
 type refusals struct {
 	mu   sync.Mutex
 	last map[refusedRequest]refusal
 }
 
-// refusedRequest names a request by all that was asked: a different request with the same id may be decided
+// refusedRequest identifies a request by its whole content: a different request with the same id may be decided
 // differently.
 type refusedRequest struct {
 	sandbox       key
@@ -30,7 +30,7 @@ type refusedRequest struct {
 type refusal struct {
 	why    *protocol.Error
 	at     time.Time
-	before uint64 // applies to copies stored up to here
+	before uint64 // the refusal applies to copies stored up to this sequence
 }
 
 const (
@@ -42,7 +42,7 @@ func nameOf(d *jetstream.Delivery) refusedRequest {
 	return refusedRequest{key{Tenant: d.Tenant, ID: d.Sandbox}, d.Verb, d.ID, sha256.Sum256(d.Payload)}
 }
 
-// note keeps a refusal for all copies stored up to a sequence. Where there are too many refusals, all are dropped:
+// note keeps a refusal for all copies stored up to a sequence. If there are too many refusals, it drops all others:
 // they matter only to clients that send a request twice.
 func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint64) {
 	r.mu.Lock()
@@ -53,7 +53,7 @@ func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint6
 	r.last[nameOf(d)] = refusal{why, time.Now(), before}
 }
 
-// of returns the refusal of a request whose copy was stored before it, nil where there is none.
+// of returns the refusal that applies to a copy of a request, or nil.
 func (r *refusals) of(d *jetstream.Delivery) *protocol.Error {
 	name := nameOf(d)
 	r.mu.Lock()

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The order of the queue says which copy came before a refusal, since clocks may be wrong.
-func TestARefusalIsMeantForTheCopiesThatWereStoredBefore(t *testing.T) {
+// Sequences in the queue say which copy was stored before a refusal, since clocks may be wrong.
+func TestARefusalAppliesToCopiesStoredBeforeIt(t *testing.T) {
 	t.Parallel()
 	why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "not ready")
 	request := jetstream.Delivery{Tenant: "t", Verb: protocol.VerbExec, Sandbox: "s", ID: "r", Payload: []byte("x"),
@@ -21,14 +21,12 @@ func TestARefusalIsMeantForTheCopiesThatWereStoredBefore(t *testing.T) {
 		refused bool
 	}{
 		"an earlier copy": {func(d *jetstream.Delivery) { d.Sequence = 5 }, true},
-		"an earlier copy, by a wrong clock": {func(d *jetstream.Delivery) {
-			d.Sequence, d.StoredAt = 4,
-				time.Now().Add(time.Hour)
+		"an earlier copy, stored later according to a wrong clock": {func(d *jetstream.Delivery) {
+			d.Sequence, d.StoredAt = 4, time.Now().Add(time.Hour)
 		}, true},
-		"a later one": {func(d *jetstream.Delivery) { d.Sequence = 6 }, false},
-		"a later one, by a wrong clock": {func(d *jetstream.Delivery) {
-			d.Sequence, d.StoredAt = 6,
-				time.Now().Add(-time.Hour)
+		"a later copy": {func(d *jetstream.Delivery) { d.Sequence = 6 }, false},
+		"a later copy, stored earlier according to a wrong clock": {func(d *jetstream.Delivery) {
+			d.Sequence, d.StoredAt = 6, time.Now().Add(-time.Hour)
 		}, false},
 		"another verb":                       {func(d *jetstream.Delivery) { d.Verb = protocol.VerbDelete }, false},
 		"another exec":                       {func(d *jetstream.Delivery) { d.Payload = []byte("y") }, false},
@@ -38,7 +36,7 @@ func TestARefusalIsMeantForTheCopiesThatWereStoredBefore(t *testing.T) {
 		d := request
 		c.change(&d)
 		if got := r.of(&d) != nil; got != c.refused {
-			t.Errorf("%s: refused is %v", name, got)
+			t.Errorf("%s: refused is %v, want %v", name, got, c.refused)
 		}
 	}
 }

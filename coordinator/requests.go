@@ -26,7 +26,7 @@ type requestHandler struct {
 	names            *nameRegistry
 	gate             *gate
 	refusals         refusals
-	announced        atomic.Pointer[protocol.Error] // what clients were last told that requests wait for
+	announced        atomic.Pointer[protocol.Error] // why requests wait, as last announced to clients
 	deciding, ending chan struct{}                  // slots of requests that are being decided
 }
 
@@ -39,8 +39,8 @@ func newRequestHandler(c *coordinator) *requestHandler {
 	return h
 }
 
-// run decides the requests of the queue until ctx ends. While the gate is closed, requests that end something are
-// taken from behind those that wait.
+// run decides the requests of the queue until ctx ends. While the gate is closed, requests that end something are also
+// taken from further back in the queue, past the requests that wait.
 func (h *requestHandler) run(ctx context.Context) error {
 	stop, err := h.announceElections()
 	if err != nil {
@@ -53,21 +53,21 @@ func (h *requestHandler) run(ctx context.Context) error {
 	group.Go(func() error {
 		return h.gate.run(ctx, func(ctx context.Context) {
 			if backoff.Sleep(ctx, endingPause) {
-				_ = queue.ConsumeEnding(ctx, h.handle) // returns when ctx ends
+				_ = queue.ConsumeEnding(ctx, h.handle) // fails only when ctx ends
 			}
 		})
 	})
 	return group.Wait()
 }
 
-// announceWaiting announces to all clients that creates and execs are not decided now, and why; nil: they are.
+// announceWaiting announces to all clients why creates and execs wait. A nil why announces that they are decided again.
 func (h *requestHandler) announceWaiting(why *protocol.Error) {
 	before := h.announced.Swap(why)
 	if (before == nil) != (why == nil) || why != nil && before.Reason != why.Reason {
 		if why != nil {
-			h.log.Warn("requests wait", "error", why)
+			h.log.Warn("creates and execs wait until the log accepts appends again", "error", why)
 		} else {
-			h.log.Info("requests are decided again")
+			h.log.Info("creates and execs are decided again")
 		}
 	}
 	h.publishStatus(why, false)
@@ -88,10 +88,10 @@ func (h *requestHandler) publishStatus(why *protocol.Error, elected bool) {
 	}
 }
 
-// handle decides one request. A refusal is an answer too. While the log takes nothing, the request waits here for as
-// long as it takes; it may fail [jetstream.MaxAttempts] times by a defect. handle returns an error only when ctx ends
-// first: then another coordinator gets the request. Every step before the answer can be repeated harmlessly. The
-// acknowledgement, which follows a nil, is the last step.
+// handle decides one request. A refusal is an answer too. While the log accepts no appends, the request waits here
+// without a time limit. A request that fails [jetstream.MaxAttempts] times for another reason becomes a dead letter.
+// handle returns an error only if ctx ends first; another coordinator then gets the request. Every step before the
+// answer can be repeated harmlessly. The acknowledgement is the last step: it follows once handle has returned nil.
 func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) error {
 	if d.ID == "" {
 		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // without a message id a request is not idempotent
@@ -117,15 +117,15 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			pause = probePause
 		default:
 			failures++
-			h.log.Warn("a request failed; it is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox,
+			h.log.Warn("a request failed; trying it again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox,
 				"failures", failures, "error", err)
 			pause = min(firstRetry<<min(failures-1, 4), lastRetry)
 		}
 	}
 }
 
-// waitingNotice returns the function that tells a request's client what the request waits for: at once if that has
-// changed, and from time to time, since an answer may be lost.
+// waitingNotice returns the function that tells a request's client why the request waits. The function sends a notice
+// at once when the reason has changed, and otherwise repeats it from time to time, since a notice may be lost.
 func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol.Error) {
 	reason, said := "", time.Time{}
 	return func(why *protocol.Error) {
@@ -136,13 +136,14 @@ func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol
 	}
 }
 
-// A request that failed by a defect is tried again after firstRetry, then after twice that, up to lastRetry.
+// A request that failed because of a defect is tried again after firstRetry. Each further pause is twice as long, up to
+// lastRetry.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 2 * time.Second
 )
 
-// try takes a request to its answer, which may be a refusal. An error means that there is no answer yet.
+// try decides a request and returns its answer, which may be a refusal. An error means that there is no answer yet.
 func (h *requestHandler) try(
 	ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error),
 ) (*protocol.Reply, error) {
@@ -170,14 +171,14 @@ func (h *requestHandler) try(
 			return nil, err
 		}
 		err = deadLettered(err)
-	case undecodable(err): // its client may not hear the answer
+	case undecodable(err): // kept as a dead letter, because the client may be unable to receive the answer
 		if err := h.conn.StoreDeadLetter(ctx, d, protocol.AsError(err)); err != nil {
 			return nil, err
 		}
 	}
 	stored, lookErr := h.conn.LastRequest(ctx)
 	if lookErr != nil {
-		return nil, lookErr // its client has no answer yet, so it can be decided again
+		return nil, lookErr // the client has no answer yet, so the request can be decided again
 	}
 	h.refusals.note(d, protocol.AsError(err), stored)
 	return &protocol.Reply{Error: protocol.AsError(err)}, nil
@@ -204,8 +205,8 @@ func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
 	h.conn.AnswerWaiting(d, why)
 }
 
-// decideInTurn bounds how many requests are decided concurrently. Those that end something have their own bound, so
-// they do not wait for those that begin something.
+// decideInTurn limits how many requests are decided concurrently. Requests that end something have a limit of their
+// own, so that they never wait for requests that begin something.
 func (h *requestHandler) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
 	slots := h.deciding
 	if endsWork(d.Verb) {
@@ -236,8 +237,8 @@ func deadLettered(err error) *protocol.Error {
 		"the request failed %d times and is now a dead letter: %v", jetstream.MaxAttempts, err)
 }
 
-// decide takes a request to its answer. A panic is a failed attempt, so that a request that triggers a defect becomes
-// a dead letter in the end.
+// decide returns the answer to a request. A panic counts as a failed attempt, so that a request that triggers a defect
+// finally becomes a dead letter.
 func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (reply *protocol.Reply, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -298,7 +299,7 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 func (h *requestHandler) create(
 	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
 ) (*protocol.Reply, error) {
-	own := *r.Sandbox // identifies the request: the tenant's defaults may change before it is repeated
+	own := *r.Sandbox // without the tenant's defaults: they may change before a client repeats the request
 	own.Resolve()
 	mine := reservation(d, named(&own, r.Name), h.conn.Now())
 	full, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
@@ -341,7 +342,7 @@ func (h *requestHandler) create(
 	return sandboxReply(j, len(events) > 0), nil
 }
 
-// exec accepts an exec. The history itself says whether the id was used before.
+// exec accepts an exec. Exec ids are not reserved: the sandbox's history says whether an exec id was used before.
 func (h *requestHandler) exec(
 	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
 ) (*protocol.Reply, error) {
@@ -350,7 +351,7 @@ func (h *requestHandler) exec(
 		return nil, err
 	}
 	r.Exec.Resolve()
-	if h.projection.read.isDeleted(k) { // it accepts no execs, but this may repeat one that it had
+	if h.projection.read.isDeleted(k) { // a deleted sandbox accepts no execs, but the request may repeat an earlier exec
 		x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
 		if err != nil || x != nil && x.Request == d.ID && sameExec(&x.Spec, r.Exec) {
 			return &protocol.Reply{Exec: x, Sequence: sequence}, err
@@ -390,19 +391,19 @@ func actedBy(d *jetstream.Delivery) func([]protocol.Event, error) ([]protocol.Ev
 	}
 }
 
-// errOldExec says that a request id is the id of an exec that ended long ago; only the log tells which request that
-// was.
+// errOldExec says that the request id equals the id of an exec that ended long ago. Only the log tells which request
+// that exec was accepted for.
 var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed,
-	"the request id is that of an exec")
+	"the request id equals the id of an earlier exec")
 
-// doOnce appends a decision, unless the request id was used for an exec with that id: such requests are not remembered
-// by themselves. A decision does no I/O: if memory cannot tell whether an exec id was used, the index is read into
-// lookups and the decision is asked again.
+// doOnce appends a decision, unless the request id was used before for an exec whose exec id equals its request id: the
+// state does not remember such a request separately. A decision does no I/O. If memory cannot tell whether an exec id
+// was used, doOnce reads the index into lookups and decides again.
 func (h *requestHandler) doOnce(
 	ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request,
 	lookups execindex.Lookups, decide jetstream.Decide,
 ) ([]protocol.Event, error) {
-	others := false // the exec with that id is of another request
+	others := false // whether the exec whose id is d.ID was accepted for another request
 	ids := []string{d.ID}
 	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
 		ids = append(ids, r.ExecID)
@@ -479,7 +480,7 @@ func (h *requestHandler) control(
 	lookups := execindex.Lookups{}
 	events, err := h.doOnce(ctx, j, d, k, r, lookups, decide)
 	if err != nil {
-		// The refusal may come from an outdated state: decide once more on what the log has now.
+		// The refusal may come from an outdated state: read the log, and decide again.
 		if refreshErr := j.Refresh(ctx); refreshErr != nil {
 			return nil, refreshErr
 		}
@@ -526,7 +527,7 @@ func (h *requestHandler) fileDead(ctx context.Context, d *jetstream.Delivery, wh
 	return h.abandon(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, d.ID, deadLettered(why))
 }
 
-// abandon ends an id that was reserved and never got a first event.
+// abandon ends an id that was reserved but never got a first event.
 func (c *coordinator) abandon(ctx context.Context, k key, request string, why *protocol.Error) error {
 	_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		return decideAbandoned(s, request, why)

@@ -11,14 +11,14 @@ import (
 
 // reservationWatch ends ids that were reserved but never got a first event, because their requests are gone. It reads
 // only the reservations made after the checkpoint: every id that the checkpoint covers has a history. If the log was
-// rewound, ids have lost their histories, and it starts from the beginning again.
+// rewound, ids may have lost their histories, so the watch starts again from the first reservation.
 type reservationWatch struct {
 	*coordinator
 
 	mu      sync.Mutex
 	open    map[key]openReservation
 	handled uint64 // the registry was followed to this revision
-	current bool   // it was followed to its end
+	current bool   // the registry was followed to its end
 }
 
 // openReservation is a reservation without a known history.
@@ -28,8 +28,8 @@ type openReservation struct {
 	revision uint64
 }
 
-// reservedThrough says that every id up to a revision of the registry has a history. This is known only for the log as
-// it was after the projection was restored this many times.
+// reservedThrough says that every id up to a revision of the registry has a history. It is valid only while the
+// projection has been restored that many times: a further restore may mean that the log was rewound.
 type reservedThrough struct {
 	revision uint64
 	restored int
@@ -57,7 +57,7 @@ func (w *reservationWatch) watch(ctx context.Context, restored int) {
 	defer cancel()
 	w.open, w.handled, w.current = map[key]openReservation{}, 0, false
 	following.Go(func() {
-		_ = w.retry(ctx, "follow the registry", func() error { return w.follow(ctx) }) // returns when ctx ends
+		_ = w.retry(ctx, "follow the registry", func() error { return w.follow(ctx) }) // fails only when ctx ends
 	})
 	ticker := time.NewTicker(max(w.cfg.Timing.Abandon/4, w.cfg.Timing.Scan))
 	defer ticker.Stop()
@@ -81,7 +81,8 @@ func (w *reservationWatch) watch(ctx context.Context, restored int) {
 	}
 }
 
-// expired returns the reservations that have been open for too long, and drops those whose sandbox is known by now.
+// expired returns the reservations that have been open for too long, and drops those whose sandbox has a history by
+// now.
 func (w *reservationWatch) expired() map[key]openReservation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,8 +138,8 @@ func (w *reservationWatch) follow(ctx context.Context) error {
 	})
 }
 
-// settle ends an id that has no history, unless its request is still in the queue, where it waits for its turn or for
-// the log. It reports whether the id has a history now.
+// settle ends an id that has no history, unless its create is still in the queue and may be decided later. It reports
+// whether the id has a history now.
 func (w *reservationWatch) settle(ctx context.Context, k key, r openReservation) bool {
 	_, err := w.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -147,7 +148,7 @@ func (w *reservationWatch) settle(ctx context.Context, k key, r openReservation)
 			return false
 		}
 		err = w.abandon(ctx, k, r.request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
-			"the id was reserved, and the request was not carried out"))
+			"the id was reserved, but the request was not carried out"))
 	}
 	if err != nil {
 		w.log.Warn("could not check a reservation; trying again later", "sandbox", k.ID, "error", err)

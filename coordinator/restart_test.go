@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// duplicates is how long the server knows a repeated publish.
+// duplicates is how long the server recognizes a repeated publish.
 const duplicates = 150 * time.Millisecond
 
 func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
@@ -37,8 +37,8 @@ func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
 	d.eventually("every event is in a snapshot", func() bool {
 		snapshots = 0
 		from, err := d.conn.ReadSnapshots(t.Context(), func(string, string, *jetstream.Snapshot) { snapshots++ })
-		overErr := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { snapshots++ })
-		return err == nil && overErr == nil && from > 25 && snapshots == 20
+		recordErr := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { snapshots++ })
+		return err == nil && recordErr == nil && from > 25 && snapshots == 20
 	})
 	stop()
 
@@ -54,24 +54,24 @@ func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
 	for id, b := range before {
 		got := after[id]
 		if got == nil {
-			t.Errorf("%s is gone", id)
+			t.Errorf("sandbox %s is not listed after the restart", id)
 			continue
 		}
 		if id == "s1" {
 			if got.State != protocol.StateDeleted || got.Sequence <= b.Sequence {
-				t.Errorf("s1 is %s at %d", got.State, got.Sequence)
+				t.Errorf("sandbox s1 is %s at event %d", got.State, got.Sequence)
 			}
 			continue
 		}
 		if got.State != b.State || got.Sequence != b.Sequence || got.Spec.Labels["n"] != id ||
 			!got.CreatedAt.Equal(b.CreatedAt) {
-			t.Errorf("%s was %+v, is %+v", id, b, got)
+			t.Errorf("sandbox %s was %+v before the restart, and is %+v", id, b, got)
 		}
 	}
-	// A repeated request still finds its own reservation, and one of another request is refused.
+	// Reservations are still known: another request for the id is refused.
 	again := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": "s2"}}}
 	if r := d.request(protocol.VerbCreate, "s2", "create-s2-other", again); !refused(r) {
-		t.Errorf("another request for s2: %+v", r)
+		t.Errorf("another request for the id s2 is answered with %+v", r)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		return all
 	}
 	deleted := make(chan struct{})
-	wait := sync.OnceFunc(func() { // a purge comes before the write, if it may
+	wait := sync.OnceFunc(func() { // gives a purge time to happen before the snapshot is written, which it must not
 		for began := time.Now(); !purged() && time.Since(began) < time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -114,16 +114,16 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		},
 	})()
 	d.create("a", protocol.SandboxSpec{Image: "i"})
-	d.eventually("it has a snapshot", func() bool { return snapshots()["a"] })
+	d.eventually("sandbox a has a snapshot", func() bool { return snapshots()["a"] })
 	close(deleted)
 	if r := d.request(protocol.VerbDelete, "a", "delete", protocol.Request{}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	d.eventually("it is purged", purged)
+	d.eventually("sandbox a is purged", purged)
 	d.create("b", protocol.SandboxSpec{Image: "i"})
-	d.eventually("the next round is done", func() bool { return snapshots()["b"] })
+	d.eventually("the next round has stored a snapshot of b", func() bool { return snapshots()["b"] })
 	if snapshots()["a"] {
-		t.Error("there is a snapshot of a sandbox that was purged")
+		t.Error("a purged sandbox has a snapshot")
 	}
 }
 
@@ -141,13 +141,13 @@ func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
 				l.setDown(true)
 				l.setDown(false)
 			})
-			// A request sent at that moment waits for an answer that never comes.
+			// A request that is sent at that moment never gets an answer.
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c1", Timeout: 3 * time.Second})
 			stop := d.run(Config{Name: "c1", Conn: conn})
 			select {
-			case <-away: // the coordinator may be ready before it asks
+			case <-away: // the coordinator may report that it is ready before it asks
 			case <-time.After(10 * time.Second):
-				t.Error("NATS was never away")
+				t.Error("the coordinator never sent the request at which NATS goes away")
 			}
 			stop()
 		})
@@ -162,7 +162,7 @@ func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 		spec := &protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(queueTimeout)}
 		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: spec}); r.Error != nil ||
 			r.Sandbox.State != protocol.StatePending {
-			t.Fatalf("%+v", r)
+			t.Fatalf("the create is answered with %+v", r)
 		}
 	}
 	create("a", time.Hour)
@@ -171,7 +171,7 @@ func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := reply.Explain; e.Waiting != "there is no host" || e.Position != 1 || e.Deadline.IsZero() {
-		t.Errorf("explained as %+v", e)
+		t.Errorf("the explanation is %+v", e)
 	}
 	create("b", 300*time.Millisecond)
 	d.eventually("the queue timeout fails the sandbox", func() bool {
@@ -179,7 +179,7 @@ func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 		return b != nil && b.Reason == protocol.ReasonQueueTimeout
 	})
 	if b := d.list("pending")["a"]; b == nil {
-		t.Error("the one that may wait for longer does not")
+		t.Error("the sandbox with the longer queue timeout does not wait any more")
 	}
 }
 
@@ -190,7 +190,7 @@ func TestQ1_AnIDThatWasReservedAndNeverUsedIsEnded(t *testing.T) {
 	if before, err := d.conn.ReserveSandbox(t.Context(), "default", "a", r); err != nil || before != nil {
 		t.Fatal(before, err)
 	}
-	d.eventually("the id has an end", func() bool {
+	d.eventually("the reserved id is ended", func() bool {
 		b := d.list("failed")["a"]
 		return b != nil && b.Reason == protocol.ReasonAbandoned && b.Sequence == 1
 	})
@@ -206,17 +206,17 @@ func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
 	d.eventually("c1 leads", func() bool { return leads(d.conn, "c1") })
 	defer d.coordinator("c2", Timing{})()
 	if leads(d.conn, "c2") {
-		t.Error("c2 leads beside c1")
+		t.Error("c2 leads although c1 leads")
 	}
 	began := time.Now()
 	stopFirst()
 	d.eventually("c2 leads", func() bool { return leads(d.conn, "c2") })
 	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("taking over took %s", took)
+		t.Errorf("c2 took %s to take over", took)
 	}
 }
 
-// Work items are core messages, lost while their worker does not listen.
+// Notifications are core NATS messages, which are lost while their worker does not listen.
 func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Retell: time.Hour})()
@@ -236,7 +236,7 @@ func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
 		protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	d.eventually("it is assigned", func() bool { beat(1); return d.list("pending")["a"].Assigned })
+	d.eventually("the sandbox is assigned", func() bool { beat(1); return d.list("pending")["a"].Assigned })
 	heard := make(chan string, 100)
 	stop, err := d.conn.Work("w1", func(_, sandbox string, _ *protocol.Batch) { heard <- sandbox })
 	if err != nil {
@@ -248,18 +248,18 @@ func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
 		select {
 		case got := <-heard:
 			if got != "a" {
-				t.Errorf("notified about %s", got)
+				t.Errorf("the worker is notified about sandbox %s, want a", got)
 			}
 		case <-time.After(3 * time.Second):
-			t.Fatalf("not notified after it began to listen for the %dth time", n)
+			t.Fatalf("the worker is not notified after it began to listen for the %dth time", n)
 		}
 	}
 	for range 5 {
 		beat(3)
-		time.Sleep(40 * time.Millisecond)
 	}
+	d.notifierRan()
 	if len(heard) > 0 {
-		t.Errorf("notified %d times more, with nothing new", len(heard))
+		t.Errorf("the worker is notified %d more times without news", len(heard))
 	}
 }
 
@@ -279,7 +279,7 @@ func TestAReadIsNoOlderThanTheLog(t *testing.T) {
 		})
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
 		if err != nil || reply.Sandbox.Sequence < sequence {
-			t.Fatalf("read %d: event %d was written, the read shows %+v, %v", i, sequence, reply, err)
+			t.Fatalf("read %d: event %d was appended before, and the read returns %+v, %v", i, sequence, reply, err)
 		}
 	}
 }

@@ -19,10 +19,10 @@ const assignsAtOnce = 64
 type scheduler struct {
 	*leader
 	index   *placement.Index
-	version uint64                       // of the table of hosts in the index
+	version uint64                       // version of the table of hosts in the index
 	updated time.Time                    // when the index got that table
-	kinds   map[*protocol.Sandbox]string // of the sandboxes that wait, see [placement.KindOf]
-	never   map[string]*protocol.Error   // by kind: why no host ever takes it, nil where one may
+	kinds   map[*protocol.Sandbox]string // kinds of the waiting sandboxes, see [placement.KindOf]
+	never   map[string]*protocol.Error   // by kind: why no host could ever take it; nil if one could
 	slots   chan struct{}
 	group   sync.WaitGroup
 }
@@ -54,11 +54,12 @@ func (s *scheduler) run(ctx context.Context) error {
 	}
 }
 
-// catchUpWithin bounds how long a new leader waits for the log: its newest message may have been purged.
+// catchUpWithin limits how long a new leader waits for the log: the log's newest message may have been purged, and
+// would then never arrive.
 const catchUpWithin = time.Second
 
-// awaitLog waits briefly until the decisions of the previous leader are folded here, so that its assignments count on
-// their hosts.
+// awaitLog waits briefly until the decisions of the previous leader are folded here, so that the scheduler counts the
+// sandboxes that it assigned to hosts.
 func (s *scheduler) awaitLog(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, catchUpWithin)
 	defer cancel()
@@ -67,8 +68,8 @@ func (s *scheduler) awaitLog(ctx context.Context) {
 	}
 }
 
-// waitingForHost lists the sandboxes that wait for a host, the oldest first: those without one, and those that were
-// not ready when their host was lost.
+// waitingForHost lists the sandboxes that wait for a host, the oldest first: sandboxes without a host, and sandboxes
+// that were not ready when their host was lost.
 func (c *coordinator) waitingForHost(hosts []*protocol.Host) []*protocol.Sandbox {
 	var lost []string
 	for _, h := range hosts {
@@ -79,14 +80,14 @@ func (c *coordinator) waitingForHost(hosts []*protocol.Host) []*protocol.Sandbox
 	return c.projection.work.waitingForHost(append(lost, c.hosts.allForgotten()...), true)
 }
 
-// updateIndex applies to the index what changed on the hosts.
+// updateIndex applies to the index the changes of hosts, of their images and of their usage.
 func (s *scheduler) updateIndex() {
 	for worker, reported := range s.images.takeChanged() {
 		s.index.SetImages(worker, reported)
 	}
-	// The table is also read once per scan: a host that falls silent reports no change.
+	// The table is also read once per scan, because a host that falls silent reports no change.
 	if s.hosts.changedSince(s.version) || time.Since(s.updated) > s.cfg.Timing.Scan {
-		s.projection.work.takeChangedUsages() // the rows include them
+		s.projection.work.takeChangedUsages() // discarded: the rows include these usages
 		rows, version := s.hosts.rows()
 		if version != s.version {
 			clear(s.never)
@@ -100,8 +101,8 @@ func (s *scheduler) updateIndex() {
 	}
 }
 
-// pass places the waiting sandboxes, the oldest first, while there is room. It costs by the sandboxes that wait and
-// the hosts that changed.
+// pass places the waiting sandboxes, the oldest first, while there is room. Its cost is proportional to the number of
+// waiting sandboxes and changed hosts.
 func (s *scheduler) pass(ctx context.Context) {
 	s.updateIndex()
 	queue := s.projection.work.waitingForHost(append(s.index.Lost(), s.hosts.allForgotten()...), false)
@@ -127,7 +128,7 @@ func (s *scheduler) pass(ctx context.Context) {
 	}
 }
 
-// nameKinds names the kinds of the waiting sandboxes, and forgets those of others.
+// nameKinds computes the kinds of the waiting sandboxes, and forgets the kinds of all others.
 func (s *scheduler) nameKinds(queue []*protocol.Sandbox) {
 	kinds := make(map[*protocol.Sandbox]string, len(queue))
 	for _, b := range queue {
@@ -140,7 +141,7 @@ func (s *scheduler) nameKinds(queue []*protocol.Sandbox) {
 	s.kinds = kinds
 }
 
-// place chooses a host for a sandbox and starts the assignment. ok is false where the pass must end.
+// place chooses a host for a sandbox and starts the assignment. ok is false if the pass must end.
 func (s *scheduler) place(ctx context.Context, b *protocol.Sandbox, kind string) (placed, ok bool) {
 	select {
 	case s.slots <- struct{}{}:
@@ -161,10 +162,10 @@ func (s *scheduler) place(ctx context.Context, b *protocol.Sandbox, kind string)
 	return true, true
 }
 
-// imageReportDelay is how long it takes until the coordinators know of an image that a host has got.
+// imageReportDelay is how long it may take until the coordinators know that a host has a new image.
 const imageReportDelay = 2 * time.Second
 
-// whyNever returns why waiting does not help a sandbox, nil where it may.
+// whyNever returns why waiting cannot help a sandbox, or nil if it may help.
 func (s *scheduler) whyNever(
 	b *protocol.Sandbox, kind string, missingImage map[string]*protocol.Error,
 ) *protocol.Error {
@@ -182,13 +183,13 @@ func (s *scheduler) whyNever(
 		missingImage[kind] = why
 	}
 	if why != nil && why.Reason == protocol.ReasonImageNotFound && waited <= s.cfg.Timing.Image {
-		return nil // somebody may bring the image by hand
+		return nil // an operator may still load the image on a host
 	}
 	return why
 }
 
-// assign assigns a sandbox to a host. The assignment counts on the host at once, for the next choice too, and stops
-// counting if it does not come into the log.
+// assign assigns a sandbox to a host. The assignment counts on the host at once, so that the next choice already
+// considers it. It stops counting if it could not be appended.
 func (s *scheduler) assign(ctx context.Context, b *protocol.Sandbox, chosen *protocol.Host) {
 	resolved, err := placement.SpecOn(b, chosen)
 	if err != nil || !s.projection.work.launch(b, chosen.HostID, placement.UsageOf(resolved)) {
@@ -201,7 +202,7 @@ func (s *scheduler) assign(ctx context.Context, b *protocol.Sandbox, chosen *pro
 }
 
 // append appends a decision about a waiting sandbox in the background, and then frees the slot that the caller took.
-// The lease is checked again when the decision's turn in the log has come.
+// The lease is checked again just before the decision is appended.
 func (s *scheduler) append(
 	ctx context.Context, b *protocol.Sandbox, decide func(*protocol.State) ([]protocol.Event, error),
 ) {
@@ -212,12 +213,12 @@ func (s *scheduler) append(
 		s.cfg.Probe("assign-before-append")
 		_, err := s.projection.journal(k).Do(ctx, s.whileLeading(decide))
 		if err != nil && ctx.Err() == nil {
-			s.log.Warn("could not place a sandbox; it is placed later", "sandbox", b.ID, "error", err)
+			s.log.Warn("could not place a sandbox; trying again later", "sandbox", b.ID, "error", err)
 		}
 	})
 }
 
-// whileLeading makes a decision that is taken only while the lease is held.
+// whileLeading wraps a decision so that it fails unless the lease is held.
 func (l *leader) whileLeading(decide func(*protocol.State) ([]protocol.Event, error)) jetstream.Decide {
 	return func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := l.lease.Check(); err != nil {

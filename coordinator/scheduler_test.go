@@ -10,15 +10,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A leader stands still when it has chosen a host, and wakes up when another one leads, which has filled that host. What
-// it has chosen comes to nothing.
+// A leader is held up after it has chosen a host, and continues after another leader has filled that host. The log must
+// not accept the assignments of the first leader.
 func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	held, goOn := make(chan struct{}), make(chan struct{})
 	hold, let := sync.OnceFunc(func() { close(held) }), sync.OnceFunc(func() { close(goOn) })
 	l := &line{server: d.server}
-	defer d.run(Config{
+	c, stop := d.inMemory(Config{
 		Name: "c1", Assets: jetstream.Assets{ElectionTTL: 2 * time.Second}, Timing: Timing{Scan: 20 * time.Millisecond,
 			Suspect: time.Minute},
 		Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
@@ -28,7 +28,8 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 				<-goOn
 			}
 		},
-	})()
+	})
+	defer stop()
 	defer let()
 	h := host("w1", 0)
 	h.Slots = 2
@@ -42,7 +43,7 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 		_, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
 		return err == nil
 	})
-	for i := range 2 { // who fills the host
+	for i := range 2 { // the other holder fills the host
 		d.work(fmt.Sprint("s", 3-i), func(*protocol.State) []protocol.Event {
 			return []protocol.Event{{Kind: protocol.SandboxAssigned,
 				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}
@@ -50,11 +51,11 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	}
 	l.setDown(false)
 	let()
-	d.eventually("the first one decides requests again", func() bool {
+	d.eventually("the first leader answers again", func() bool {
 		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
 		return err == nil
 	})
-	time.Sleep(200 * time.Millisecond) // for what must not happen
+	d.noneInFlight(c)
 	n := 0
 	for _, b := range d.list() {
 		if b.Assigned {
@@ -62,13 +63,13 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 		}
 	}
 	if n > h.Slots {
-		t.Errorf("%d sandboxes are on %d slots", n, h.Slots)
+		t.Errorf("%d sandboxes are assigned to a host with %d slots", n, h.Slots)
 	}
 }
 
-// Sandboxes that are placed together fill each host to its last slot, and none beyond, and the first that came are
-// the ones that get them.
-func TestABurstFillsEachHostAndNoneBeyond(t *testing.T) {
+// Sandboxes that are placed in one burst fill each host to its last slot, and no further. The oldest sandboxes get the
+// slots.
+func TestABurstFillsEachHostAndOverfillsNone(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	c, stop := d.inMemory(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Suspect: time.Minute}})
@@ -77,7 +78,8 @@ func TestABurstFillsEachHostAndNoneBeyond(t *testing.T) {
 	for i := range n {
 		d.accept(fmt.Sprintf("s%02d", i))
 	}
-	d.eventually("all wait", func() bool { return len(c.projection.work.waitingForHost(nil, true)) == n })
+	d.eventually("all sandboxes wait for a host",
+		func() bool { return len(c.projection.work.waitingForHost(nil, true)) == n })
 	for i := range hosts {
 		h := host(fmt.Sprint("w", i), 0)
 		h.Slots, h.Memory = slots, 1<<40
@@ -93,25 +95,25 @@ func TestABurstFillsEachHostAndNoneBeyond(t *testing.T) {
 		}
 		return n, on
 	}
-	d.eventually("as many as there is room for are placed", func() bool { n, _ := assigned(); return n >= hosts*slots })
-	time.Sleep(200 * time.Millisecond) // for what must not happen
+	d.eventually("all slots are taken", func() bool { n, _ := assigned(); return n >= hosts*slots })
+	d.schedulerPassed(c)
 	placed, on := assigned()
 	if placed != hosts*slots {
-		t.Errorf("%d are placed on %d slots", placed, hosts*slots)
+		t.Errorf("%d sandboxes are assigned to hosts with %d slots", placed, hosts*slots)
 	}
 	for worker, n := range on {
 		if n != slots {
-			t.Errorf("%s has %d", worker, n)
+			t.Errorf("%s has %d sandboxes, want %d", worker, n, slots)
 		}
 	}
 	for i := range n {
 		if b := d.list()[fmt.Sprintf("s%02d", i)]; b.Assigned != (i < hosts*slots) {
-			t.Errorf("%s, which came as number %d: assigned is %t", b.ID, i, b.Assigned)
+			t.Errorf("sandbox %s, created as number %d, is assigned: %t", b.ID, i, b.Assigned)
 		}
 	}
 }
 
-// accept begins a history as a coordinator does that accepts a create.
+// accept begins a history, as a coordinator does when it accepts a create.
 func (d *deployment) accept(id string) {
 	d.t.Helper()
 	spec := &protocol.SandboxSpec{Image: "i", Memory: 1 << 20, CPU: 0.01}

@@ -7,13 +7,13 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// snapshotBacklog is what the leader still has to store: the sandboxes that changed since the last round of
-// snapshots. It is empty, and records nothing, on coordinators that do not lead.
+// snapshotBacklog is the set of sandboxes whose latest changes the leader still has to store. On coordinators that do
+// not lead it is empty and records nothing.
 type snapshotBacklog struct {
 	mu *sync.RWMutex // the projection's
 
 	active   bool             // this coordinator writes the snapshots
-	changed  map[key]struct{} // sandboxes that changed since they were stored
+	changed  map[key]struct{} // sandboxes that have changed since their last stored snapshot
 	retained map[key]struct{} // deleted sandboxes whose journals stay in memory until their records are stored
 }
 
@@ -21,7 +21,8 @@ func newSnapshotBacklog(mu *sync.RWMutex) *snapshotBacklog {
 	return &snapshotBacklog{mu: mu, changed: map[key]struct{}{}, retained: map[key]struct{}{}}
 }
 
-// maxRetained bounds the deleted sandboxes whose journals stay in memory. The leader folds the others again.
+// maxRetained limits how many journals of deleted sandboxes stay in memory. For other deleted sandboxes, the leader
+// folds the history again.
 const maxRetained = 1000
 
 // start begins to record changes.
@@ -58,14 +59,14 @@ func (s *snapshotBacklog) removeLocked(k key) {
 	delete(s.retained, k)
 }
 
-// put records again what could not be stored.
+// put records sandboxes again whose snapshots could not be stored.
 func (s *snapshotBacklog) put(keys map[key]struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.Copy(s.changed, keys)
 }
 
-// takeUnsaved takes the backlog, and returns with it how far the log had been followed.
+// takeUnsaved empties the backlog. It returns the sandboxes in the backlog, and how far the log had been followed.
 func (p *projection) takeUnsaved() (changed map[key]struct{}, covered jetstream.Position) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +74,7 @@ func (p *projection) takeUnsaved() (changed map[key]struct{}, covered jetstream.
 	return changed, p.followed
 }
 
-// addUnsavedSince adds everything that changed after a record to the backlog.
+// addUnsavedSince adds every sandbox that changed after a record to the backlog.
 func (p *projection) addUnsavedSince(record uint64) {
 	p.mu.Lock()
 	journals := maps.Clone(p.journals)
@@ -84,7 +85,7 @@ func (p *projection) addUnsavedSince(record uint64) {
 	}
 	p.mu.Unlock()
 	changed := map[key]struct{}{}
-	for k, j := range journals { // a journal must not be called with p.mu held
+	for k, j := range journals { // not earlier: a journal must not be called while p.mu is held
 		if j.Position().Record > record {
 			changed[k] = struct{}{}
 		}
@@ -109,7 +110,7 @@ func (p *projection) stopSaving() {
 	clear(p.unsaved.retained)
 }
 
-// deletedSaved notes that the record of a deleted sandbox is stored.
+// deletedSaved records that the record of a deleted sandbox is stored.
 func (p *projection) deletedSaved(k key, record uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,18 +8,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshotWriter stores snapshots of what changed since the last round, and then a checkpoint that says how far the
-// log is covered. A new leader starts with what changed since the last round of the previous one.
+// snapshotWriter stores, in rounds, snapshots of the sandboxes that have changed, and then a checkpoint that says how
+// far the snapshots cover the log. A new leader starts with the sandboxes that have changed since the last checkpoint
+// of the previous leader.
 type snapshotWriter struct {
 	*leader
 	stored map[key]*storedSnapshot
 }
 
-// storedSnapshot is what this leader stored of a sandbox. Each write names the one that it replaces, so that a late
-// write of a previous leader loses.
+// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write names the revision that it
+// replaces, so that a late write of a previous leader fails.
 type storedSnapshot struct {
-	at       jetstream.Position // of the snapshot
-	revision uint64             // of the snapshot; 0: unknown
+	at       jetstream.Position // position of the snapshot in the log
+	revision uint64             // revision of the snapshot; 0: unknown
 }
 
 func newSnapshotWriter(l *leader) *snapshotWriter {
@@ -38,29 +39,30 @@ func (w *snapshotWriter) run(ctx context.Context) error {
 			return ctx.Err()
 		case <-ticker.C:
 		}
-		if now, _ := w.projection.generation(); restored != now { // what was stored may have been lost with the log
+		if now, _ := w.projection.generation(); restored != now { // if the log was rewound, snapshots may be lost too
 			clear(w.stored)
 			checkpoint, _, err := w.conn.Checkpoint(ctx)
 			if err != nil {
-				w.log.Warn("could not write snapshots; they are written later", "error", err)
+				w.log.Warn("could not read the checkpoint of snapshots; trying again later", "error", err)
 				continue
 			}
 			w.projection.addUnsavedSince(checkpoint.Record)
 			restored = now
 		}
 		if err := w.round(ctx); err != nil {
-			w.log.Warn("could not write snapshots; they are written later", "error", err)
+			w.log.Warn("could not write snapshots; trying again later", "error", err)
 		}
 	}
 }
 
-// round stores the snapshots of one round. The checkpoint promises that every event up to it is in some snapshot: where
-// one could not be stored, the checkpoint goes no further than the last stored one of that sandbox.
+// round stores the snapshots of one round. The checkpoint promises that every event up to it is in some snapshot. If a
+// sandbox's snapshot could not be stored, the checkpoint therefore goes no further than that sandbox's last stored
+// snapshot.
 func (w *snapshotWriter) round(ctx context.Context) error {
 	changed, covered := w.projection.takeUnsaved()
 	defer func() { w.projection.unsaved.put(changed) }()
 	for k := range changed {
-		if err := w.lease.Check(); err != nil { // the next leader stores newer ones
+		if err := w.lease.Check(); err != nil { // the next leader stores newer snapshots
 			return err
 		}
 		if w.stored[k] == nil {
@@ -71,7 +73,7 @@ func (w *snapshotWriter) round(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
-			w.log.Warn("could not write a snapshot; it is written later", "sandbox", k.ID, "error", err)
+			w.log.Warn("could not write a snapshot; trying again later", "sandbox", k.ID, "error", err)
 			if at := w.stored[k].at; at.Record < covered.Record {
 				covered = at
 			}
@@ -102,8 +104,9 @@ func unavailable(err error) bool {
 	return false
 }
 
-// store stores a sandbox's snapshot if it has changed. It does not if the sandbox was purged meanwhile: a snapshot
-// written after the purge would stay for ever. The index of execs is stored first, since the snapshot may omit execs.
+// store stores a sandbox's snapshot if the sandbox has changed. It stores nothing if the sandbox was purged meanwhile:
+// a snapshot that is written after the purge would never be removed. The index of execs is stored first, since the
+// snapshot may omit execs.
 func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot) error {
 	w.storing.Lock()
 	defer w.storing.Unlock()
@@ -121,7 +124,7 @@ func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot)
 	switch {
 	case !s.State.Exists():
 		return nil
-	case s.State.Sandbox.State == protocol.StateDeleted: // just now
+	case s.State.Sandbox.State == protocol.StateDeleted: // deleted since the check above
 		return w.storeDeleted(ctx, k, last)
 	}
 	w.cfg.Probe("snapshot-before-write")
@@ -137,8 +140,8 @@ func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot)
 	return nil
 }
 
-// storeDeleted stores the last snapshot of a deleted sandbox, after which memory holds only its entry in the read
-// model. storing is held.
+// storeDeleted stores the record of a deleted sandbox. Memory then holds only the sandbox's entry in the read model.
+// The caller holds storing.
 func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSnapshot) error {
 	j, err := w.projection.openDeleted(ctx, k)
 	if err != nil {
@@ -146,7 +149,7 @@ func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSn
 	}
 	s := j.Snapshot()
 	if s.State.Sandbox.State != protocol.StateDeleted || s.State.Sandbox.HistoryPurged {
-		w.projection.forgetDeleted(k) // the log has another history of it, or none
+		w.projection.forgetDeleted(k) // the log has another history of the sandbox, or none
 		return nil
 	}
 	w.cfg.Probe("snapshot-before-write")

@@ -15,14 +15,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// exec asks for an exec, under its id as the request's.
+// exec requests an exec. Requests for the same exec have the same request id.
 func (d *deployment) exec(sandbox, id string) *protocol.Reply {
 	d.t.Helper()
 	return d.request(protocol.VerbExec, sandbox, "r-"+sandbox+"-"+id,
 		protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 }
 
-// last is the record of a sandbox's last message.
+// last returns the record of a sandbox's last message.
 func (d *deployment) last(sandbox string) uint64 {
 	d.t.Helper()
 	batches, err := d.conn.HistoryTail(d.t.Context(), "default", sandbox, 0)
@@ -32,7 +32,8 @@ func (d *deployment) last(sandbox string) uint64 {
 	return batches[len(batches)-1].Record
 }
 
-// covered is where the log would be followed from, and what each snapshot is at; 0: it cannot be used.
+// covered returns the record from which a starting coordinator would follow the log, and the record of each snapshot; 0
+// if a snapshot cannot be used.
 func (d *deployment) covered() (from uint64, records map[string]uint64) {
 	d.t.Helper()
 	records = map[string]uint64{}
@@ -64,27 +65,27 @@ func TestASandboxTooLargeForASnapshotBlocksNoOthers(t *testing.T) {
 	}
 	d.create("small", protocol.SandboxSpec{Image: "i"})
 	last := d.last("small")
-	d.eventually("all of the log is covered", func() bool {
+	d.eventually("the snapshots cover the whole log", func() bool {
 		from, records := d.covered()
 		return from == last+1 && records["small"] == last
 	})
 	if _, records := d.covered(); len(records) != 2 || records["large"] != 0 {
-		t.Errorf("the snapshots are at %v", records)
+		t.Errorf("the records of the snapshots are %v", records)
 	}
 	stop()
 	defer d.coordinator("c2", Timing{Snapshot: time.Hour})()
 	if b := d.list()["large"]; b == nil || b.ActiveExecs != 12 {
-		t.Errorf("after a restart it is %+v", b)
+		t.Errorf("after a restart the sandbox is %+v", b)
 	}
 	if r := d.exec("large", "x3"); !refused(r) {
-		t.Errorf("an exec id that was used: %+v", r)
+		t.Errorf("a request with a used exec id is answered with %+v", r)
 	}
 	if r := d.exec("large", "new"); r.Error != nil {
 		t.Error(r.Error)
 	}
 }
 
-// One sandbox's snapshot cannot be written, for a reason that is its own.
+// One sandbox's snapshot cannot be written, for a reason that concerns only that sandbox.
 func TestASnapshotThatCannotBeWrittenBlocksNoOthersAndIsNotSkipped(t *testing.T) {
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: time.Hour})
@@ -110,7 +111,7 @@ func TestASnapshotThatCannotBeWrittenBlocksNoOthersAndIsNotSkipped(t *testing.T)
 			State: &protocol.State{}}))
 	defer d.coordinator("c2", Timing{Snapshot: 20 * time.Millisecond})()
 	d.create("late", protocol.SandboxSpec{Image: "i"})
-	d.eventually("the others have theirs", func() bool {
+	d.eventually("the other sandboxes have snapshots", func() bool {
 		n := 0
 		for _, sandbox := range []string{"good", "late"} {
 			if _, err := d.conn.Snapshot(t.Context(), "default", sandbox); err == nil {
@@ -120,13 +121,12 @@ func TestASnapshotThatCannotBeWrittenBlocksNoOthersAndIsNotSkipped(t *testing.T)
 		return n == 2
 	})
 	if from, _ := d.covered(); from != 1 {
-		t.Errorf("the log is followed from %d, which leaves out a sandbox without a snapshot", from)
+		t.Errorf("the log would be followed from record %d, after events that are in no snapshot", from)
 	}
 }
 
-// A leader pauses while it writes a page of exec ids, and another one takes over and continues. The late write must
-// lose.
-func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
+// A leader is held up while it writes a page of exec ids, and another leader takes over. The late write must fail.
+func TestP3_ALateWriteOfAnOldLeaderFreesNoExecID(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	l, goOn, held := &line{server: d.server}, make(chan struct{}), make(chan struct{})
@@ -156,23 +156,23 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 	}
 	run(0, 1)
 	<-held
-	const execs = keptExecs + 10 // so many that the first are not kept in memory
+	const execs = keptExecs + 10 // so many that the first execs are not kept in memory
 	run(1, execs/2)
 	run(execs/2, execs)
 	last := d.last("a")
 	stored := func() int { return d.storedExecs("a") }
-	d.eventually("the next leader has stored everything", func() bool {
+	d.eventually("the next leader has stored all execs", func() bool {
 		from, _ := d.covered()
 		return from == last+1 && stored() == execs
 	})
 	stop()
 	close(goOn)
-	d.eventually("the old one leads again, and has written", func() bool {
+	d.eventually("the old leader leads again, after its late write", func() bool {
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
 		return err == nil && reply.Ping.Leader
 	})
 	if n := stored(); n != execs {
-		t.Errorf("%d of %d ids are stored", n, execs)
+		t.Errorf("the stored index has %d of %d exec ids", n, execs)
 	}
 	old()
 	old = func() {}
@@ -181,15 +181,15 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 		r := d.request(protocol.VerbExec, "a", "other-"+id,
 			protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 		if !refused(r) {
-			t.Errorf("another request for %s: %+v", id, r)
+			t.Errorf("another request for exec id %s is answered with %+v", id, r)
 		}
 	}
 }
 
-// The server's store is set back to a copy: reads and execs work again, whether coordinators live on or
-// start again.
+// The server's store is replaced by an older copy. Reads and execs work again, whether the coordinator keeps running or
+// starts again.
 func TestAfterTheLogWasSetBackReadsAndExecsWorkAgain(t *testing.T) {
-	for name, restarted := range map[string]bool{"the coordinator lives on": false,
+	for name, restarted := range map[string]bool{"the coordinator keeps running": false,
 		"the coordinator starts again": true} {
 		for part, whole := range map[string]bool{"all of the store": true, "the log, not the snapshots": false} {
 			t.Run(name+", "+part, func(t *testing.T) {
@@ -224,7 +224,7 @@ func setBack(t *testing.T, restarted, whole bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.eventually("the connection", back.Load)
+		d.eventually("the test is connected again", back.Load)
 	}
 	timing := Timing{Snapshot: 20 * time.Millisecond, Scan: 20 * time.Millisecond}
 	stop := d.run(Config{Name: "c1", Conn: connect("c1"), Timing: timing})
@@ -234,7 +234,7 @@ func setBack(t *testing.T, restarted, whole bool) {
 		t.Fatal(r.Error)
 	}
 	from := func() bool { at, _ := d.covered(); return at == d.last("a")+1 }
-	d.eventually("there are snapshots", from)
+	d.eventually("snapshots cover the whole log", from)
 	around(func() error { return os.CopyFS(copied, os.DirFS(dir)) })
 	for _, id := range []string{"x2", "x3"} {
 		if r := d.exec("a", id); r.Error != nil {
@@ -245,7 +245,7 @@ func setBack(t *testing.T, restarted, whole bool) {
 	if r := d.exec("a", "x4"); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	d.eventually("there are snapshots", from)
+	d.eventually("snapshots cover the whole log", from)
 	if restarted {
 		stop()
 	}
@@ -268,9 +268,9 @@ func setBack(t *testing.T, restarted, whole bool) {
 			t.Fatalf("an exec in %s: %v", sandbox, r.Error)
 		}
 	}
-	d.eventually("the list is what the log says", func() bool {
+	d.eventually("the list agrees with the log", func() bool {
 		all := d.list()
-		if !whole { // its create is still among the requests, and was carried out again
+		if !whole { // the create of "lost" is still in the queue, and was decided again
 			delete(all, "lost")
 		}
 		return len(all) == 2 && all["a"] != nil && all["b"] != nil &&
@@ -278,27 +278,27 @@ func setBack(t *testing.T, restarted, whole bool) {
 	})
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs, &protocol.Query{Sandbox: "a", Limit: 10})
 	if err != nil || len(reply.Execs) != 3 {
-		t.Errorf("its execs are %v, %v", reply, err)
+		t.Errorf("the execs of a are %v, %v", reply, err)
 	}
 	if r := d.exec("lost", "x1"); whole && (r.Error == nil || r.Error.Code != protocol.NotFound) {
-		t.Errorf("an exec in a sandbox that the log does not have: %+v", r)
+		t.Errorf("an exec in a sandbox that the log does not have is answered with %+v", r)
 	}
-	// What another process writes now is followed.
+	// The coordinator follows events that another process appends now.
 	d.work("b", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: "y1", Inline: true}}}
 	})
-	d.eventually("what is written now is followed", func() bool {
+	d.eventually("the event of the other process is folded", func() bool {
 		b := d.list()["b"]
 		return b != nil && b.ActiveExecs == 0
 	})
-	d.eventually("its snapshots are stored", func() bool {
+	d.eventually("the new snapshots are stored", func() bool {
 		at, records := d.covered()
 		return at > 1 && len(records) >= 2 && records["a"] == d.last("a") && records["b"] == d.last("b")
 	})
 }
 
-// A coordinator starts with the checkpoint of a log that has been rewound since. It must not take what the log has now
-// for covered by snapshots.
+// A coordinator starts with the checkpoint of a log that has been rewound since. It must not assume that snapshots
+// cover the present log.
 func TestACheckpointOfALostHistoryCoversNothing(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -314,15 +314,15 @@ func TestACheckpointOfALostHistoryCoversNothing(t *testing.T) {
 	}
 	stop = d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond,
 		Abandon: 200 * time.Millisecond})
-	d.eventually("the unused id is ended", func() bool { return d.list("failed")["lost"] != nil })
+	d.eventually("the id that was reserved but not used is ended", func() bool { return d.list("failed")["lost"] != nil })
 	last := d.last("lost")
-	d.eventually("the checkpoint is of the log as it is", func() bool {
+	d.eventually("the checkpoint covers the present log", func() bool {
 		at, _, err := d.conn.Checkpoint(t.Context())
 		return err == nil && at.Record == last
 	})
 	stop()
 	defer d.coordinator("c2", Timing{Snapshot: time.Hour})()
 	if d.list()["a"] == nil {
-		t.Error("a sandbox is not known after a restart")
+		t.Error("sandbox a is not known after a restart")
 	}
 }

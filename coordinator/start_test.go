@@ -15,9 +15,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// BenchmarkStart starts a coordinator beside 10,000 living sandboxes with 20 ended execs each, and 100,000 that are
-// deleted, and measures its memory once it has read everything. The server is in the same process, and not
-// counted.
+// BenchmarkStart starts a coordinator with 10,000 living sandboxes with 20 ended execs each, and 100,000 deleted
+// sandboxes. It measures the coordinator's memory once it has read everything. The server runs in the same process; its
+// memory is not counted.
 func BenchmarkStart(b *testing.B) {
 	for _, n := range []struct{ living, over int }{{10_000, 100_000}} {
 		b.Run(fmt.Sprintf("living=%d/over=%d", n.living, n.over), func(b *testing.B) {
@@ -53,17 +53,17 @@ func BenchmarkStart(b *testing.B) {
 				b.ReportMetric((float64(heapInUse())-float64(before))/1e6, "MB")
 				runtime.KeepAlive(p)
 				if len(p.read.sandboxes) != n.living || len(p.read.deleted) != n.over {
-					b.Fatalf("%d live, %d are over", len(p.read.sandboxes), len(p.read.deleted))
+					b.Fatalf("%d sandboxes are living and %d are deleted", len(p.read.sandboxes), len(p.read.deleted))
 				}
 			}
 		})
 	}
 }
 
-// cpuTime is the CPU time of this process, which includes the server.
+// cpuTime returns the CPU time of this process, which includes the server.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // it cannot fail
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // Getrusage cannot fail with these arguments
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -94,13 +94,14 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 	}
 	snapshot := func(id string, state protocol.SandboxState, execs int) *jetstream.Snapshot {
 		s := &protocol.State{Sandbox: *handle(id, state), Execs: map[string]*protocol.Exec{}}
-		s.Sandbox.Tenant, s.Sandbox.Spec, s.Sandbox.Worker, s.Sandbox.HostID, s.Sandbox.Assigned = "default", spec, "w", "h", true
+		s.Sandbox.Tenant, s.Sandbox.Spec, s.Sandbox.Assigned = "default", spec, true
+		s.Sandbox.Worker, s.Sandbox.HostID = "w", "h"
 		zero := 0
 		for i := range execs {
 			x := &protocol.Exec{Tenant: "default", Sandbox: id, ID: fmt.Sprintf("01k%023d", i),
 				Request: fmt.Sprintf("01k%023d", i), State: protocol.ExecStateFinished,
-				Spec: protocol.ExecSpec{Command: []string{"sh", "-c",
-					"true"}}, ExitCode: &zero, AcceptedAt: time.Unix(1, 0), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(1, 0), Inline: true}
+				Spec: protocol.ExecSpec{Command: []string{"sh", "-c", "true"}}, ExitCode: &zero, Inline: true,
+				AcceptedAt: time.Unix(1, 0), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(1, 0)}
 			s.Execs[x.ID], s.Ended = x, append(s.Ended, x.ID)
 		}
 		s.Sandbox.TotalExecs = execs
@@ -113,7 +114,7 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 		}
 	}
 	<-js.PublishAsyncComplete()
-	if over > 0 { // what one of them has stands for all
+	if over > 0 { // one record, copied for all deleted sandboxes
 		if err := conn.WriteEndedRecord(b.Context(), "default", "model",
 			snapshot("model", protocol.StateDeleted, 0)); err != nil {
 			return err

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// watchdog drives everything that has not ended towards an end, even if its worker does not. Its parts run
-// concurrently, so that no deadline waits for hosts or for purges.
+// watchdog enforces deadlines on everything that has not ended, even if its worker does nothing. The parts of the
+// watchdog run concurrently, so that no deadline waits for hosts or for purges.
 //
 //	watchdog.go    deadlines of sandboxes
 //	due.go         the decisions that deadlines call for
@@ -20,12 +20,12 @@ import (
 //	purge.go       histories of sandboxes deleted long ago
 type watchdog struct {
 	*leader
-	unstarted *execTimers // accepted and not started
-	overdue   *execTimers // running beyond their own timeout
+	unstarted *execTimers // execs that are accepted and not started
+	overdue   *execTimers // execs that run beyond their own timeout
 	moves     moves
 	recent    recentHosts
 	tried     map[string]time.Time // by worker: the last attempt to take a silent host's lock
-	lostSince map[string]time.Time // by host id: lost, as far as this leader has seen
+	lostSince map[string]time.Time // by host id: when this leader first saw that the host was lost
 }
 
 func newWatchdog(l *leader) *watchdog {
@@ -44,7 +44,7 @@ func (w *watchdog) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// deadlinesAtOnce is how many sandboxes with a due deadline are decided concurrently.
+// deadlinesAtOnce is how many sandboxes the watchdog handles concurrently.
 const deadlinesAtOnce = 64
 
 // watchDeadlines inspects each living sandbox when its next deadline has come.
@@ -59,7 +59,7 @@ func (w *watchdog) watchDeadlines(ctx context.Context) error {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
-				w.projection.work.inspectBy(now, keys[i:]...) // for when this coordinator leads again
+				w.projection.work.inspectBy(now, keys[i:]...) // not handled: still due when this coordinator leads again
 				return ctx.Err()
 			}
 			group.Go(func() {
@@ -70,7 +70,7 @@ func (w *watchdog) watchDeadlines(ctx context.Context) error {
 		if len(keys) == deadlinesAtOnce {
 			continue
 		}
-		pause := w.cfg.Timing.Scan // somebody may set the store's clock, so never sleep for longer
+		pause := w.cfg.Timing.Scan // never longer, since an operator may set the store's clock
 		if !next.IsZero() {
 			pause = min(pause, max(next.Sub(w.conn.Now()), time.Millisecond))
 		}
@@ -96,7 +96,7 @@ func (w *watchdog) meetDeadline(ctx context.Context, k key) {
 	if b = w.projection.read.get(k); b == nil {
 		return
 	}
-	// A deadline that is still due is tried again at the next scan; any other is inspected when it is due.
+	// If the deadline is still due, inspect the sandbox again at the next scan.
 	at, now := w.projection.nextDeadline(b), w.conn.Now()
 	if err != nil || !at.IsZero() && !at.After(now) {
 		at = now.Add(w.cfg.Timing.Scan)
@@ -104,14 +104,14 @@ func (w *watchdog) meetDeadline(ctx context.Context, k key) {
 	w.projection.work.inspectBy(at, k)
 }
 
-// decideDue appends what the deadlines of one sandbox call for, decided on its newest state.
+// decideDue appends the events that the deadlines of one sandbox call for, decided on the newest state of the sandbox.
 func (w *watchdog) decideDue(ctx context.Context, b *protocol.Sandbox) error {
 	if w.due(b, w.hosts.byID(b.HostID), w.conn.Now()) == nil {
 		return nil
 	}
 	_, err := w.projection.journal(key{Tenant: b.Tenant, ID: b.ID}).Do(ctx,
 		w.whileLeading(func(s *protocol.State) ([]protocol.Event, error) {
-			// The sandbox may have moved on, or this decision may already have ended some of its execs.
+			// Decide again on this state: the sandbox may have changed since the check above.
 			if decide := w.due(&s.Sandbox, w.hosts.byID(s.Sandbox.HostID), w.conn.Now()); decide != nil {
 				return decide(s)
 			}

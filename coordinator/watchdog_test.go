@@ -10,11 +10,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Sandboxes that never rest end when their ttl is over, and not with the scan that comes next.
+// Sandboxes that run execs without pause end when they expire, and not only at the next scan.
 func TestABusySandboxEndsAtItsTTL(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.run(Config{Name: "c1", Timing: Timing{Scan: time.Hour}})() // what is late waits for the next scan
+	// A sandbox that is not ended when it expires would wait an hour for the next scan.
+	defer d.run(Config{Name: "c1", Timing: Timing{Scan: time.Hour}})()
 	const n = 20
 	zero := 0
 	began := time.Now()
@@ -63,12 +64,12 @@ func TestABusySandboxEndsAtItsTTL(t *testing.T) {
 	}
 	busy.Wait()
 	if len(late) != n {
-		t.Fatalf("%d of %d ended", len(late), n)
+		t.Fatalf("%d of %d sandboxes ended", len(late), n)
 	}
 	close(late)
 	worst := time.Duration(0)
 	for l := range late {
 		worst = max(worst, l)
 	}
-	t.Logf("the last one ended %s late", worst)
+	t.Logf("the latest sandbox ended %s after it expired", worst)
 }

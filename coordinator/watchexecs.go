@@ -30,17 +30,18 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 	})
 }
 
-// moment is one moment by two clocks: this process's own, for periods that it measures itself, and the store's, which
-// an operator may set, for times of events.
+// moment is one moment on two clocks. own is this process's clock, for periods that the process measures itself. store
+// is the clock of the event log, which an operator may set, for comparison with the times of events.
 type moment struct{ own, store time.Time }
 
-// endLateExecs ends those execs of a sandbox whose end nobody will report: execs that ran beyond their own timeout and
-// the time that their worker has to report it, and execs that never started and whose host is lost.
+// endLateExecs ends the execs of a sandbox that were not started in time, and the execs whose end no worker will
+// report: execs that ran beyond their own timeout plus the time that the worker has to report it, and execs that were
+// not started before their host was lost.
 func (w *watchdog) endLateExecs(
 	ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment,
 ) error {
 	lost := host == nil || host.State == protocol.HostLost
-	if b.State == protocol.StatePending || replaces(b) { // execs that never started wait for the new container
+	if b.State == protocol.StatePending || replaces(b) { // execs that are not started wait for the new container
 		lost = false
 	}
 	reason := protocol.ReasonInterrupted
@@ -62,7 +63,7 @@ func (w *watchdog) endLateExecs(
 	}
 	_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		return decideFailExecs(s, overdue, protocol.Errorf(protocol.Unavailable, reason,
-			"worker %s has not reported the end of the exec in time; its exit code is not known", b.Worker))
+			"worker %s did not report the end of the exec in time; the exit code is not known", b.Worker))
 	})
 	return err
 }
@@ -86,12 +87,12 @@ func (w *watchdog) lateExecs(k key, s *protocol.State, lost bool, now moment) (u
 	return unstarted, overdue
 }
 
-// whyNotStarted returns what an accepted exec waits for, as far as a coordinator knows. host is nil where none is
-// known.
+// whyNotStarted returns what an accepted exec waits for, as far as this coordinator knows. host is nil if the sandbox
+// has no known host.
 func whyNotStarted(b *protocol.Sandbox, host *protocol.Host) string {
 	switch {
 	case b.State == protocol.StatePending:
-		return "the sandbox is made again on another host"
+		return "the sandbox is being created again on another host"
 	case host == nil || host.State == protocol.HostLost:
 		return "the host of worker " + b.Worker + " is lost"
 	case host.State == protocol.HostSuspect:
@@ -99,7 +100,7 @@ func whyNotStarted(b *protocol.Sandbox, host *protocol.Host) string {
 	case host.State == protocol.HostUnhealthy:
 		return "worker " + b.Worker + " cannot reach its engine: " + host.Problem
 	case b.Error != nil:
-		return "worker " + b.Worker + " starts the sandbox again: " + b.Error.Error()
+		return "worker " + b.Worker + " is restarting the sandbox after an error: " + b.Error.Error()
 	}
 	return "the sandbox's supervisor is not connected to worker " + b.Worker +
 		"; its container may be paused, or restarting"

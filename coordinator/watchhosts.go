@@ -11,12 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// lostRounds is how many scans apart the sandboxes of a lost host are inspected again: their last events may arrive
-// late.
+// lostRounds is the number of scans after which the sandboxes of a lost host are inspected again: their last events may
+// arrive late.
 const lostRounds = 10
 
 // watchHosts finds out which silent hosts are lost, carries out what operators want of hosts, and has the sandboxes of
-// the hosts concerned inspected.
+// these hosts inspected.
 func (w *watchdog) watchHosts(ctx context.Context) error {
 	lost, round := map[string]bool{}, 0
 	return w.eachScan(ctx, func() {
@@ -39,8 +39,8 @@ func (w *watchdog) watchHosts(ctx context.Context) error {
 	})
 }
 
-// seizeSilentHosts takes the locks of silent hosts. Only a host whose lock could be taken is lost: its lease had
-// ended, so its worker changes nothing any more.
+// seizeSilentHosts takes the locks of silent hosts. A host is lost only if its lock could be taken: the lease had
+// ended, so the host's worker changes nothing any more.
 func (w *watchdog) seizeSilentHosts(ctx context.Context, hosts map[string]*protocol.Host) {
 	if !w.conn.Connected() {
 		return
@@ -57,14 +57,14 @@ func (w *watchdog) seizeSilentHosts(ctx context.Context, hosts map[string]*proto
 }
 
 func (w *watchdog) seizeHost(ctx context.Context, h *protocol.Host) {
-	// Each attempt is a new holder, so that a worker that waits for the lock does not take two attempts for one
-	// holder that renews.
+	// Each attempt is a new holder. A worker that waits for the lock would otherwise take two attempts for one holder
+	// that renews its lease.
 	holder := jetstream.Holder{
-		Name: w.cfg.Name, Instance: ulid.Make().String(), Detail: "takes the lock of a silent host",
+		Name: w.cfg.Name, Instance: ulid.Make().String(), Detail: "checking whether a silent host is lost",
 	}
 	err := w.conn.SeizeHost(ctx, h.HostID, holder, func(uint64) error {
 		if !w.hosts.mayBeLost(h.Worker) {
-			return nil // NATS was away meanwhile
+			return nil // NATS was unavailable meanwhile, which explains the silence
 		}
 		w.log.Warn("a host is lost", "worker", h.Worker, "host", h.HostID)
 		w.hosts.setLost(h.Worker)
@@ -72,6 +72,6 @@ func (w *watchdog) seizeHost(ctx context.Context, h *protocol.Host) {
 		return nil
 	})
 	if held := (*jetstream.HeldError)(nil); err != nil && !errors.As(err, &held) {
-		w.log.Warn("could not determine whether the silent host is lost", "worker", h.Worker, "error", err)
+		w.log.Warn("could not determine whether a silent host is lost; trying again", "worker", h.Worker, "error", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// wire is a client that knows NATS and docs/wire.md only.
+// wire is a client that uses only NATS and docs/wire.md.
 type wire struct {
 	t  *testing.T
 	nc *nats.Conn
@@ -34,7 +34,7 @@ func (d *deployment) wire() *wire {
 	return &wire{d.t, nc, js}
 }
 
-// publish stores a request in JSON and returns where its answers come.
+// publish stores a request in JSON, and returns the subscription that gets its answers.
 func (w *wire) publish(verb, sandbox, body string, headers ...string) (answers *nats.Subscription, duplicate bool) {
 	w.t.Helper()
 	inbox := w.nc.NewInbox()
@@ -69,8 +69,8 @@ func (w *wire) next(answers *nats.Subscription) *protocol.Reply {
 	return r
 }
 
-// A repeat is answered, accepted or refused, also where the client sets a message id, once the server
-// has forgotten that, which its acknowledgement tells.
+// A repeated request is answered, whether it was accepted or refused. If the client sets a message id, the repeat is
+// answered once the server has forgotten that id; the server's acknowledgement tells.
 func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -83,7 +83,7 @@ func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 			t.Helper()
 			var last *protocol.Reply
 			for range 3 {
-				d.eventually("the server stores it", func() bool {
+				d.eventually("the server stores the request", func() bool {
 					answers, duplicate := w.publish(verb, sandbox, body, header, id)
 					if !duplicate {
 						last = w.next(answers)
@@ -95,21 +95,21 @@ func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 		}
 		if r := repeat(protocol.VerbCreate, create, sandbox+"-create"); r.Error != nil || r.Sandbox == nil ||
 			r.Changed {
-			t.Errorf("%s: a create again: %+v", header, r)
+			t.Errorf("with header %s, a repeated create is answered with %+v", header, r)
 		}
 		if r := repeat(protocol.VerbExec, exec, sandbox+"-exec"); r.Error == nil ||
 			r.Error.Reason != protocol.ReasonSandboxNotReady {
-			t.Errorf("%s: an exec that is refused again: %+v", header, r)
+			t.Errorf("with header %s, a repeated exec that was refused is answered with %+v", header, r)
 		}
 		if r := repeat(protocol.VerbStop, `{"v":1}`, sandbox+"-create"); !refused(r) ||
 			r.Error.Reason != protocol.ReasonRequestUsed {
-			t.Errorf("%s: a stop with the create's id: %+v", header, r)
+			t.Errorf("with header %s, a stop with the create's request id is answered with %+v", header, r)
 		}
 	}
 }
 
-// A request that its client sent twice, since no answer came, is refused twice: the first answer
-// stands. A copy sent after the refusal is decided again.
+// A client that gets no answer sends its request twice. Both copies get the same refusal. A copy that is sent after the
+// refusal is decided again.
 func TestARequestSentTwiceBeforeItsRefusalIsNotAccepted(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -136,7 +136,7 @@ func TestARequestSentTwiceBeforeItsRefusalIsNotAccepted(t *testing.T) {
 	wantRefusal := func(r *protocol.Reply) {
 		t.Helper()
 		if r.Error == nil || r.Error.Reason != protocol.ReasonSandboxNotReady {
-			t.Errorf("%+v", r)
+			t.Errorf("a copy that was sent before the refusal is answered with %+v", r)
 		}
 	}
 	wantRefusal(<-both)
@@ -145,12 +145,12 @@ func TestARequestSentTwiceBeforeItsRefusalIsNotAccepted(t *testing.T) {
 	wantRefusal(<-both)
 	later, _ := w.publish(protocol.VerbExec, "a", exec, protocol.HeaderRequest, "x")
 	if r := w.next(later); r.Error != nil || !r.Changed {
-		t.Errorf("sent after the refusal: %+v", r)
+		t.Errorf("a copy that was sent after the refusal is answered with %+v", r)
 	}
 }
 
-// Answers in JSON have what says nothing, too, and name fields as the payload has them.
-func TestAnAnswerInJSONIsWhole(t *testing.T) {
+// Answers in JSON include empty fields. Errors name fields as in the request.
+func TestAnAnswerInJSONHasAllFields(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
@@ -171,25 +171,27 @@ func TestAnAnswerInJSONIsWhole(t *testing.T) {
 	const create = `{"v":1,"sandbox":{"image":"i"}}`
 	for i, want := range []bool{true, false} {
 		if r := answer("create", "a", create, protocol.HeaderRequest, "r1"); r["changed"] != want || r["error"] != nil {
-			t.Errorf("create %d: %v", i, r)
+			t.Errorf("create %d is answered with %v", i, r)
 		}
 	}
-	for body, field := range map[string]string{
-		`{"v":1,"sandbox":{"image":""}}`: "sandbox.image", `{"v":1,"sandbox":{"image":"i","grace":"soon"}}`: "sandbox.grace",
-		`{"v":1,"sandbox":{"image":"i","required_services":{"db":{"image":"i","memory":"1"}}}}`: "sandbox.required_services.db.memory",
-		`{"v":1,"sandbox":{"image":"i","mounts":[{"source":"/a","targets":"/b"}]}}`:             "sandbox.mounts[0].targets",
+	for _, c := range []struct{ body, field string }{
+		{`{"v":1,"sandbox":{"image":""}}`, "sandbox.image"},
+		{`{"v":1,"sandbox":{"image":"i","grace":"soon"}}`, "sandbox.grace"},
+		{`{"v":1,"sandbox":{"image":"i","required_services":{"db":{"image":"i","memory":"1"}}}}`,
+			"sandbox.required_services.db.memory"},
+		{`{"v":1,"sandbox":{"image":"i","mounts":[{"source":"/a","targets":"/b"}]}}`, "sandbox.mounts[0].targets"},
 	} {
-		r := answer("create", "b", body)
-		if e, ok := r["error"].(map[string]any); !ok || e["field"] != field || r["changed"] != false {
-			t.Errorf("%s: want %s, got %v", body, field, r)
+		r := answer("create", "b", c.body)
+		if e, ok := r["error"].(map[string]any); !ok || e["field"] != c.field || r["changed"] != false {
+			t.Errorf("%s should be refused for field %s, and is answered with %v", c.body, c.field, r)
 		}
 	}
 	d.begin("a")
-	if e := answer("exec", "a",
-		`{"v":1,"exec_id":"x","exec":{"command":["ls"],"service":"web"}}`)["error"].(map[string]any); e["field"] != "exec.service" {
-		t.Errorf("an exec in no service: %v", e)
+	noService := answer("exec", "a", `{"v":1,"exec_id":"x","exec":{"command":["ls"],"service":"web"}}`)
+	if e := noService["error"].(map[string]any); e["field"] != "exec.service" {
+		t.Errorf("an exec in a service that does not exist is answered with %v", e)
 	}
-	// However the client's library writes headers, and without a content type.
+	// The case of header names does not matter, and the content type may be missing.
 	for i, headers := range [][]string{{"content-type", "application/json", "boxfleet-request", "low", "boxfleet-reply",
 		""}, {}} {
 		inbox := w.nc.NewInbox()
@@ -211,22 +213,22 @@ func TestAnAnswerInJSONIsWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := w.next(answers); r.Error == nil || r.Error.Code != protocol.NotFound {
-			t.Errorf("%v: %+v", headers, r)
+			t.Errorf("a request with headers %v is answered with %+v", headers, r)
 		}
 	}
 	for endpoint, list := range map[string]string{"list": "sandboxes", "hosts": "hosts"} {
 		reply := w.read(endpoint, `{"v":1}`)
 		if _, there := reply[list].([]any); !there {
-			t.Errorf("%s: %v", endpoint, reply)
+			t.Errorf("the read %s has no list %s: %v", endpoint, list, reply)
 		}
 	}
 	if rows, there := w.read("execs", `{"v":1,"sandbox":"a"}`)["execs"].([]any); !there || len(rows) != 0 {
-		t.Errorf("execs are %v", rows)
+		t.Errorf("the execs of a sandbox without execs are %v, want an empty list", rows)
 	}
 }
 
-// Only a client that says that it understands such an answer gets the answer that its request waits.
-func TestAnOldClientTakesNoWaitForAnOutcome(t *testing.T) {
+// Only a client that says that it understands notices about waiting requests gets such a notice.
+func TestAnOldClientGetsNoNoticeThatItsRequestWaits(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
@@ -238,12 +240,12 @@ func TestAnOldClientTakesNoWaitForAnOutcome(t *testing.T) {
 		protocol.AcceptWaiting)
 	if r := w.next(newer); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil ||
 		r.Sandbox != nil {
-		t.Errorf("a newer client hears %+v", r)
+		t.Errorf("while its request waits, the newer client gets %+v", r)
 	}
 	d.limitLog(0)
 	for name, answers := range map[string]*nats.Subscription{"older": older, "newer": newer} {
 		if r := w.next(answers); r.Waiting != nil || r.Error != nil || r.Sandbox == nil {
-			t.Errorf("the %s client hears %+v", name, r)
+			t.Errorf("after the wait, the %s client gets %+v", name, r)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// wirePage is docs/wire.md.
+// wirePage returns the text of docs/wire.md.
 func wirePage(t *testing.T) string {
 	t.Helper()
 	page, err := os.ReadFile("../docs/wire.md")
@@ -22,7 +22,8 @@ func wirePage(t *testing.T) string {
 	return string(page)
 }
 
-// answered is what a coordinator says to a request or query of the page: the path of an error, or nothing.
+// answered sends a request or query of the page, and returns the parts of the error that answers it: code, reason and
+// field. It returns nil if there is no error.
 func answered(t *testing.T, w *wire, what, sandbox, body string) []string {
 	t.Helper()
 	var reply struct{ Error *protocol.Error }
@@ -60,7 +61,9 @@ func TestTheExamplesOfTheWirePageAreTrue(t *testing.T) {
 	w, page := d.wire(), wirePage(t)
 	_, commands, _ := strings.Cut(page, "```sh\n")
 	commands, _, _ = strings.Cut(commands, "```")
-	command := regexp.MustCompile(`^nats (?:pub --jetstream -H Boxfleet-Request:\w+ boxfleet\.v1\.request\.default\.(\w+)\.demo|request boxfleet\.v1\.api\.default\.(\w+)) '(.*)'$`)
+	command := regexp.MustCompile(
+		`^nats (?:pub --jetstream -H Boxfleet-Request:\w+ boxfleet\.v1\.request\.default\.(\w+)\.demo` +
+			`|request boxfleet\.v1\.api\.default\.(\w+)) '(.*)'$`)
 	tables := func() {
 		row := regexp.MustCompile("(?m)^\\| `(\\w+)` `(\\{.*\\})` \\| (.*) \\|$")
 		quoted := regexp.MustCompile("`([^`]+)`")
@@ -78,20 +81,20 @@ func TestTheExamplesOfTheWirePageAreTrue(t *testing.T) {
 					want = append(want, q[1])
 				}
 				if got := answered(t, w, m[1], sandbox, m[2]); !slices.Equal(got, want) {
-					t.Errorf("%s %s: the page says %q, and the coordinator %q", m[1], m[2], want, got)
+					t.Errorf("%s %s: the page says %q, and the coordinator answers %q", m[1], m[2], want, got)
 				}
 				tried++
 			}
 		}
 		if tried < 25 {
-			t.Errorf("%d rows were tried", tried)
+			t.Errorf("only %d rows of the page were tried", tried)
 		}
 	}
 	lines := strings.Split(strings.TrimSpace(commands), "\n")
 	for _, line := range lines {
 		m := command.FindStringSubmatch(line)
 		if m == nil {
-			t.Fatalf("what is %s", line)
+			t.Fatalf("the page has a line that is not a known command: %s", line)
 		}
 		if m[1] == protocol.VerbDelete {
 			tables()
@@ -101,18 +104,21 @@ func TestTheExamplesOfTheWirePageAreTrue(t *testing.T) {
 			sandbox, what = "demo", m[1]
 		}
 		if why := answered(t, w, what, sandbox, m[3]); why != nil {
-			t.Errorf("%s: %q", line, why)
+			t.Errorf("%s is answered with the error %q", line, why)
 		}
 		switch m[1] {
 		case protocol.VerbCreate:
 			d.begin("demo")
 		case protocol.VerbExec:
 			zero := 0
-			d.append(d.conn, "demo", protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "ex-1", Boot: "b"}},
-				protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "ex-1", ExitCode: &zero, Inline: true, StdoutBytes: 6, Stdout: []byte("Linux\n")}})
+			d.append(d.conn, "demo",
+				protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "ex-1", Boot: "b"}},
+				protocol.Event{Kind: protocol.ExecFinished,
+					Exec: &protocol.ExecDetails{ID: "ex-1", ExitCode: &zero, Inline: true, StdoutBytes: 6,
+						Stdout: []byte("Linux\n")}})
 		}
 	}
 	if len(lines) < 8 {
-		t.Errorf("%d commands", len(lines))
+		t.Errorf("the page has only %d commands", len(lines))
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// accepted is the history of a request that was accepted.
+// accepted returns the history of a create that was accepted.
 func accepted(t *testing.T, request protocol.SandboxSpec) *history {
 	h := &history{t: t}
 	whole, builtIn := spec.Resolve(request)
@@ -20,7 +20,7 @@ func accepted(t *testing.T, request protocol.SandboxSpec) *history {
 	return h
 }
 
-// assign places a sandbox on a host as the scheduler does.
+// assign assigns a sandbox to a host, as the scheduler does.
 func (h *history) assign(to *protocol.Host) {
 	h.t.Helper()
 	there, err := placement.SpecOn(&h.state.Sandbox, to)
@@ -36,7 +36,7 @@ func withDefaults(worker string, defaults protocol.SandboxSpec) *protocol.Host {
 	return h
 }
 
-func TestEachAssignmentBeginsFromWhatWasAccepted(t *testing.T) {
+func TestEachAssignmentStartsFromTheAcceptedSpec(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i", CPU: 1, Env: map[string]string{"OWN": "request", "A": "request"}})
 	before := h.state.Sandbox.Spec
 	h.assign(withDefaults("w1", protocol.SandboxSpec{CPU: 3, Memory: 1 << 30, User: "one",
@@ -44,23 +44,23 @@ func TestEachAssignmentBeginsFromWhatWasAccepted(t *testing.T) {
 	b := &h.state.Sandbox
 	if s := b.Spec; s.CPU != 1 || s.Memory != 1<<30 || s.User != "one" || s.Env["OWN"] != "request" ||
 		s.Env["A"] != "request" || s.Env["B"] != "w1" || len(s.Tools) != 1 {
-		t.Errorf("on w1: %+v", s)
+		t.Errorf("on w1, the spec is %+v", s)
 	}
 	if b.Accepted == nil || !spec.Equal(*b.Accepted, before) {
-		t.Errorf("the accepted spec: %+v", b.Accepted)
+		t.Errorf("the accepted spec is %+v", b.Accepted)
 	}
 	h.assign(withDefaults("w2", protocol.SandboxSpec{Env: map[string]string{"B": "w2"}, PIDs: 99}))
 	if s := b.Spec; s.Memory != protocol.DefaultMemory || s.PIDs != 99 || s.User != "" || s.Env["B"] != "w2" ||
 		len(s.Tools) != 0 {
-		t.Errorf("something of w1 is left on w2: %+v", s)
+		t.Errorf("on w2, the spec still has defaults of w1: %+v", s)
 	}
 	h.assign(host("w3", 0))
 	if !spec.Equal(b.Spec, before) || b.Accepted != nil {
-		t.Errorf("on a worker without defaults: %+v, accepted %+v", b.Spec, b.Accepted)
+		t.Errorf("on a worker without defaults, the spec is %+v, and the accepted spec %+v", b.Spec, b.Accepted)
 	}
 }
 
-func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
+func TestAResumedSandboxKeepsItsSpec(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i"})
 	w1 := withDefaults("w1", protocol.SandboxSpec{Memory: 1 << 30})
 	h.assign(w1)
@@ -68,16 +68,16 @@ func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
 	h.must(decideStop(&h.state, "s1", ""))
 	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
 	h.must(decideResume(&h.state, "u1"))
-	w1.Defaults = &protocol.SandboxSpec{Memory: 9 << 30, User: "other"} // the operator changed them
+	w1.Defaults = &protocol.SandboxSpec{Memory: 9 << 30, User: "other"} // the operator has changed the worker's defaults
 	w1.Memory = 2 << 30
 	if chosen, refusals := placement.Place(&h.state.Sandbox, []*protocol.Host{w1}, nil); chosen == nil {
-		t.Fatalf("it does not fit where it was: %v", refusals)
+		t.Fatalf("the sandbox does not fit on its own host: %v", refusals)
 	}
 	changed := h.state.Sandbox.Spec
 	changed.User = "other"
 	if events, err := decideAssign(&h.state, h.state.Sandbox.Generation, "w1", w1.HostID, &changed); err != nil ||
 		len(events) != 1 || events[0].Phase.Spec != nil {
-		t.Errorf("its assignment says another spec: %+v, %v", events, err)
+		t.Errorf("the assignment has another spec: %+v, %v", events, err)
 	}
 	h.assign(w1)
 	if s := h.state.Sandbox.Spec; s.Memory != 1<<30 || s.User != "" {
@@ -89,21 +89,25 @@ func TestPlacementUsesTheSpecAsItWouldBeOnTheHost(t *testing.T) {
 	for name, c := range map[string]struct {
 		request  protocol.SandboxSpec
 		defaults protocol.SandboxSpec
-		want     string // in the refusal; "": it is taken
+		want     string // part of the refusal; "": the host accepts the sandbox
 	}{
-		"its memory is too much": {protocol.SandboxSpec{}, protocol.SandboxSpec{Memory: 11 << 30},
+		"the default memory is too much": {protocol.SandboxSpec{}, protocol.SandboxSpec{Memory: 11 << 30},
 			"11GiB of memory are wanted"},
-		"unless the request says less": {protocol.SandboxSpec{Memory: 1 << 30}, protocol.SandboxSpec{Memory: 11 << 30},
+		"the request asks for less memory": {protocol.SandboxSpec{Memory: 1 << 30}, protocol.SandboxSpec{Memory: 11 << 30},
 			""},
-		"a target that is taken": {protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/t"}}},
-			protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}}, "spec.tmpfs[0].target: with the defaults of worker w1: is the same target"},
-		"copies on what cannot be written": {protocol.SandboxSpec{Copies: []protocol.Copy{{Digest: "sha256-" + strings.Repeat("0", 64), Target: "/c"}}},
+		"a target that is in use": {
+			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/t"}}},
+			protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}},
+			"spec.tmpfs[0].target: with the defaults of worker w1: is the same target"},
+		"copies to a read-only root": {
+			protocol.SandboxSpec{Copies: []protocol.Copy{{Digest: "sha256-" + strings.Repeat("0", 64), Target: "/c"}}},
 			protocol.SandboxSpec{ReadOnly: true}, "spec.read_only: with the defaults of worker w1"},
-		"a tool that is gone": {protocol.SandboxSpec{}, protocol.SandboxSpec{Tools: []string{"git"}},
+		"a default tool that the host does not offer": {protocol.SandboxSpec{}, protocol.SandboxSpec{Tools: []string{"git"}},
 			"spec.tools[0]: w1 does not offer git"},
-		"its own mounts are allowed": {protocol.SandboxSpec{},
+		"mounts of the worker's defaults are allowed": {protocol.SandboxSpec{},
 			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/t"}}}, ""},
-		"the request's are not": {protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/x"}}},
+		"mounts of the request are not": {
+			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/x"}}},
 			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache",
 				Target: "/t"}}}, "spec.mounts[0].source: /elsewhere"},
 	} {
@@ -116,17 +120,18 @@ func TestPlacementUsesTheSpecAsItWouldBeOnTheHost(t *testing.T) {
 	}
 }
 
-func TestAWorkersDefaultToPullNothingCountsInPlacement(t *testing.T) {
+func TestAWorkersPullDefaultCountsInPlacement(t *testing.T) {
 	told := placement.Images{}
 	lacks, has := reporting("w1", 0, told), reporting("w2", 5, told, appImage)
-	lacks.Defaults, has.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}, &protocol.SandboxSpec{Pull: protocol.PullNever}
+	lacks.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}
+	has.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}
 	b := &accepted(t, protocol.SandboxSpec{Image: "app"}).state.Sandbox
 	if chosen, refusals := placement.Place(b, []*protocol.Host{lacks, has}, told); chosen != has {
-		t.Errorf("got %v", refusals)
+		t.Errorf("the sandbox is not placed on the host that has its image: %v", refusals)
 	}
 	b = &accepted(t, protocol.SandboxSpec{Image: "app", Pull: protocol.PullAlways}).state.Sandbox
 	if _, refusals := placement.Place(b, []*protocol.Host{lacks, has}, told); refusals[0].Reason != "" {
-		t.Errorf("one that says otherwise: %v", refusals)
+		t.Errorf("a sandbox that always pulls is refused: %v", refusals)
 	}
 }
 
@@ -138,28 +143,28 @@ func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
 		t.Errorf("got %v", why)
 	}
 	if why := placement.Impossible(b, []*protocol.Host{conflict, host("w2", 10)}); why != nil {
-		t.Errorf("another host could: %v", why)
+		t.Errorf("another host could take the sandbox, but the error is %v", why)
 	}
 }
 
-// The defaults of a lost host do not count against the other hosts.
+// A sandbox was assigned to a host that is lost now. The defaults of that host do not keep it from other hosts.
 func TestTheDefaultsOfALostHostDoNotCountAgainstOthers(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i"})
 	h.assign(withDefaults("w1", protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/only/there", Target: "/t"}},
 		Runtime: "runsc"}))
 	hosts := []*protocol.Host{host("w2", 0)}
 	if why := placement.Impossible(&h.state.Sandbox, hosts); why != nil {
-		t.Errorf("it fails: %v", why)
+		t.Errorf("the sandbox fails: %v", why)
 	}
 	if chosen, refusals := placement.Place(&h.state.Sandbox, hosts, nil); chosen == nil {
-		t.Errorf("it does not fit: %v", refusals)
+		t.Errorf("the sandbox is not placed: %v", refusals)
 	}
 }
 
 func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 50 * time.Millisecond, Suspect: time.Minute}
-	stop := d.run(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})
+	c, stop := d.inMemory(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})
 	service := protocol.Services{"db": {Image: "i", Memory: 1 << 30}}
 	for _, id := range []string{"a", "b"} {
 		if r := d.request(protocol.VerbCreate, id, "create-"+id,
@@ -167,19 +172,19 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 			t.Fatal(r.Error)
 		}
 	}
-	// There is room for one with this memory, for both with what is built in.
+	// With the worker's default memory there is room for one of the sandboxes; with the built-in default, for both.
 	host := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 4 << 30,
 		Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now(),
 		Defaults: &protocol.SandboxSpec{Memory: 1200 << 20, PIDs: 99, User: "one"}}
 	if err := d.conn.RegisterHost(t.Context(), host); err != nil {
 		t.Fatal(err)
 	}
-	d.eventually("the first one is assigned", func() bool { return d.list("pending")["a"].Assigned })
+	d.eventually("sandbox a is assigned", func() bool { return d.list("pending")["a"].Assigned })
 	check := func(when string) {
 		t.Helper()
 		if a := d.list()["a"]; a.Spec.Memory != 1200<<20 || a.Spec.PIDs != 77 || a.Spec.User != "one" ||
 			a.Accepted == nil || a.Accepted.Memory != protocol.DefaultMemory {
-			t.Errorf("%s: %+v", when, a)
+			t.Errorf("%s: sandbox a is %+v", when, a)
 		}
 	}
 	check("assigned")
@@ -187,25 +192,25 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "b"})
 		if err != nil || len(reply.Explain.Hosts) != 1 ||
 			!strings.Contains(reply.Explain.Hosts[0].Reason, "of memory are wanted") {
-			t.Fatalf("the second one: %+v, %v", reply, err)
+			t.Fatalf("the explanation of sandbox b is %+v, %v", reply, err)
 		}
-		time.Sleep(2 * timing.Scan)
+		d.schedulerPassed(c)
 	}
 	history, err := d.conn.History(t.Context(), "default", "a", 0)
 	if err != nil || len(history) != 2 {
-		t.Fatalf("%d batches, %v", len(history), err)
+		t.Fatalf("the history has %d batches, %v; want 2", len(history), err)
 	}
 	first, second := history[0].Events[0].Phase, history[1].Events[0].Phase
 	if !slices.Contains(first.BuiltIn, "memory") || slices.Contains(first.BuiltIn, "pids") ||
 		first.Spec.Memory != protocol.DefaultMemory || second.Spec == nil || second.Spec.User != "one" {
-		t.Errorf("accepted %+v, assigned %+v", first, second)
+		t.Errorf("the create has the details %+v, and the assignment %+v", first, second)
 	}
 	stop()
 	defer d.run(Config{Name: "c1", Timing: timing})()
 	check("after a restart of the coordinator")
 }
 
-func TestASandboxOfAnOlderCoordinatorKeepsWhatItWasAcceptedWith(t *testing.T) {
+func TestASandboxOfAnOlderCoordinatorKeepsItsAcceptedSpec(t *testing.T) {
 	h := &history{t: t}
 	whole := protocol.SandboxSpec{Image: "i"}
 	whole.Resolve()

@@ -12,35 +12,36 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// workingState is what the scheduler and the watchdog work from: indexes of the living sandboxes, updated with each
-// change, so that their work costs by what changed and not by how many sandboxes there are.
+// workingState is the data that the scheduler and the watchdog work on: indexes of the living sandboxes, updated with
+// each change. The cost of their work is therefore proportional to the number of changes, not of sandboxes.
 type workingState struct {
 	mu        *sync.RWMutex             // the projection's
 	sandboxes map[key]*protocol.Sandbox // the read model's
 
 	schedulerWake wake.Signal // something changed that concerns the scheduler
-	deadlineWake  wake.Signal // another deadline is the next one
+	deadlineWake  wake.Signal // the next deadline is another one than before
 
 	hosts     map[string]*hostLoad // by host id
-	assigned  map[key]reservedOn   // where each sandbox is, and what it takes there
+	assigned  map[key]reservedOn   // the host of each sandbox, and the resources that it takes there
 	waiting   waitQueue            // sandboxes without a host, the oldest first
 	pending   map[key]struct{}
-	active    map[key]struct{}    // with execs that have not ended
-	inFlight  map[key]reservedOn  // assignments on their way into the log
-	changed   map[string]struct{} // hosts whose load changed since the scheduler took it
+	active    map[key]struct{}    // sandboxes with execs that have not ended
+	inFlight  map[key]reservedOn  // assignments that are being appended
+	changed   map[string]struct{} // hosts whose load changed since the last takeChangedUsages
 	deadlines deadlines
 }
 
-// hostLoad is what is on a host. A sandbox that is being made or removed takes its resources.
+// hostLoad is the load of a host: its sandboxes, and the resources that they take. A sandbox takes resources also while
+// it is being created or deleted.
 type hostLoad struct {
 	worker    string // the worker named in the newest assignment
 	used      load
 	sandboxes map[key]struct{}
-	preparing map[key]struct{} // assigned and not ready yet: they are placed elsewhere when the host is lost
-	pending   map[key]struct{} // about which the worker has something to do
+	preparing map[key]struct{} // assigned and not ready yet; placed on another host when this one is lost
+	pending   map[key]struct{} // sandboxes for which the worker has something to do
 }
 
-// reservedOn is what a sandbox takes of a host.
+// reservedOn is a sandbox's host, and the resources that the sandbox takes there.
 type reservedOn struct {
 	host string
 	used load
@@ -56,10 +57,10 @@ func (w waiting) compare(v waiting) int {
 	return cmp.Or(w.since.Compare(v.since), cmp.Compare(w.key.ID, v.key.ID), cmp.Compare(w.key.Tenant, v.key.Tenant))
 }
 
-// waitQueue is ordered, the oldest first.
+// waitQueue is a queue in order, the oldest first.
 type waitQueue []waiting
 
-// load is a usage in integers, so that adding and subtracting it leaves no rounding error.
+// load is a usage in integers. Adding and subtracting integers leaves no rounding error.
 type load struct {
 	sandboxes, gpus int
 	nanoCPU         int64
@@ -97,7 +98,7 @@ func newWorkingState(mu *sync.RWMutex, sandboxes map[key]*protocol.Sandbox) *wor
 	}
 }
 
-// host returns the entry of a host, and creates it where there is none.
+// host returns the entry of a host. It creates one if there is none.
 func (w *workingState) host(id string) *hostLoad {
 	h := w.hosts[id]
 	if h == nil {
@@ -116,8 +117,9 @@ func (w *workingState) addLoad(id string, l load, sign int) {
 	w.changed[id] = struct{}{}
 }
 
-// moveLocked replaces a sandbox's handle in the indexes: before is nil for a new one, after for one that is no longer
-// living. It reports whether the change concerns the scheduler: a sandbox waits, or room was freed on a host.
+// moveLocked replaces a sandbox's handle in the indexes. before is nil for a new sandbox, after is nil for a sandbox
+// that is no longer living. moveLocked reports whether the change concerns the scheduler: a sandbox waits, or room was
+// freed on a host.
 func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (concerns bool) {
 	next := reservationOf(w.assigned[k], before, after)
 	w.landLocked(k, after, next.host)
@@ -132,13 +134,14 @@ func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (conce
 	return w.requeueLocked(k, before, after) || freed
 }
 
-// reservationOf returns what a sandbox takes of its host now; last is what it took before.
+// reservationOf returns the host of a sandbox and the resources that it takes there now; last is the same before the
+// change.
 func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reservedOn) {
 	if after == nil || after.Worker == "" {
 		return next
 	}
 	next.host = after.HostID
-	if !after.Assigned && after.State != protocol.StateDeleting { // one that is being deleted holds its resources
+	if !after.Assigned && after.State != protocol.StateDeleting { // a sandbox that is being deleted keeps its resources
 		return next
 	}
 	next.used = last.used
@@ -148,7 +151,7 @@ func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reser
 	return next
 }
 
-// landLocked ends an assignment in flight that has come into the log, or has become pointless.
+// landLocked ends an assignment in flight that was appended, or whose sandbox is no longer living.
 func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
 	f, inFlight := w.inFlight[k]
 	if inFlight && (after == nil || after.Assigned && host == f.host) {
@@ -157,7 +160,7 @@ func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
 	}
 }
 
-// reserveLocked replaces what a sandbox takes of a host. It reports whether that frees room.
+// reserveLocked replaces the resources that a sandbox takes. It reports whether the change frees room on a host.
 func (w *workingState) reserveLocked(k key, after *protocol.Sandbox, next reservedOn) (freed bool) {
 	old := w.assigned[k]
 	if old == next {
@@ -179,7 +182,7 @@ func (w *workingState) reserveLocked(k key, after *protocol.Sandbox, next reserv
 	return old.used.sandboxes > next.used.sandboxes
 }
 
-// requeueLocked updates a sandbox's position in the queue for a host. It reports whether the sandbox waits.
+// requeueLocked updates a sandbox's position in the queue for hosts. It reports whether the sandbox waits.
 func (w *workingState) requeueLocked(k key, before, after *protocol.Sandbox) (waits bool) {
 	waited := before != nil && waitsForHost(before)
 	waits = after != nil && waitsForHost(after)
@@ -196,7 +199,7 @@ func (w *workingState) requeueLocked(k key, before, after *protocol.Sandbox) (wa
 // waitsForHost reports whether a sandbox is pending and has no host.
 func waitsForHost(b *protocol.Sandbox) bool { return b.State == protocol.StatePending && !b.Assigned }
 
-// workerPending reports whether a sandbox's worker has something to do about it.
+// workerPending reports whether a sandbox's worker has something to do for it.
 func workerPending(b *protocol.Sandbox) bool {
 	switch b.State {
 	case protocol.StatePending:
@@ -207,7 +210,7 @@ func workerPending(b *protocol.Sandbox) bool {
 	return b.State == protocol.StateDeleting
 }
 
-// removeLocked removes a sandbox from the indexes; before is its last handle, nil where it was not living.
+// removeLocked removes a sandbox from the indexes; before is its last handle, or nil if it was not living.
 func (w *workingState) removeLocked(k key, before *protocol.Sandbox) {
 	w.moveLocked(k, before, nil)
 	w.deadlines.drop(k)
@@ -264,7 +267,7 @@ func (w *workingState) usages() (used map[string]placement.Usage, workers map[st
 	return used, workers
 }
 
-// takeChangedUsages returns the usage of hosts where it changed since the last call.
+// takeChangedUsages returns the usage of the hosts whose usage changed since the last call.
 func (w *workingState) takeChangedUsages() map[string]placement.Usage {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -292,7 +295,7 @@ func (w *workingState) on(hostID string) []key {
 	return nil
 }
 
-// pendingOn returns the sandboxes of a host about which its worker has something to do.
+// pendingOn returns the sandboxes of a host for which its worker has something to do.
 func (w *workingState) pendingOn(hostID string) []key {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -302,7 +305,8 @@ func (w *workingState) pendingOn(hostID string) []key {
 	return nil
 }
 
-// eachPending visits the sandboxes about which the workers of some hosts have something to do.
+// eachPending visits the sandboxes for which their worker has something to do, on the hosts for which ready returns
+// true.
 func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k key, b *protocol.Sandbox)) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -316,7 +320,7 @@ func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k 
 	}
 }
 
-// withExecs returns the sandboxes that have execs which have not ended.
+// withExecs returns the sandboxes that have execs that have not ended.
 func (w *workingState) withExecs() []*protocol.Sandbox { return w.handles(w.active) }
 
 // pendingSandboxes returns the sandboxes that are pending.
@@ -331,8 +335,9 @@ func (w *workingState) handles(keys map[key]struct{}) (list []*protocol.Sandbox)
 	return list
 }
 
-// waitingForHost returns the sandboxes that wait for a host, the oldest first: those without one, and those that were
-// not ready when their host was lost. inFlight says whether to include those whose assignment is on its way.
+// waitingForHost returns the sandboxes that wait for a host, the oldest first: sandboxes without a host, and sandboxes
+// that were not ready when their host was lost. inFlight says whether to include sandboxes whose assignment is being
+// appended.
 func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.Sandbox {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -361,8 +366,8 @@ func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.
 	return list
 }
 
-// launch counts an assignment on its host before it is in the log. It reports false where the sandbox has changed
-// since the assignment was chosen, or another assignment of it is in flight.
+// launch counts an assignment on its host before it is appended. It returns false if the sandbox has changed since the
+// assignment was chosen, or if another assignment of the sandbox is in flight.
 func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Usage) bool {
 	k := key{Tenant: b.Tenant, ID: b.ID}
 	w.mu.Lock()
@@ -378,7 +383,7 @@ func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Us
 	return true
 }
 
-// abort stops counting an assignment that did not come into the log.
+// abort stops counting an assignment that was not appended.
 func (w *workingState) abort(k key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -389,7 +394,7 @@ func (w *workingState) abort(k key) {
 	}
 }
 
-// countOn adds to hosts how many sandboxes are on each, and how many of their execs have not ended.
+// countOn sets on each host how many sandboxes it has, by state, and how many of their execs have not ended.
 func (w *workingState) countOn(hosts []*protocol.Host) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

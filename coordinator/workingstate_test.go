@@ -39,7 +39,7 @@ func drawHandle(t *rapid.T, id string, before *protocol.Sandbox) *protocol.Sandb
 			rapid.Bool().Draw(t, "assigned")
 		b.Resuming = b.State == protocol.StatePending && rapid.Bool().Draw(t, "resuming")
 	}
-	if before != nil { // what it takes changes with its assignment only
+	if before != nil { // the resources that a sandbox takes change only with its assignment
 		if b.Generation = before.Generation; b.HostID != before.HostID || !before.Assigned {
 			b.Generation++
 		} else {
@@ -82,7 +82,7 @@ func TestTheIndexesAgreeWithAScan(t *testing.T) {
 
 func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]reservedOn) {
 	used, workers := map[string]load{}, map[string]string{}
-	on, owing, pending, active := map[string]map[key]bool{}, map[key]bool{}, map[key]bool{}, map[key]bool{}
+	on, forWorker, pending, active := map[string]map[key]bool{}, map[key]bool{}, map[key]bool{}, map[key]bool{}
 	var line []waiting
 	for k, b := range model {
 		if b.Worker != "" {
@@ -97,7 +97,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 				used[b.HostID] = u
 			}
 			if workerPending(b) {
-				owing[k] = true
+				forWorker[k] = true
 			}
 		}
 		if b.State == protocol.StatePending {
@@ -118,24 +118,24 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 	slices.SortFunc(line, waiting.compare)
 	got, gotWorkers := p.work.usages()
 	if !maps.Equal(gotWorkers, workers) {
-		t.Fatalf("workers %v, want %v", gotWorkers, workers)
+		t.Fatalf("the workers are %v, want %v", gotWorkers, workers)
 	}
 	for host := range on {
 		if u := used[host].usage(); got[host] != u {
-			t.Fatalf("%s: %+v is taken, want %+v", host, got[host], u)
+			t.Fatalf("the usage of %s is %+v, want %+v", host, got[host], u)
 		}
 		if n := len(p.work.on(host)); n != len(on[host]) {
 			t.Fatalf("%s has %d sandboxes, want %d", host, n, len(on[host]))
 		}
 	}
 	if got["h9"] != used["h9"].usage() {
-		t.Fatalf("on their way: %+v, want %+v", got["h9"], used["h9"].usage())
+		t.Fatalf("the usage of assignments in flight is %+v, want %+v", got["h9"], used["h9"].usage())
 	}
-	gotOwing := map[key]bool{}
+	gotForWorker := map[key]bool{}
 	p.work.eachPending(func(string) bool { return true },
-		func(k key, b *protocol.Sandbox) { gotOwing[k] = b == model[k] })
-	if !maps.Equal(gotOwing, owing) {
-		t.Fatalf("owing %v, want %v", gotOwing, owing)
+		func(k key, b *protocol.Sandbox) { gotForWorker[k] = b == model[k] })
+	if !maps.Equal(gotForWorker, forWorker) {
+		t.Fatalf("the sandboxes for which a worker has something to do are %v, want %v", gotForWorker, forWorker)
 	}
 	if len(p.work.pendingSandboxes()) != len(pending) || len(p.work.withExecs()) != len(active) {
 		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.work.pendingSandboxes()),
@@ -144,15 +144,15 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 	list := p.work.waitingForHost([]string{"h1", "h8"}, true)
 	for i, b := range list {
 		if len(list) != len(line) || (key{Tenant: b.Tenant, ID: b.ID}) != line[i].key {
-			t.Fatalf("the line is %v, want %v", list, line)
+			t.Fatalf("the queue is %v, want %v", list, line)
 		}
 	}
 	if len(list) != len(line) || len(p.work.waitingForHost([]string{"h1"}, false)) > len(line) {
-		t.Fatalf("%d wait, want %d", len(list), len(line))
+		t.Fatalf("%d sandboxes wait, want %d", len(list), len(line))
 	}
 }
 
-// heapInUse is how many bytes are in use.
+// heapInUse returns how many bytes of the heap are in use after a garbage collection.
 func heapInUse() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -160,7 +160,7 @@ func heapInUse() uint64 {
 	return m.HeapAlloc
 }
 
-// A deleted sandbox takes at most 300 bytes of memory, however much it took before.
+// A deleted sandbox takes at most 300 bytes of memory, however much it took while it was living.
 func TestADeletedSandboxTakesAtMost300Bytes(t *testing.T) {
 	const n = 50_000
 	p := newProjection(nil, nil, "c1", 0)
@@ -178,14 +178,15 @@ func TestADeletedSandboxTakesAtMost300Bytes(t *testing.T) {
 	}
 	took := heapInUse() - before
 	if each := took / n; each > 300 {
-		t.Errorf("each takes %d bytes", each)
+		t.Errorf("a deleted sandbox takes %d bytes", each)
 	} else {
-		t.Logf("each takes %d bytes, %d of them of its struct and key", each,
+		t.Logf("a deleted sandbox takes %d bytes, %d of them for its entry and key", each,
 			unsafe.Sizeof(deletedEntry{})+unsafe.Sizeof(key{}))
 	}
 	if len(p.read.sandboxes)+len(p.journals)+len(p.work.assigned)+len(p.work.hosts)+len(p.work.deadlines.at) > 0 ||
 		len(p.read.deleted) != n {
-		t.Errorf("%d are over, and of living ones there are %d", len(p.read.deleted), len(p.read.sandboxes))
+		t.Errorf("%d sandboxes are deleted and %d are living, or an index still has entries", len(p.read.deleted),
+			len(p.read.sandboxes))
 	}
 	runtime.KeepAlive(p)
 }
@@ -200,12 +201,12 @@ func TestASelectorFindsWhatMayHaveItsLabels(t *testing.T) {
 			}
 		}
 		if of := labelSet(selector, ""); labelSet(labels, "")&of != of {
-			t.Errorf("%v is not found by %v", labels, selector)
+			t.Errorf("a sandbox with labels %v does not match the selector %v", labels, selector)
 		}
 	})
 }
 
-// Each sandbox is due once, in the order of the newest deadlines.
+// Each sandbox is due once, in the order of the deadlines.
 func TestDeadlinesComeInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, model := deadlines{at: map[key]time.Time{}}, map[key]time.Time{}
@@ -220,13 +221,13 @@ func TestDeadlinesComeInOrder(t *testing.T) {
 				due, next := d.due(at, 1000)
 				for _, k := range due {
 					if v, there := model[k]; !there || v.After(at) {
-						t.Fatalf("%v is due at %v, and comes at %v", k, v, at)
+						t.Fatalf("%v is due at %v, and is returned at %v", k, v, at)
 					}
 					delete(model, k)
 				}
 				for _, v := range model {
 					if !v.After(at) || next.IsZero() || v.Before(next) {
-						t.Fatalf("at %v there is one left of %v, and the next is said to be at %v", at, v, next)
+						t.Fatalf("at %v a sandbox with deadline %v is left, and the next deadline is reported as %v", at, v, next)
 					}
 				}
 			default:
@@ -239,7 +240,7 @@ func TestDeadlinesComeInOrder(t *testing.T) {
 	})
 }
 
-// BenchmarkPass measures a pass of the scheduler where nothing waits, with living and deleted sandboxes.
+// BenchmarkPass measures a pass of the scheduler when no sandbox waits, with living and deleted sandboxes.
 func BenchmarkPass(b *testing.B) {
 	for _, c := range []struct{ living, over int }{{0, 0}, {0, 100_000}, {100_000, 0}} {
 		b.Run(fmt.Sprintf("living=%d/over=%d", c.living, c.over), func(b *testing.B) {

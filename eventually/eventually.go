@@ -1,4 +1,5 @@
-// Package eventually lets a test wait for a condition instead of sleeping. Only tests import it.
+// Package eventually lets a test wait for a condition instead of sleeping, and checks that tests leave no descriptors
+// open. Only tests import it.
 package eventually
 
 import (

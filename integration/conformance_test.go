@@ -29,22 +29,22 @@ const conformanceFile = "../docs/conformance.md"
 type part struct {
 	field string
 	set   func(*protocol.SandboxSpec) // set through the SDK
-	flags []string                    // set through the CLI; none: through its -f
-	yaml  string                      // set through a file; a field of services.* is set in the service db
+	flags []string                    // set through the CLI; none: through a file given with -f
+	yaml  string                      // set through a file; for a field services.*, part of the service db
 
-	in          string // the service that the probe runs in; default: the primary container
-	probe, want string // a script and its expected output, or
-	shown       string // the test that covers the field
+	in          string // service in which the probe runs; default: the primary container
+	probe, want string // a script and its expected output; or else
+	shown       string // the test that covers the effect of the field
 
-	read func(*protocol.Sandbox) any // the value as read back: set, and the same in every way
+	read func(*protocol.Sandbox) any // reads the value back: it must be set, and equal however it was set
 }
 
-// imagePart is in each group.
+// imagePart is part of every group.
 var imagePart = part{field: "image", set: func(s *protocol.SandboxSpec) { s.Image = fleet.Image },
 	flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
 	probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }}
 
-// parts lists all fields by group. The fields of one group are set on one sandbox together.
+// parts lists all fields by group. All fields of a group are set on the same sandbox.
 func parts(dirs conformanceDirs) map[string][]part {
 	spec := func(read func(*protocol.SandboxSpec) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(&b.Spec) }
@@ -58,7 +58,8 @@ func parts(dirs conformanceDirs) map[string][]part {
 			},
 				flags: []string{"--", "sh", "-c",
 					"echo ran > /tmp/primary; sleep 1000"}, yaml: `command: [sh, -c, "echo ran > /tmp/primary; sleep 1000"]`,
-				probe: "while ! test -s /tmp/primary; do usleep 10000; done; cat /tmp/primary", want: "ran", read: spec(func(s *protocol.SandboxSpec) any { return s.Command })},
+				probe: "while ! test -s /tmp/primary; do usleep 10000; done; cat /tmp/primary", want: "ran",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.Command })},
 			{field: "env", set: func(s *protocol.SandboxSpec) { s.Env = map[string]string{"COLOUR": "red"} },
 				flags: []string{"--env", "COLOUR=red"}, yaml: "env: {COLOUR: red}",
 				probe: "echo $COLOUR", want: "red", read: spec(func(s *protocol.SandboxSpec) any { return s.Env })},
@@ -73,21 +74,26 @@ func parts(dirs conformanceDirs) map[string][]part {
 				probe: "pwd", want: "/tmp", read: spec(func(s *protocol.SandboxSpec) any { return s.Cwd })},
 			{field: "cpu", set: func(s *protocol.SandboxSpec) { s.CPU = 0.5 }, flags: []string{"--cpu", "0.5"},
 				yaml:  "cpu: 0.5",
-				probe: "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max", want: "50000", read: spec(func(s *protocol.SandboxSpec) any { return s.CPU })},
+				probe: "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max",
+				want:  "50000", read: spec(func(s *protocol.SandboxSpec) any { return s.CPU })},
 			{field: "memory", set: func(s *protocol.SandboxSpec) { s.Memory = 64 << 20 },
 				flags: []string{"--memory", "64m"}, yaml: "memory: 64m",
-				probe: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max", want: "67108864", read: spec(func(s *protocol.SandboxSpec) any { return s.Memory })},
+				probe: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max",
+				want:  "67108864", read: spec(func(s *protocol.SandboxSpec) any { return s.Memory })},
 			{field: "pids", set: func(s *protocol.SandboxSpec) { s.PIDs = 300 }, flags: []string{"--pids", "300"},
 				yaml:  "pids: 300",
-				probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300", read: spec(func(s *protocol.SandboxSpec) any { return s.PIDs })},
+				probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.PIDs })},
 			{field: "shm_size", set: func(s *protocol.SandboxSpec) { s.ShmSize = 1 << 20 },
 				flags: []string{"--shm-size", "1m"}, yaml: "shm_size: 1m",
-				probe: "df -k /dev/shm | tail -1 | awk '{print $2}'", want: "1024", read: spec(func(s *protocol.SandboxSpec) any { return s.ShmSize })},
+				probe: "df -k /dev/shm | tail -1 | awk '{print $2}'", want: "1024",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.ShmSize })},
 			{field: "network", set: func(s *protocol.SandboxSpec) {
 				s.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.1.0.0/16"}}
 			},
 				flags: []string{"--network", "10.1.0.0/16"}, yaml: "network: {allow: [10.1.0.0/16]}",
-				shown: "TestS22_NetworksReachOnlyPermittedAddresses", read: spec(func(s *protocol.SandboxSpec) any { return s.Network })},
+				shown: "TestS22_NetworksReachOnlyPermittedAddresses",
+				read:  spec(func(s *protocol.SandboxSpec) any { return s.Network })},
 			{field: "ports", set: func(s *protocol.SandboxSpec) { s.Ports = []protocol.Port{{Container: 81}} },
 				flags: []string{"--port", "81"}, yaml: "ports: [\"81\"]",
 				shown: "TestX18_PortsAreAskedForGivenAndRefused", read: spec(func(s *protocol.SandboxSpec) any { return s.Ports })},
@@ -98,21 +104,27 @@ func parts(dirs conformanceDirs) map[string][]part {
 				s.Tmpfs = []protocol.Tmpfs{{Target: "/scratch",
 					Size: 2 << 20}}
 			}, flags: []string{"--tmpfs", "/scratch:2m"}, yaml: "tmpfs: [{target: /scratch, size: 2m}]",
-				probe: "df -k /scratch | tail -1 | awk '{print $2}'", want: "2048", read: spec(func(s *protocol.SandboxSpec) any { return s.Tmpfs })},
+				probe: "df -k /scratch | tail -1 | awk '{print $2}'", want: "2048",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.Tmpfs })},
 			{field: "runtime", set: func(s *protocol.SandboxSpec) { s.Runtime = "runc" },
 				flags: []string{"--runtime", "runc"}, yaml: "runtime: runc",
 				shown: "TestTheContainerIsAsTheSpecSays", read: func(b *protocol.Sandbox) any { return b.Isolation }},
 			{field: "profile", set: func(s *protocol.SandboxSpec) { s.Profile = "standard" },
 				flags: []string{"--profile", "standard"}, yaml: "profile: standard",
-				probe: "grep CapBnd /proc/self/status | cut -f2", want: "00000000a00405fb", read: spec(func(s *protocol.SandboxSpec) any { return s.Profile })},
+				probe: "grep CapBnd /proc/self/status | cut -f2", want: "00000000a00405fb",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.Profile })},
 			{field: "mounts", set: func(s *protocol.SandboxSpec) {
 				s.Mounts = []protocol.Mount{{Source: dirs.mount, Target: "/mnt/m"}}
-			}, flags: []string{"--mount", dirs.mount + ":/mnt/m"}, yaml: "mounts: [{source: " + dirs.mount + ", target: /mnt/m}]",
-				probe: "cat /mnt/m/file; touch /mnt/m/x 2>/dev/null || echo cannot", want: "mounted\ncannot", read: spec(func(s *protocol.SandboxSpec) any { return s.Mounts })},
+			}, flags: []string{"--mount", dirs.mount + ":/mnt/m"},
+				yaml:  "mounts: [{source: " + dirs.mount + ", target: /mnt/m}]",
+				probe: "cat /mnt/m/file; touch /mnt/m/x 2>/dev/null || echo cannot", want: "mounted\ncannot",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.Mounts })},
 			{field: "copies", set: func(s *protocol.SandboxSpec) {
 				s.Copies = []protocol.Copy{dirs.copied}
-			}, flags: []string{"--copy", dirs.tree + ":/copied", "--copy-exclude", "*.log", "--copy-owner", "1000:7"}, yaml: "copies: [{source: " + dirs.tree + ", target: /copied, exclude: ['*.log'], owner: '1000:7'}]",
-				probe: "cd /copied; ls -A; cat f; stat -c '%u:%g' f", want: "f\ncopied\n1000:7", read: spec(func(s *protocol.SandboxSpec) any { return s.Copies })},
+			}, flags: []string{"--copy", dirs.tree + ":/copied", "--copy-exclude", "*.log", "--copy-owner", "1000:7"},
+				yaml:  "copies: [{source: " + dirs.tree + ", target: /copied, exclude: ['*.log'], owner: '1000:7'}]",
+				probe: "cd /copied; ls -A; cat f; stat -c '%u:%g' f", want: "f\ncopied\n1000:7",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.Copies })},
 			{field: "tools", set: func(s *protocol.SandboxSpec) { s.Tools = []string{"npm"} },
 				flags: []string{"--tool", "npm"}, yaml: "tools: [npm]",
 				probe: "cat ~/.npm/file", want: "cached", read: spec(func(s *protocol.SandboxSpec) any { return s.Tools })},
@@ -121,10 +133,12 @@ func parts(dirs conformanceDirs) map[string][]part {
 				shown: "TestQ14_ImagesArePulled", read: spec(func(s *protocol.SandboxSpec) any { return s.Pull })},
 			{field: "idle_ttl", set: func(s *protocol.SandboxSpec) { s.IdleTTL = protocol.Duration(time.Hour) },
 				flags: []string{"--idle-ttl", "1h"}, yaml: "idle_ttl: 1h",
-				shown: "TestS9_IdleStopIsPunctualAndResumeResetsIt", read: spec(func(s *protocol.SandboxSpec) any { return s.IdleTTL })},
+				shown: "TestS9_IdleStopIsPunctualAndResumeResetsIt",
+				read:  spec(func(s *protocol.SandboxSpec) any { return s.IdleTTL })},
 			{field: "ttl", set: func(s *protocol.SandboxSpec) { s.TTL = protocol.Duration(time.Hour) },
 				flags: []string{"--ttl", "1h"}, yaml: "ttl: 1h",
-				shown: "TestASandboxIsDeletedWhenItExpires", read: func(b *protocol.Sandbox) any { return b.ExpiresAt.Sub(b.CreatedAt) }},
+				shown: "TestASandboxIsDeletedWhenItExpires",
+				read:  func(b *protocol.Sandbox) any { return b.ExpiresAt.Sub(b.CreatedAt) }},
 			{field: "on_delete",
 				set: func(s *protocol.SandboxSpec) {
 					s.OnDelete = &protocol.Hook{Command: []string{"echo",
@@ -134,30 +148,39 @@ func parts(dirs conformanceDirs) map[string][]part {
 			{field: "required_services", set: func(s *protocol.SandboxSpec) {
 				s.RequiredServices = protocol.Services{"web": {Image: dirs.httpd}}
 			}, flags: []string{"--service", "web=" + dirs.httpd}, yaml: "required_services: {web: {image: " + dirs.httpd + "}}",
-				probe: "until wget -q -O /dev/null http://web/passwd; do usleep 100000; done; echo reached", want: "reached", read: func(b *protocol.Sandbox) any { return b.Services["web"].State }},
+				probe: "until wget -q -O /dev/null http://web/passwd; do usleep 100000; done; echo reached", want: "reached",
+				read: func(b *protocol.Sandbox) any { return b.Services["web"].State }},
 			{field: "optional_services", set: func(s *protocol.SandboxSpec) {
 				s.OptionalServices = protocol.Services{"extra": {Image: dirs.httpd}}
-			}, flags: []string{"--optional-service", "extra=" + dirs.httpd}, yaml: "optional_services: {extra: {image: " + dirs.httpd + "}}",
-				probe: "until wget -q -O /dev/null http://extra/passwd; do usleep 100000; done; echo reached", want: "reached", read: spec(func(s *protocol.SandboxSpec) any { return s.OptionalServices })},
+			}, flags: []string{"--optional-service", "extra=" + dirs.httpd},
+				yaml:  "optional_services: {extra: {image: " + dirs.httpd + "}}",
+				probe: "until wget -q -O /dev/null http://extra/passwd; do usleep 100000; done; echo reached", want: "reached",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.OptionalServices })},
 			{field: "queue_timeout",
-				set: func(s *protocol.SandboxSpec) { s.QueueTimeout = protocol.Duration(time.Hour) }, flags: []string{"--queue-timeout", "1h"}, yaml: "queue_timeout: 1h",
-				shown: "TestWithoutAHostASandboxWaitsAndThenFails", read: spec(func(s *protocol.SandboxSpec) any { return s.QueueTimeout })},
+				set:   func(s *protocol.SandboxSpec) { s.QueueTimeout = protocol.Duration(time.Hour) },
+				flags: []string{"--queue-timeout", "1h"}, yaml: "queue_timeout: 1h",
+				shown: "TestWithoutAHostASandboxWaitsAndThenFails",
+				read:  spec(func(s *protocol.SandboxSpec) any { return s.QueueTimeout })},
 			{field: "create_timeout",
-				set: func(s *protocol.SandboxSpec) { s.CreateTimeout = protocol.Duration(time.Minute) }, flags: []string{"--create-timeout", "1m"}, yaml: "create_timeout: 1m",
-				shown: "TestQ1_ASandboxThatNoWorkerStartsIsEnded", read: spec(func(s *protocol.SandboxSpec) any { return s.CreateTimeout })},
+				set:   func(s *protocol.SandboxSpec) { s.CreateTimeout = protocol.Duration(time.Minute) },
+				flags: []string{"--create-timeout", "1m"}, yaml: "create_timeout: 1m",
+				shown: "TestQ1_ASandboxThatNoWorkerStartsIsEnded",
+				read:  spec(func(s *protocol.SandboxSpec) any { return s.CreateTimeout })},
 			{field: "grace", set: func(s *protocol.SandboxSpec) { s.Grace = protocol.Duration(time.Second) },
 				flags: []string{"--stop-grace", "1s"}, yaml: "grace: 1s",
 				shown: "TestAStopWaitsForTheGracePeriod", read: spec(func(s *protocol.SandboxSpec) any { return s.Grace })},
 			{field: "on_host_loss", set: func(s *protocol.SandboxSpec) { s.OnHostLoss = "fail" },
 				flags: []string{"--on-host-loss", "fail"}, yaml: "on_host_loss: fail",
-				shown: "TestASandboxNeedNotWaitForALostHost", read: spec(func(s *protocol.SandboxSpec) any { return s.OnHostLoss })},
+				shown: "TestASandboxNeedNotWaitForALostHost",
+				read:  spec(func(s *protocol.SandboxSpec) any { return s.OnHostLoss })},
 			{field: "placement", set: func(s *protocol.SandboxSpec) {
 				s.Placement = []string{"zone in (a, b)",
 					"disk!=slow"}
 			},
 				flags: []string{"--placement", "zone in (a, b)", "--placement",
 					"disk!=slow"}, yaml: `placement: ["zone in (a, b)", "disk!=slow"]`,
-				shown: "TestASandboxGoesWhereItsPlacementSays", read: spec(func(s *protocol.SandboxSpec) any { return s.Placement })},
+				shown: "TestASandboxGoesWhereItsPlacementSays",
+				read:  spec(func(s *protocol.SandboxSpec) any { return s.Placement })},
 		},
 		"service": serviceParts(dirs),
 		"service-flag": {
@@ -171,7 +194,8 @@ func parts(dirs conformanceDirs) map[string][]part {
 			imagePart,
 			{field: "read_only", set: func(s *protocol.SandboxSpec) { s.ReadOnly = true },
 				flags: []string{"--read-only"}, yaml: "read_only: true",
-				probe: "touch /x 2>/dev/null || echo cannot", want: "cannot", read: spec(func(s *protocol.SandboxSpec) any { return s.ReadOnly })},
+				probe: "touch /x 2>/dev/null || echo cannot", want: "cannot",
+				read: spec(func(s *protocol.SandboxSpec) any { return s.ReadOnly })},
 		},
 	}
 }
@@ -194,21 +218,27 @@ func serviceParts(dirs conformanceDirs) []part {
 			flags: []string{"--service-env", "db.COLOUR=red"}, yaml: "env: {COLOUR: red}",
 			in: "db", probe: "echo $COLOUR", want: "red", read: of(func(v protocol.Service) any { return v.Env })},
 		{field: "services.user", set: inDB(func(v *protocol.Service) { v.User = "1000:7" }), yaml: `user: "1000:7"`,
-			in: "db", probe: "stat -c %u:%g /tmp/ran; id -u", want: "1000:7\n1000", read: of(func(v protocol.Service) any { return v.User })},
+			in: "db", probe: "stat -c %u:%g /tmp/ran; id -u", want: "1000:7\n1000",
+			read: of(func(v protocol.Service) any { return v.User })},
 		{field: "services.cpu", set: inDB(func(v *protocol.Service) { v.CPU = 0.5 }), yaml: "cpu: 0.5",
-			in: "db", probe: "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max", want: "50000", read: of(func(v protocol.Service) any { return v.CPU })},
+			in: "db", probe: "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max",
+			want: "50000", read: of(func(v protocol.Service) any { return v.CPU })},
 		{field: "services.memory", set: inDB(func(v *protocol.Service) { v.Memory = 64 << 20 }), yaml: "memory: 64m",
-			in: "db", probe: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max", want: "67108864", read: of(func(v protocol.Service) any { return v.Memory })},
+			in: "db", probe: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max",
+			want: "67108864", read: of(func(v protocol.Service) any { return v.Memory })},
 		{field: "services.pids", set: inDB(func(v *protocol.Service) { v.PIDs = 300 }), yaml: "pids: 300",
-			in: "db", probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300", read: of(func(v protocol.Service) any { return v.PIDs })},
+			in: "db", probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300",
+			read: of(func(v protocol.Service) any { return v.PIDs })},
 		{field: "services.profile", set: inDB(func(v *protocol.Service) { v.Profile = "hardened" }),
 			yaml: "profile: hardened",
-			in:   "db", probe: "grep CapBnd /proc/self/status | cut -f2", want: "0000000000000000", read: of(func(v protocol.Service) any { return v.Profile })},
+			in:   "db", probe: "grep CapBnd /proc/self/status | cut -f2", want: "0000000000000000",
+			read: of(func(v protocol.Service) any { return v.Profile })},
 		{field: "services.healthcheck", set: inDB(func(v *protocol.Service) {
 			v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD-SHELL",
 				"wget -q -O /dev/null http://127.0.0.1/tmp/ran && touch /tmp/tested"}}
 		}), yaml: `healthcheck: {test: "wget -q -O /dev/null http://127.0.0.1/tmp/ran && touch /tmp/tested"}`,
-			in: "db", probe: "ls /tmp/tested", want: "/tmp/tested", read: of(func(v protocol.Service) any { return v.Healthcheck })},
+			in: "db", probe: "ls /tmp/tested", want: "/tmp/tested",
+			read: of(func(v protocol.Service) any { return v.Healthcheck })},
 		{field: "services.post_start",
 			set: inDB(func(v *protocol.Service) {
 				v.PostStart = []protocol.Hook{{Command: []string{"touch",
@@ -219,8 +249,9 @@ func serviceParts(dirs conformanceDirs) []part {
 			copied := dirs.copied
 			copied.Service = "db"
 			s.Copies = []protocol.Copy{copied}
-		}, flags: []string{"--copy", dirs.tree + ":db:/copied", "--copy-exclude", "*.log", "--copy-owner", "1000:7"}, yaml: "copies: [{source: " + dirs.tree + ", target: /copied, service: db, exclude: ['*.log'], owner: '1000:7'}]",
-			in: "db", probe: "cat /copied/f", want: "copied", read: func(b *protocol.Sandbox) any { return b.Spec.Copies }},
+		}, flags: []string{"--copy", dirs.tree + ":db:/copied", "--copy-exclude", "*.log", "--copy-owner", "1000:7"},
+			yaml: "copies: [{source: " + dirs.tree + ", target: /copied, service: db, exclude: ['*.log'], owner: '1000:7'}]",
+			in:   "db", probe: "cat /copied/f", want: "copied", read: func(b *protocol.Sandbox) any { return b.Spec.Copies }},
 	}
 }
 
@@ -233,7 +264,8 @@ func inDB(change func(*protocol.Service)) func(*protocol.SandboxSpec) {
 	}
 }
 
-// refused are the fields that the test hosts do not support: they must be refused by name.
+// refused lists the fields that the test's hosts do not support. Creates with them must be refused with the name of the
+// field.
 func refused() []part {
 	return []part{
 		{field: "disk", set: func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 }, flags: []string{"--disk", "1g"},
@@ -254,11 +286,11 @@ type conformanceDirs struct {
 	httpd       string        // an image with a command that serves /etc
 }
 
-// ways are the ways to create a sandbox.
+// ways are the ways in which a sandbox can be created.
 var ways = []string{"SDK", "CLI", "YAML"}
 
-// TestEveryFieldWorksInEveryWay sets each field of a spec through the SDK, the CLI and a file, checks its effect and
-// what is read back, and compares the result with the table in the documentation.
+// TestEveryFieldWorksInEveryWay sets each field of a spec through the SDK, through the CLI and through a file. It
+// checks the effect of the field and what is read back, and compares the outcome with the table in the documentation.
 func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	t.Parallel()
 	dirs := conformanceDirs{mount: t.TempDir(),
@@ -312,7 +344,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 				} else if way == "CLI" && len(p.flags) == 0 {
 					cell = "with -f"
 				}
-				// A field in several groups must work in each, and may have a CLI flag in one of them.
+				// A field that is in several groups must work in each of them. It may have a CLI flag in only one group.
 				if before := found[p.field][way]; before == "" || before == "with -f" || cell == "NO" {
 					found[p.field][way] = cell
 				}
@@ -361,7 +393,7 @@ func buildCLI(t *testing.T) string {
 	return path
 }
 
-// createIn creates a sandbox with all of the fields in one of the ways.
+// createIn creates a sandbox with all of the fields, in one of the ways.
 func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) (*sdk.Sandbox, error) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -401,7 +433,8 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 	return f.Client.Get(ctx, id)
 }
 
-// compareTable fails the test if a field of the spec is in no group or the documentation differs from the result.
+// compareTable fails the test if a field of the spec is in no group or the table in the documentation differs from the
+// outcome.
 func compareTable(t *testing.T, found map[string]map[string]string, groups map[string][]part) {
 	t.Helper()
 	shown := map[string]string{}
@@ -502,7 +535,7 @@ func testNames(t *testing.T) (names []string) {
 	return names
 }
 
-// TestTheSecurityPageNamesTestsThatExist keeps the page from promising what no test covers.
+// The security page must not promise anything that no test covers.
 func TestTheSecurityPageNamesTestsThatExist(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/security.md")

@@ -70,7 +70,8 @@ func TestMountsAreReadOnlyWithoutWhatIsMountedBelow(t *testing.T) {
 		t.Errorf("the mounts show %q", got)
 	}
 	for _, attempt := range []string{
-		"touch /mnt/dir/new", "echo x > /mnt/dir/file", "echo x > '/etc/a file'", "rm /mnt/dir/file", "touch /mnt/dir/below/new",
+		"touch /mnt/dir/new", "echo x > /mnt/dir/file", "echo x > '/etc/a file'", "rm /mnt/dir/file",
+		"touch /mnt/dir/below/new",
 		"chmod 777 /mnt/dir", "mount -o remount,rw,bind /mnt/dir", "umount /mnt/dir", "mount -t tmpfs x /mnt",
 	} {
 		r, err := s.Exec(ctx, script(attempt))
@@ -132,10 +133,14 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := mustExec(ctx, t, s,
-		script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
+		script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n `+
+			`%a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; `+
+			`done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
 	for _, want := range []string{
-		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n", "./nothing 711 1234 directory\n",
-		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n", "./link 777 1234 symbolic link\n",
+		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n",
+		"./nothing 711 1234 directory\n",
+		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n",
+		"./link 777 1234 symbolic link\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in\n%s", want, got)
@@ -194,7 +199,8 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files,
 		uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
 	got := mustExec(ctx, t, s,
-		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
+		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat "+
+			"d$((n%10))/$(printf f%03d $n); done | sha256sum"))
 	if want := hex.EncodeToString(sums.Sum(nil)); !strings.HasPrefix(got, want) {
 		t.Errorf("the tree has the digest %q, want %s", got, want)
 	}
@@ -223,11 +229,11 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	spec := f.Spec()
 	for _, c := range []struct{ source, target, owner string }{
 		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
-		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // next to the other file
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // into the directory of the other file
 		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root directory
 		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
 		{source: empty, target: "/made/empty"},
-		{source: empty, target: "/bin"}, // exists and stays as it is
+		{source: empty, target: "/bin"}, // the image has /bin, which must stay as it is
 		{source: empty, target: "/owned/empty", owner: "9"},
 	} {
 		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithOwner(c.owner))
@@ -247,7 +253,9 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 		t.Fatal(err)
 	}
 	got := mustExec(ctx, t, s,
-		script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
+		script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app "+
+			"/etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; "+
+			"done; stat -c %Y /etc/app/one.conf /made/empty"))
 	want := `abbb
 /etc/app 755 0:0
 /etc/app/one.conf 644 1234:4321
@@ -292,7 +300,7 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	becomesEmpty(f, w)
 }
 
-// Where a mount covers part of a tree, that part appears neither in the container nor in the host's files.
+// Where a mount covers a part of a copied tree, that part appears neither in the container nor among the host's files.
 func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -323,7 +331,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := mustExec(ctx, t, s, script(`cd /work; find . -type f | sort | while read p; do echo $p $(cat "$p"); done`))
-	want := "./.ssh/config copy\n./.ssh/known_hosts host key\n./fixed/f host\n./shared/f host\n./sub/beside copy\n./sub/one file host\n"
+	want := "./.ssh/config copy\n./.ssh/known_hosts host key\n./fixed/f host\n./shared/f host\n./sub/beside " +
+		"copy\n./sub/one file host\n"
 	if got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -338,7 +347,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 }
 
-// A create that resumes after the container has run leaves the changes that its command made to the copies.
+// A worker that resumes a create after the container has run must keep the changes that the command made to the copied
+// files.
 func TestAResumedCreateDoesNotCopyAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -377,7 +387,7 @@ func TestAResumedCreateDoesNotCopyAgain(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// runMeasured runs a command to its end and returns its peak memory in bytes, as far as sampling showed it.
+// runMeasured runs a command to its end and returns its peak memory in bytes, sampled every 20 ms.
 func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 	t.Helper()
 	var out bytes.Buffer
@@ -395,7 +405,7 @@ func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 			}
 			return peak
 		case <-time.After(20 * time.Millisecond):
-			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // fails if it has ended
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // fails if the process has ended
 			_, rest, _ := strings.Cut(string(status), "VmHWM:")
 			var kib int64
 			if n, _ := fmt.Sscanf(rest, "%d kB", &kib); n == 1 {

@@ -186,7 +186,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	talker := small("echo first; echo oops >&2; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo second; head -c 3000000 /dev/zero; echo; echo last; exec sleep 1000")
+	talker := small("echo first; echo oops >&2; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo second; head -c " +
+		"3000000 /dev/zero; echo; echo last; exec sleep 1000")
 	talker.Env, talker.User = map[string]string{"WHO": "service"}, "box"
 	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker}, nil), sdk.WithID("s"))
 	if err != nil {
@@ -233,7 +234,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 			t.Errorf("the output of an unknown service: %v", err)
 		}
 	}
-	// An exec in a service ends when the sandbox stops, and is recorded as stopped.
+	// When the sandbox stops, an exec in a service ends, and its end is recorded.
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker"})
 	if err != nil {
 		t.Fatal(err)
@@ -258,8 +259,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of starting a service, of a stop and of a
-// delete. The restarted worker resumes from there.
+// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of the start of a service, and then during a
+// stop and during a delete. Each time the restarted worker continues from that step.
 func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -271,7 +272,8 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	}
 	deletes := []string{"after-container-remove", "after-services-remove", "after-network-remove"}
 	for i, at := range []string{
-		"before-service-create", "after-service-create", "after-service-copy", "before-service-start", "after-service-start", "after-service-hello",
+		"before-service-create", "after-service-create", "after-service-copy", "before-service-start",
+		"after-service-start", "after-service-hello",
 		"before-service-hook", "after-service-hook", "before-service-ready", "after-service-ready", "before-ready",
 	} {
 		id, deleteAt := fmt.Sprintf("s%d", i), deletes[i%len(deletes)]
@@ -377,7 +379,7 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	db := postgres()
-	// The hook runs in the primary container, which has psql, too.
+	// The hook runs in the primary container, which also has psql.
 	psql := []string{"psql", "-h", "db", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-Atc"}
 	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql),
 		"create table t (n int); insert into t values (42)")}}
@@ -393,7 +395,8 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 		t.Errorf("the primary reads %q from the database", got)
 	}
 	if got := printedBy(t, ctx, s, "db", "sh", "-c",
-		"psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 /var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
+		"psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 "+
+			"/var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
 		t.Errorf("an exec in the database's container prints %q", got)
 	}
 	script := `exec 3<>/dev/tcp/cache/6379; printf 'SET k v\r\nGET k\r\nQUIT\r\n' >&3; cat <&3`

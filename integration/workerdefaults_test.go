@@ -18,13 +18,13 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts with different defaults.
+// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts whose workers have different defaults.
 func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	t.Parallel()
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
-	// The lease is longer than the time after which a host is suspect, so a slightly late heartbeat does not move
-	// sandboxes.
+	// The lease is longer than the time after which a host is suspect, so that a heartbeat that is a little late does not
+	// move sandboxes.
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 9 * time.Second})
 	f.Coordinator("c1", fleet.Role{Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"},
 		PIDs: 300}}})
@@ -51,7 +51,8 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 		}
 		return box
 	}
-	const look = "echo $WHERE $OVER $(id -u); cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; cat /cache/file 2>/dev/null; ls -d /w[12]"
+	const look = "echo $WHERE $OVER $(id -u); cat /sys/fs/cgroup/memory.max " +
+		"/sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; cat /cache/file 2>/dev/null; ls -d /w[12]"
 
 	f.Run(t, "fields that nothing else sets get the worker's defaults", func(t *testing.T) {
 		box := create("silent", protocol.SandboxSpec{})
@@ -91,7 +92,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 			t.Errorf("read back: %+v", s)
 		}
 		own.Image = fleet.Image
-		for range 2 { // the second answer comes from the duplicate lookup
+		for range 2 { // the second answer comes from the lookup of repeated requests
 			if _, err := f.Client.Create(ctx, own, sdk.WithID("twice"), sdk.WithRequestID("same")); err != nil {
 				t.Errorf("a repeated request does not find its sandbox: %v", err)
 			}
@@ -111,7 +112,8 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 		code, stdout, stderr := c.run(text, "spec", "render", "-f", "-", "--worker", "w1")
 		for _, want := range []string{"memory: 48MiB # worker w1\n", "env: # worker w1, tenant default, stdin\n",
 			"  OVER: tenant\n", "  WHERE: w1\n", "  OWN: \"1\"\n",
-			"pids: 300 # tenant default\n", "cpu: 1 # built in\n", "user: \"1000:7\" # worker w1\n", "tmpfs: # worker w1, stdin\n"} {
+			"pids: 300 # tenant default\n", "cpu: 1 # built in\n", "user: \"1000:7\" # worker w1\n",
+			"tmpfs: # worker w1, stdin\n"} {
 			if code != 0 || !strings.Contains(stdout, want) {
 				t.Errorf("want %q, got %d, %s\n%s", want, code, stderr, stdout)
 			}
@@ -211,7 +213,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerWithInvalidDefaultsDoesNotStart reads the defaults file as an operator's worker does.
+// TestAWorkerWithInvalidDefaultsDoesNotStart starts workers as an operator does, with files of defaults.
 func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -223,14 +225,16 @@ func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	}
 	file, forbidden := filepath.Join(c.dir, "defaults.yaml"), t.TempDir()
 	for text, want := range map[string]string{
-		"memroy: 1g":                       "worker.defaults.memroy: " + file + ": line 1, column 1: is not a known field",
-		"cpu: 1\nimage: x":                 "worker.defaults.image: " + file + ": line 2, column 8: cannot have a worker default",
-		"runtime: runsc":                   "worker.defaults.runtime: the host's operator does not allow the runtime runsc",
-		"profile: standard":                "worker.defaults.profile: the host's operator allows only hardened",
-		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the host's allow-list",
-		"tools: [git]":                     "worker.defaults.tools[0]: the host does not offer git",
-		"network: none":                    "worker.defaults.network: the host's operator turned the firewall off",
-		"memory: 900GiB":                   "worker.defaults.memory: is more than the",
+		"memroy: 1g": "worker.defaults.memroy: " + file + ": line 1, column 1: is not a known field",
+		"cpu: 1\nimage: x": "worker.defaults.image: " + file + ": line 2, column 8: cannot have a " +
+			"worker default",
+		"runtime: runsc":    "worker.defaults.runtime: the host's operator does not allow the runtime runsc",
+		"profile: standard": "worker.defaults.profile: the host's operator allows only hardened",
+		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the " +
+			"host's allow-list",
+		"tools: [git]":   "worker.defaults.tools[0]: the host does not offer git",
+		"network: none":  "worker.defaults.network: the host's operator turned the firewall off",
+		"memory: 900GiB": "worker.defaults.memory: is more than the",
 	} {
 		writeFile(t, file, text, 0o644, time.Now())
 		code, stdout, stderr := c.run("", "worker", "--name", "w1", "--defaults", file, "--firewall", "off")
@@ -242,5 +246,5 @@ func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 		!strings.Contains(stderr, file+"x") {
 		t.Errorf("a missing file: %d, %s", code, stderr)
 	}
-	f.Worker("w1", fleet.Role{}) // removes what the failed workers left on the engine
+	f.Worker("w1", fleet.Role{}) // this worker removes what the failed workers left on the engine
 }

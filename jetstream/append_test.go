@@ -33,17 +33,12 @@ func TestAStaleExpectationIsAConflict(t *testing.T) {
 		first, err := c.Append(t.Context(), accepted(d.tenant, "s1", "k1"), 0)
 		must(t, err)
 		for _, expected := range []uint64{0, first - 1, first + 1} {
-			if expected == 0 || expected != first {
-				if _, err := c.Append(
-					t.Context(),
-					accepted(d.tenant, "s1", "k2"),
-					expected,
-				); err != jetstream.ErrConflict {
-					t.Fatalf("appended at %d although the last record is %d: %v", expected, first, err)
-				}
+			_, err := c.Append(t.Context(), accepted(d.tenant, "s1", "k2"), expected)
+			if err != jetstream.ErrConflict {
+				t.Fatalf("an append that expects record %d, although the last one is %d: %v", expected, first, err)
 			}
 		}
-		// Another sandbox's subject has expectations of its own.
+		// Each sandbox has its own last record.
 		if _, err := c.Append(t.Context(), accepted(d.tenant, "s2", "k2"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +101,8 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		})
 		must(t, c.Flush(t.Context()))
 
-		// It claims to be the victim's next event, on a subject that the writer may publish to.
+		// The forged batch claims to hold an event of another tenant's sandbox, on a subject that its writer may
+		// publish to.
 		forged := accepted("victim", "s1", "evil")
 		e := &forged.Events[0]
 		e.Sequence, e.Kind, e.State = 4, protocol.SandboxFailed, protocol.StateFailed
@@ -115,34 +111,31 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		_, err = nc.RequestMsg(m, 5*time.Second)
 		must(t, err)
 
-		// The history continues after it, and nobody folds it.
+		// The history continues after the forged batch, which no reader folds.
 		j := journal(c, d.tenant, "s1", "k1")
 		events, err := j.Do(t.Context(), acceptExec("x1"))
 		must(t, err)
 		if events[0].Sequence != 4 {
-			t.Fatalf("the next event is %d", events[0].Sequence)
+			t.Fatalf("the next event has number %d, want 4", events[0].Sequence)
 		}
 		if b := receive(t, 5*time.Second, "the next live batch", heard); b.Writer != "k1" {
-			t.Fatalf("heard a batch of %s/%s by %s", b.Tenant, b.Sandbox, b.Writer)
+			t.Fatalf("received a live batch of %s/%s by %s, want one by k1", b.Tenant, b.Sandbox, b.Writer)
 		}
 		for i := 0; i < 2; i++ {
-			if b := receive(t, 5*time.Second, "the batches followed", followed); b.Writer != "k1" {
-				t.Fatalf("followed a batch of %s/%s by %s", b.Tenant, b.Sandbox, b.Writer)
+			if b := receive(t, 5*time.Second, "a batch for the follower", followed); b.Writer != "k1" {
+				t.Fatalf("the follower got a batch of %s/%s by %s, want one by k1", b.Tenant, b.Sandbox, b.Writer)
 			}
 		}
 		state, batches := readHistory(t, c, d.tenant, "s1")
 		if len(batches) != 2 || state.Sandbox.State != protocol.StateReady {
-			t.Fatalf("%d batches, %s", len(batches), state.Sandbox.State)
+			t.Fatalf("the history has %d batches, want 2, and the sandbox is %s", len(batches), state.Sandbox.State)
 		}
 		if history, err := c.History(t.Context(), "victim", "s1", 0); err != nil || len(history) != 0 {
-			t.Fatalf("the victim has %d batches, %v", len(history), err)
+			t.Fatalf("the victim's history has %d batches, want none: %v", len(history), err)
 		}
-		if _, err := c.Record(
-			t.Context(),
-			events[0].Record-1,
-		); protocol.CodeOf(err) != protocol.NotFound &&
-			len(d.servers) == 1 {
-			t.Fatalf("the forged record: %v", err)
+		_, err = c.Record(t.Context(), events[0].Record-1)
+		if protocol.CodeOf(err) != protocol.NotFound && len(d.servers) == 1 {
+			t.Fatalf("reading the record of the forged batch: %v, want not_found", err)
 		}
 	})
 }

@@ -20,7 +20,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 		writers := []string{"k1", "w1"}
 		journals := make([]*jetstream.Journal, len(writers))
 		appended := make([][]*protocol.Batch, len(writers))
-		var notified [2]atomic.Uint64 // the last record that each writer was called for
+		var notified [2]atomic.Uint64 // the record of each writer's last call of OnAppended
 		for i, writer := range writers {
 			var j *jetstream.Journal
 			j = c.Journal(jetstream.JournalConfig{
@@ -32,7 +32,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 				},
 			})
 			journals[i] = j
-			// A batch is often heard of before its own append is acknowledged.
+			// A journal often receives its own batch before the append is acknowledged.
 			stop, err := d.opened(t).Live(d.tenant, "s1", func(b *protocol.Batch) { j.Receive(b) })
 			must(t, err)
 			t.Cleanup(stop)
@@ -44,7 +44,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 				for n := range execs {
 					events, err := j.Do(t.Context(), acceptExec(fmt.Sprintf("%d-%d", i, n)))
 					if err != nil || len(events) != 1 {
-						t.Errorf("%+v, %v", events, err)
+						t.Errorf("Do returned %+v, %v; want one event", events, err)
 					} else if notified[i].Load() < events[0].Record {
 						t.Errorf("Do returned record %d before OnAppended was called for it", events[0].Record)
 					}
@@ -70,14 +70,14 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 	})
 }
 
-// checkAppended checks what OnAppended of a journal was called with.
+// checkAppended checks the argument of one call of OnAppended.
 func checkAppended(t *testing.T, reader *jetstream.Conn, j *jetstream.Journal, a jetstream.Appended) {
 	last, err := reader.HistoryTail(t.Context(), a.Batch.Tenant, a.Batch.Sandbox, a.Batch.Record-1)
 	if err != nil || len(last) == 0 || last[0].ID != a.Batch.ID {
-		t.Errorf("called for record %d, which the log does not have: %v", a.Batch.Record, err)
+		t.Errorf("OnAppended was called for record %d, which the log does not have: %v", a.Batch.Record, err)
 	}
 	if _, record := j.State(); record < a.Batch.Record { // deadlocks if the lock is held
-		t.Errorf("called for record %d, the journal is folded up to %d", a.Batch.Record, record)
+		t.Errorf("OnAppended was called for record %d, but the journal is folded up to %d", a.Batch.Record, record)
 	}
 	if a.Before.Sequence+1 != a.Batch.First() || a.After.Sequence < a.Batch.Last() {
 		t.Errorf("events %d to %d: the sandbox was at %d before and at %d after",

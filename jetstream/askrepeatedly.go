@@ -14,9 +14,9 @@ const (
 	askMost  = 500 * time.Millisecond
 )
 
-// askRepeatedly sends an idempotent request until it is answered. A cluster that elects a leader drops requests, and
-// answers can be lost, so it repeats the request soon, and at once after a reconnect. Earlier requests stay open, in
-// case a server is only slow. It fails when ctx ends or on a permanent error.
+// askRepeatedly sends an idempotent request until it is answered. A cluster drops requests while it elects a leader,
+// and answers can be lost. So askRepeatedly repeats the request after a short pause, and immediately after a reconnect.
+// Earlier requests stay open, in case a server is only slow. askRepeatedly fails when ctx ends or on a permanent error.
 func askRepeatedly[T any](
 	ctx context.Context,
 	c *connection,
@@ -52,7 +52,7 @@ func askRepeatedly[T any](
 				if !isOneOf(a.err, protocol.Unavailable, protocol.DeadlineExceeded) {
 					return a.value, a.err
 				}
-				err = a.err // it is transient, but says more than that no answer came
+				err = a.err // transient, but more specific than "no answer in time"
 			case <-ctx.Done():
 				return value, err
 			case <-back:

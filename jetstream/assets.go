@@ -9,22 +9,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Assets configures the deployment's streams and buckets. Zero keeps the current value, or sets the default
-// where there is none yet. A value that would weaken an existing asset is refused.
+// Assets configures the deployment's streams and buckets. A zero field keeps the value of an existing stream or bucket
+// and gives a new one the default. A value that would weaken an existing stream or bucket is refused.
 type Assets struct {
-	Replicas        int           // copies of each stream; default 1; only [Growth.Grow] changes them
-	LogMaxAge       time.Duration // of stored output; default 360 h
-	LogMaxBytes     int64         // of stored output; default 8 GiB
-	EventMaxBytes   int64         // of the event log; new work is refused before it is full; default 8 GiB
-	Requests        int64         // waiting requests; beyond it: resource_exhausted; default 100,000
+	Replicas        int           // copies of each stream; default 1; only [Growth.Grow] changes the number
+	LogMaxAge       time.Duration // how long output is stored; default 360 h
+	LogMaxBytes     int64         // size limit of stored output; default 8 GiB
+	EventMaxBytes   int64         // size limit of the event log; new work is refused before the log is full; default 8 GiB
+	Requests        int64         // limit of waiting requests; others fail with resource_exhausted; default 100,000
 	Duplicates      time.Duration // the server's duplicate window for message ids; default 100 ms, its minimum
-	BlobMaxAge      time.Duration // of uploaded trees; default 24 h
-	BlobMaxBytes    int64         // of uploaded trees; further uploads are refused; default 4 GiB
-	ImageMaxBytes   int64         // files of imported images; further imports are refused; default 16 GiB
-	SegmentMaxBytes int64         // of compressed segments; beyond it histories stay in the event log; default 8 GiB
-	TableMaxBytes   int64         // of each table of ids, snapshots and images; default 1 GiB
-	LockTTL         time.Duration // of host locks; default 30 s, the minimum that survives a NATS failover
-	ElectionTTL     time.Duration // of the scheduler's lock; default 2.5 s
+	BlobMaxAge      time.Duration // how long uploaded trees are stored; default 24 h
+	BlobMaxBytes    int64         // size limit of all uploaded trees; further uploads are refused; default 4 GiB
+	ImageMaxBytes   int64         // size limit of all imported image files; further imports are refused; default 16 GiB
+	SegmentMaxBytes int64         // size limit of all segments; further messages stay in the event log; default 8 GiB
+	TableMaxBytes   int64         // size limit of each table, such as ids, snapshots and images; default 1 GiB
+	LockTTL         time.Duration // life of an unrenewed host lock; default 30 s, the least that survives a NATS failover
+	ElectionTTL     time.Duration // life of an unrenewed scheduler lock; default 2.5 s
 }
 
 const (
@@ -35,12 +35,12 @@ const (
 	// DefaultElectionTTL is how long the scheduler's lock lasts without renewal.
 	DefaultElectionTTL = 2500 * time.Millisecond
 
-	hostTTL      = 60 * time.Second // of an entry in the table of hosts
+	hostTTL      = 60 * time.Second // how long an entry in the table of hosts lasts without renewal
 	maxConsumers = 100_000          // the server's own default is 1,000
 
-	smallTable      = 64 << 20 // limit of tables with at most one row for each host
-	maxDeadLetters  = 1 << 30
-	maxRequestBytes = 4 << 30 // of all waiting requests
+	smallTable      = 64 << 20 // size limit of tables with at most one row for each host
+	maxDeadLetters  = 1 << 30  // size limit of all dead letters
+	maxRequestBytes = 4 << 30  // size limit of all waiting requests
 )
 
 // asset is the configuration of one stream or bucket and the settings that an operator can change.
@@ -51,11 +51,11 @@ type asset struct {
 
 // setting is one value of a stream's configuration.
 type setting struct {
-	field    string // of the configuration, such as "log_max_age"; empty if nobody can set it
-	wanted   int64  // 0: the current value, or the default
+	field    string // name in the configuration, such as "log_max_age"; empty if operators cannot set the value
+	wanted   int64  // the wanted value; 0 keeps the current value, and gives a new stream the default
 	standard int64  // the default
 	value    func(*jetstream.StreamConfig) *int64
-	free     bool // a change in either direction loses nothing; unset means the default
+	free     bool // lowering the value loses no data; if wanted is 0, existing streams get the default too
 	late     bool // existing streams without this limit get the default
 	format   func(int64) string
 }
@@ -179,7 +179,7 @@ func (a *Assets) requests() asset {
 }
 
 // bucket configures a key-value bucket as the KV API expects it, but without direct gets: Boxfleet reads from the
-// leader. The maximum age belongs to the bucket, since a key's own TTL is lost at its first update.
+// leader. A maximum age is set for the whole bucket, because a TTL given to one key is lost when the key is updated.
 func bucket(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
@@ -188,8 +188,8 @@ func bucket(name string) jetstream.StreamConfig {
 	}
 }
 
-// writeOnce configures a bucket whose keys are written once: one message per key, newer ones are refused, no
-// deletes, no purges, no maximum age.
+// writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key and refuses newer
+// messages, deletes and purges. It has no maximum age.
 func writeOnce(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
@@ -198,7 +198,7 @@ func writeOnce(name string) jetstream.StreamConfig {
 	}
 }
 
-// objects configures a bucket of the object store as its API does.
+// objects configures a bucket of the object store in the same way as the NATS client does.
 func objects(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "OBJ_" + name, Subjects: []string{"$O." + name + ".C.>", "$O." + name + ".M.>"},

@@ -16,9 +16,9 @@ type BlobStore struct {
 	objects *objectStore
 }
 
-// PutBlob stores content under its digest, unless it is already stored and fresh.
+// PutBlob stores content under its digest, unless fresh content with this digest is already stored.
 func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Reader) error {
-	// Storing it again would remove the chunks that others are reading.
+	// Storing the content again would remove the chunks that other clients are reading.
 	if fresh, err := b.FreshBlob(ctx, tenant, digest); fresh || err != nil {
 		return err
 	}
@@ -35,8 +35,8 @@ func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Rea
 	return nil
 }
 
-// FreshBlob reports whether content with this digest is stored and less than half of its life is over, so that a
-// caller that finds it now has time to use it.
+// FreshBlob reports whether content with this digest is stored and has more than half of its life left, so that the
+// caller has time to use the content.
 func (b *BlobStore) FreshBlob(ctx context.Context, tenant, digest string) (bool, error) {
 	info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if err != nil || info == nil {
@@ -46,7 +46,7 @@ func (b *BlobStore) FreshBlob(ctx context.Context, tenant, digest string) (bool,
 	return life == 0 || b.Now().Sub(info.ModTime) < life/2, err
 }
 
-// BlobLife returns how long content is stored; 0: forever.
+// BlobLife returns how long content is stored; 0 means forever.
 func (b *BlobStore) BlobLife(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := b.bound(ctx)
 	defer cancel()
@@ -69,7 +69,7 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 	}
 	content, err := b.Blob(ctx, tenant, digest)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // it was never stored, or has expired
+		return nil // the content was never stored, or has expired
 	}
 	if err != nil {
 		return err
@@ -84,8 +84,8 @@ func (b *BlobStore) HasBlob(ctx context.Context, tenant, digest string) (bool, e
 	return info != nil, err
 }
 
-// Blob opens stored content, which the caller closes. Reads verify the store's own digest. Error: not_found.
-// A read fails with unavailable if the content is removed meanwhile.
+// Blob opens stored content, which the caller closes. Reads verify the content by the digest in the object's entry.
+// Error: not_found. A read fails with unavailable if the content is removed before the read has finished.
 func (b *BlobStore) Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error) {
 	content, err := b.objects.openObject(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if protocol.CodeOf(err) == protocol.NotFound {

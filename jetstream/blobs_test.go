@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -20,7 +22,7 @@ func randomBlob(size int) (content []byte, digest string) {
 	return content, "sha256-" + hex.EncodeToString(sum[:])
 }
 
-// Any replica may answer, but what was just stored must be readable.
+// Any replica may answer a read, but content that was just stored must be readable.
 func TestABlobIsCompleteAsSoonAsItIsStored(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b, ctx := d.opened(t), d.opened(t), t.Context()
@@ -48,24 +50,16 @@ func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 	whole, refused := 0, 0
 	for range 5 {
 		content, digest := randomBlob(8 << 20)
-		change := func() { // refused while one is elected
-			_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
-		}
+		change := func() { blobsStepDown(nc) }
 		for deadline := time.Now().Add(time.Minute); ; {
-			err := c.PutBlob(
-				ctx,
-				"default",
-				digest,
-				&halfway{Reader: bytes.NewReader(content), left: len(content) / 2, then: change},
-			)
+			source := &halfway{Reader: bytes.NewReader(content), left: len(content) / 2, then: change}
+			err := c.PutBlob(ctx, "default", digest, source)
 			if err == nil {
 				break
 			}
-			if code := protocol.CodeOf(
-				err,
-			); code != protocol.Unavailable && code != protocol.DeadlineExceeded ||
-				time.Now().After(deadline) {
-				t.Fatalf("refused with %v", err)
+			code := protocol.CodeOf(err)
+			if code != protocol.Unavailable && code != protocol.DeadlineExceeded || time.Now().After(deadline) {
+				t.Fatalf("the upload failed with %v", err)
 			}
 			refused++
 			change = func() {}
@@ -80,10 +74,10 @@ func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 		}
 		whole++
 	}
-	t.Logf("%d were stored, %d were refused", whole, refused)
+	t.Logf("%d uploads were stored, %d attempts failed", whole, refused)
 }
 
-// A read from the leader waits for an election.
+// A read from the leader waits until an election is over.
 func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
@@ -91,11 +85,7 @@ func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	content, digest := randomBlob(1)
 	must(t, c.PutBlob(ctx, "default", digest, bytes.NewReader(content)))
 	for range 20 {
-		_, _ = nc.Request(
-			"$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs,
-			nil,
-			time.Second,
-		) // refused while one is elected
+		blobsStepDown(nc)
 		for range 50 {
 			there, err := c.HasBlob(ctx, "default", digest)
 			must(t, err)
@@ -106,7 +96,13 @@ func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	}
 }
 
-// halfway calls then after this much was read.
+// blobsStepDown makes the leader of the stored blobs step down. The request fails while a leader is being elected
+// already.
+func blobsStepDown(nc *nats.Conn) {
+	_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
+}
+
+// halfway calls then once, after left bytes were read.
 type halfway struct {
 	io.Reader
 	left int
@@ -116,7 +112,7 @@ type halfway struct {
 func (h *halfway) Read(p []byte) (int, error) {
 	n, err := h.Reader.Read(p)
 	if h.left -= n; h.left <= 0 && h.then != nil {
-		go h.then() // chunks are on their way meanwhile
+		go h.then() // while chunks are in flight
 		h.then = nil
 	}
 	return n, err

@@ -22,17 +22,19 @@ func (b kv) stream() string            { return "KV_" + b.name }
 func (b kv) subject(key string) string { return "$KV." + b.name + "." + key }
 func (b kv) key(subject string) string { return strings.TrimPrefix(subject, "$KV."+b.name+".") }
 
-// put writes a value. expected is the revision that it replaces, 0 for no revision, or anySequence.
+// put writes a value. expected is the revision that the value replaces, 0 for no revision, or anySequence.
 func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (revision uint64, err error) {
 	m := nats.NewMsg(b.subject(key))
 	m.Data = value
 	return b.streams.publish(ctx, m, expected)
 }
 
-// replace updates a key by compare-and-set: write gets the current value, nil for none, and returns the new one, or
-// nil to leave the key alone. revision is that of the caller's own last write, 0 if unknown: while it is current,
-// write is called with nil, which saves a read. If that write is gone and the key is empty, another process removed
-// it and nothing is written. replace returns the new revision, 0 if nothing was written.
+// replace updates a key by compare-and-set. write gets the current value, nil if there is none, and returns the new
+// value, or nil to leave the key unchanged. replace returns the new revision, or 0 if nothing was written.
+//
+// revision is the revision of the caller's own last write, 0 if unknown. While the key still has that revision, write
+// is called with nil, which saves a read. If the key has vanished since the caller's last write, another process purged
+// it, and replace writes nothing.
 func (b kv) replace(ctx context.Context, key string, revision uint64,
 	write func(old []byte) ([]byte, error)) (uint64, error) {
 	ctx, cancel := b.streams.bound(ctx)
@@ -92,7 +94,7 @@ func (b kv) get(ctx context.Context, key string) (value []byte, revision uint64,
 
 func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
 
-// create writes a key that must not exist; a delete marker is overwritten. Error: [ErrConflict].
+// create writes a key that must not exist. It overwrites a delete marker. Error: [ErrConflict].
 func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
 	ctx, cancel := b.streams.bound(ctx)
 	defer cancel()
@@ -111,27 +113,27 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 		case protocol.CodeOf(err) != protocol.NotFound:
 			return 0, err
 		}
-		// The key was deleted meanwhile, or a replica of the cluster does not have it yet.
+		// The key was deleted between the two calls, or the replica that answered does not have it yet.
 		if !pause.Wait(ctx) {
 			return 0, ErrConflict
 		}
 	}
 }
 
-// keyHandler handles the newest value of a key; nil: it was deleted.
+// keyHandler handles the newest value of a key. value is nil if the key was deleted.
 type keyHandler func(key string, value []byte, revision uint64)
 
-// follow reads every key and then each change, until ctx ends. Expiry is not announced.
+// follow calls handle for every key and then for each change, until ctx ends. It does not report keys that expire.
 func (b kv) follow(ctx context.Context, handle keyHandler, caughtUp func()) error {
 	return b.followKeys(ctx, ">", handle, caughtUp)
 }
 
-// followKeys is follow for the keys of a pattern.
+// followKeys is follow for the keys that match a pattern.
 func (b kv) followKeys(ctx context.Context, pattern string, handle keyHandler, caughtUp func()) error {
 	return b.followFrom(ctx, pattern, 0, handle, caughtUp)
 }
 
-// followFrom is followKeys for the changes after a revision.
+// followFrom is followKeys, limited to the changes after a revision.
 func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle keyHandler, caughtUp func()) error {
 	for {
 		err := b.streams.follow(ctx, b.stream(), b.subject(pattern), after+1, func(m *stored) {
@@ -146,7 +148,8 @@ func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle
 		if !IsRewound(err) {
 			return err
 		}
-		b.streams.log.Warn("a bucket was made again and is read from its beginning", "bucket", b.name)
+		b.streams.log.Warn("a bucket was recreated, or lost changes that were already read; reading it from its beginning",
+			"bucket", b.name)
 		after = 0
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptedBefore writes many execs at once, as an older version without a limit did.
+// acceptedBefore appends many accepted execs in large batches, as an earlier version of Boxfleet without a limit did.
 func acceptedBefore(t testing.TB, c *jetstream.Conn, tenant, sandbox string, n int, spec *protocol.ExecSpec) {
 	t.Helper()
 	state, batches := readHistory(t, c, tenant, sandbox)
@@ -68,10 +68,10 @@ func TestADecisionLargerThanAMessageIsAppendedInParts(t *testing.T) {
 		events, err := journal(c, d.tenant, "s1", "k2").Do(t.Context(), failAll)
 		must(t, err)
 		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("took %s", took)
+			t.Errorf("the decision took %s, want at most 10 s", took)
 		}
 		if len(events) != 6001 {
-			t.Errorf("%d events", len(events))
+			t.Errorf("Do returned %d events, want 6001", len(events))
 		}
 		for i, e := range events {
 			if e.Record == 0 || e.Sequence != uint64(6004+i) {
@@ -80,17 +80,17 @@ func TestADecisionLargerThanAMessageIsAppendedInParts(t *testing.T) {
 		}
 		state, batches := readHistory(t, c, d.tenant, "s1")
 		if state.Sandbox.State != protocol.StateFailed || state.Sandbox.ActiveExecs != 0 {
-			t.Errorf("the sandbox is %s with %d execs", state.Sandbox.State, state.Sandbox.ActiveExecs)
+			t.Errorf("the sandbox is %s with %d active execs", state.Sandbox.State, state.Sandbox.ActiveExecs)
 		}
 		for _, b := range batches[7:] {
 			if len(b.Events) > jetstream.MaxBatchEvents || len(b.Encode()) > jetstream.MaxBatchBytes {
-				t.Errorf("a message has %d events and %d bytes", len(b.Events), len(b.Encode()))
+				t.Errorf("a message has %d events and %d bytes, more than the limits", len(b.Events), len(b.Encode()))
 			}
 		}
 	})
 }
 
-// The parts are also limited by their size.
+// The size of the parts is limited too, not only their number of events.
 func TestPartsOfADecisionFitTheServersMaximumPayload(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -107,18 +107,14 @@ func TestPartsOfADecisionFitTheServersMaximumPayload(t *testing.T) {
 	}
 	events, err := journal(c, d.tenant, "s1", "k1").Do(t.Context(), accept)
 	must(t, err)
-	if s, batches := readHistory(
-		t,
-		c,
-		d.tenant,
-		"s1",
-	); len(events) != 40 || s.Sandbox.ActiveExecs != 40 ||
-		len(batches) != 1+6 {
-		t.Errorf("%d events, %d execs in %d messages", len(events), s.Sandbox.ActiveExecs, len(batches))
+	s, batches := readHistory(t, c, d.tenant, "s1")
+	if len(events) != 40 || s.Sandbox.ActiveExecs != 40 || len(batches) != 1+6 {
+		t.Errorf("%d events and %d active execs in %d messages; want 40, 40 and 7",
+			len(events), s.Sandbox.ActiveExecs, len(batches))
 	}
 }
 
-// The process dies after the first part; another one inspects the sandbox.
+// The process dies after the first part, and another process decides on the same sandbox.
 func TestAfterACrashBetweenPartsTheNextProcessContinues(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -126,26 +122,17 @@ func TestAfterACrashBetweenPartsTheNextProcessContinues(t *testing.T) {
 	readySandbox(t, c, d.tenant, "s1")
 	acceptedBefore(t, c, d.tenant, "s1", 2000, &protocol.ExecSpec{Command: []string{"true"}})
 	dies, asked := d.opened(t), 0
-	_, err := journal(
-		dies,
-		d.tenant,
-		"s1",
-		"k1",
-	).Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+	failOnce := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 		if asked++; asked > 1 {
 			return nil, protocol.Errorf(protocol.Unavailable, "", "dead")
 		}
 		return failAll(s, now)
-	})
+	}
+	_, err := journal(dies, d.tenant, "s1", "k1").Do(t.Context(), failOnce)
 	wantError(t, err, protocol.Unavailable, "")
-	if s, _ := readHistory(
-		t,
-		c,
-		d.tenant,
-		"s1",
-	); s.Sandbox.State != protocol.StateReady ||
-		s.Sandbox.ActiveExecs != 2000-jetstream.MaxBatchEvents {
-		t.Fatalf("the sandbox is %s with %d execs", s.Sandbox.State, s.Sandbox.ActiveExecs)
+	s, _ := readHistory(t, c, d.tenant, "s1")
+	if s.Sandbox.State != protocol.StateReady || s.Sandbox.ActiveExecs != 2000-jetstream.MaxBatchEvents {
+		t.Fatalf("the sandbox is %s with %d active execs", s.Sandbox.State, s.Sandbox.ActiveExecs)
 	}
 	_, err = journal(c, d.tenant, "s1", "k2").Do(t.Context(), failAll)
 	must(t, err)
@@ -184,13 +171,13 @@ func TestAnEventLargerThanAMessageIsRefusedAlone(t *testing.T) {
 	})
 	wantError(t, err, protocol.InvalidArgument, protocol.ReasonTooLarge)
 	if e := protocol.AsError(err); e.Field != "spec" {
-		t.Errorf("the field is %q", e.Field)
+		t.Errorf("the error names field %q, want spec", e.Field)
 	}
 	for range cap(done) {
-		must(t, receive(t, 10*time.Second, "an exec beside it", done))
+		must(t, receive(t, 10*time.Second, "the result of an exec that was decided at the same time", done))
 	}
 	if s, _ := readHistory(t, c, d.tenant, "s1"); s.Sandbox.ActiveExecs != cap(done) {
-		t.Errorf("%d execs", s.Sandbox.ActiveExecs)
+		t.Errorf("%d execs are active, want %d", s.Sandbox.ActiveExecs, cap(done))
 	}
 }
 

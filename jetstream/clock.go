@@ -8,14 +8,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Clock is how a connection reads the time of its machine. The zero value reads the machine's clocks; tests
-// replace them.
+// Clock reads the time of this machine. The zero value reads the machine's clocks; tests replace them.
 type Clock struct {
-	// Wall is the wall clock, which people and programs may set at any time. Default time.Now.
+	// Wall is the wall clock, which people and programs may set at any time. Default: time.Now.
 	Wall func() time.Time
 
-	// Boot is the time since some moment in the past. It includes suspensions, and nobody can set it. Default
-	// CLOCK_BOOTTIME, or the process's monotonic clock on systems without it.
+	// Boot is the time since some moment in the past. It includes suspensions, and nobody can set it. Default:
+	// CLOCK_BOOTTIME, or the process's monotonic clock on systems without CLOCK_BOOTTIME.
 	Boot func() time.Duration
 }
 
@@ -28,11 +27,11 @@ func (k *Clock) setDefaults() {
 	}
 }
 
-// readAtOnce is how close together two clocks must be read to be compared.
+// readAtOnce is the longest time between the readings of two clocks that are to be compared.
 const readAtOnce = time.Millisecond
 
-// ahead returns the difference between the wall clock and the time since boot. Only a change of the difference means
-// something: the wall clock was set, or a hypervisor paused the machine and the wall clock was corrected afterwards.
+// ahead returns how far the wall clock is ahead of the time since boot. The difference itself has no meaning. If it
+// changes, the wall clock was set, or a hypervisor paused the machine and the wall clock was corrected afterwards.
 func (k *Clock) ahead() (ahead, boot time.Duration) {
 	for range 3 { // the process may be interrupted between the readings
 		first := k.Boot()
@@ -47,13 +46,13 @@ func (k *Clock) ahead() (ahead, boot time.Duration) {
 
 const (
 	measurePeriod = 10 * time.Second // between two measurements of the store's clock
-	measurePause  = time.Second      // the same after a failure or while the last measurement is in doubt
-	measureWithin = 2 * time.Second  // for one answer
+	measurePause  = time.Second      // between two measurements after a failure, or while the last one is in doubt
+	measureWithin = 2 * time.Second  // how long a measurement waits for the answer
 
 	// clockDrift is how fast two clocks may diverge, in seconds per second.
 	clockDrift = 1.0 / 5000
 
-	// clockJump is the sudden change from which on a clock counts as having been set.
+	// clockJump is the smallest sudden change that means that a clock was set.
 	clockJump = time.Second
 )
 
@@ -68,15 +67,17 @@ type storeClock struct {
 	off       time.Duration // largest possible error of epoch when it was measured
 	at        time.Duration // when epoch was measured, since boot
 	asked     time.Duration // when a measurement was last tried, since boot
-	doubt     bool          // the store may have another clock now
+	doubt     bool          // another server may lead the event log now, or its clock may have been set
 	measuring bool
 	ahead     time.Duration // last difference between the wall clock and the time since boot, see [Clock.ahead]
-	looked    bool          // ahead is set
+	looked    bool          // ahead has a value
 }
 
-// take uses an answer of the store as a measurement: the answer carried the store's time ts and was requested and
-// received at the given times since boot. Of two measurements the one with the shorter round trip wins, unless they
-// contradict each other: then the store's clock was set or another server leads, and take returns the change.
+// take uses an answer of the store as a measurement of the store's clock. ts is the store's time in the answer; sent
+// and received are the times since boot at which the question was sent and its answer received.
+//
+// Of two measurements, the one with the shorter round trip is kept. If the two contradict each other, the store's clock
+// was set or another server leads: take keeps the new measurement and returns the difference.
 func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved time.Duration) {
 	if ts.IsZero() || received < sent {
 		return 0
@@ -98,7 +99,7 @@ func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved tim
 	return 0
 }
 
-// now returns the store's time, and whether the caller must measure it again now.
+// now returns the store's time. If measure is true, the caller must start a measurement.
 func (s *storeClock) now() (now time.Time, measure bool) {
 	ahead, boot := s.machine.ahead()
 	s.mu.Lock()
@@ -128,7 +129,7 @@ func (s *storeClock) measured() {
 	s.measuring = false
 }
 
-// distrust has the clock measured again soon, because another server may lead the event log.
+// distrust makes the next measurement come soon, because another server may lead the event log.
 func (s *storeClock) distrust() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,12 +137,13 @@ func (s *storeClock) distrust() {
 }
 
 // Now returns the store's time in UTC: the wall clock of the server that leads the event log, as far as this process
-// knows it. Events carry it, and code that compares an event's time with the present uses it, so that clocks of
-// different machines are never compared.
+// knows it. Events are stamped with the store's time. Code that compares the time of an event with the present uses Now
+// too, so that clocks of different machines are never compared.
 //
-// It is measured when the streams are first read, and then at most every 10 s while Now is being called. It advances
-// while the store is away. Before the streams were read it is this machine's wall clock. It goes backwards if the
-// store's clock is set back, so waits inside a process use the process's monotonic clock.
+// The store's clock is measured when the streams are first read, and then at most every 10 s while Now is being called.
+// Until the streams are read, Now returns this machine's wall clock. While the store is unreachable, the returned time
+// continues to advance. The returned time goes back if the store's clock is set back, so waits inside a process use the
+// process's monotonic clock.
 func (c *core) Now() time.Time {
 	now, measure := c.clock.now()
 	if measure && c.withoutStreams {
@@ -152,7 +154,8 @@ func (c *core) Now() time.Time {
 	return now.UTC()
 }
 
-// Skew returns how far this machine's wall clock is ahead of the store's; known is false before the first measurement.
+// Skew returns how far this machine's wall clock is ahead of the store's clock. known is false before the first
+// measurement.
 func (c *core) Skew() (skew time.Duration, known bool) {
 	now := c.Now()
 	wall := c.clock.machine.Wall()
@@ -185,5 +188,5 @@ func (c *core) measureClock() {
 // sinceBoot returns the time since boot by this connection's clock.
 func (c *core) sinceBoot() time.Duration { return c.clock.machine.Boot() }
 
-// began is the start of the time count on machines that do not tell how long they have been up.
+// began replaces the time of the boot on systems that do not report it.
 var began = time.Now()

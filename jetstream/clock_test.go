@@ -14,7 +14,7 @@ import (
 )
 
 // machine has the clocks of a machine that a test controls.
-type machine struct{ wall, boot atomic.Int64 } // how far they were moved
+type machine struct{ wall, boot atomic.Int64 } // how far the test moved each clock
 
 func (m *machine) clock() jetstream.Clock {
 	began := time.Now()
@@ -24,13 +24,16 @@ func (m *machine) clock() jetstream.Clock {
 	}
 }
 
-// setWall sets the wall clock; suspend stops the machine for a while, invisibly to Go's own clock; pause stops it
-// invisibly to every clock until the wall clock is corrected.
-func (m *machine) setWall(by time.Duration)    { m.wall.Add(int64(by)) }
-func (m *machine) suspend(d time.Duration)     { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
-func (m *machine) wentOnAfter(d time.Duration) { m.wall.Add(int64(d)) }
+// setWall sets the wall clock.
+func (m *machine) setWall(by time.Duration) { m.wall.Add(int64(by)) }
 
-// on returns a connection of a process on such a machine, which has read its deployment.
+// suspend suspends the machine, which Go's monotonic clock does not show.
+func (m *machine) suspend(d time.Duration) { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
+
+// paused corrects the wall clock after a hypervisor paused the machine. No clock showed the pause before.
+func (m *machine) paused(d time.Duration) { m.wall.Add(int64(d)) }
+
+// on returns an opened connection of a process on machine m.
 func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -59,33 +62,29 @@ func TestNowIsTheStoresTimeRegardlessOfTheLocalClock(t *testing.T) {
 		for _, step := range []time.Duration{0, 40 * time.Minute, -24 * time.Hour} {
 			m.setWall(step)
 			if off := time.Since(c.Now()); off.Abs() > near {
-				t.Errorf("after the clock was set by %s the store's time is off by %s", step, off)
+				t.Errorf("after the clock was set by %s, the store's time is off by %s", step, off)
 			}
 		}
 		if skew, known := c.Skew(); !known || (skew+23*time.Hour+35*time.Minute).Abs() > near {
 			t.Errorf("the skew is %s, %v", skew, known)
 		}
 		if at := c.StoreTime(m.clock().Wall().Add(-time.Hour)); time.Since(at.Add(time.Hour)).Abs() > near {
-			t.Errorf("an hour ago was %s", at)
+			t.Errorf("an hour ago converts to %s", at)
 		}
 
 		var decided time.Time
-		events, err := journal(
-			c,
-			d.tenant,
-			"s1",
-			"k1",
-		).Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+		decide := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			decided = now
 			return becomeReady(s, now)
-		})
+		}
+		events, err := journal(c, d.tenant, "s1", "k1").Do(t.Context(), decide)
 		must(t, err)
 		if off := time.Since(decided); off.Abs() > near {
-			t.Errorf("a decision was made %s from now", off)
+			t.Errorf("the time of a decision is off by %s", off)
 		}
 		for _, e := range events {
 			if off := time.Since(e.Time); off.Abs() > near {
-				t.Errorf("%s carries a time %s from now", e.Kind, off)
+				t.Errorf("the time of %s is off by %s", e.Kind, off)
 			}
 		}
 	})
@@ -97,7 +96,7 @@ func TestTimesInAHistoryDoNotGoBackwards(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	var behind, ahead machine
 	first, second := d.on(t, &ahead), d.on(t, &behind)
-	ahead.boot.Add(int64(800 * time.Millisecond)) // as a measure is off whose answer took long to come
+	ahead.boot.Add(int64(800 * time.Millisecond)) // as if the measurement's answer had taken long
 	written := func(c *jetstream.Conn, decide jetstream.Decide) time.Time {
 		t.Helper()
 		events, err := journal(c, "t1", "s1", "k1").Do(t.Context(), decide)
@@ -111,7 +110,7 @@ func TestTimesInAHistoryDoNotGoBackwards(t *testing.T) {
 	if two.Before(one) {
 		t.Errorf("the second event is %s before the first", one.Sub(two))
 	}
-	ahead.boot.Add(int64(time.Hour)) // a clock that is wrong draws nobody along
+	ahead.boot.Add(int64(time.Hour)) // a clock that is far ahead does not affect other writers
 	written(d.on(t, &behind), func(*protocol.State, time.Time) ([]protocol.Event, error) {
 		return []protocol.Event{{Kind: protocol.SandboxStopped}}, nil
 	})
@@ -122,7 +121,7 @@ func TestTimesInAHistoryDoNotGoBackwards(t *testing.T) {
 		return []protocol.Event{{Kind: protocol.SandboxDeleteRequested}}, nil
 	})
 	if time.Until(wrong) < 30*time.Minute || time.Since(right).Abs() > near {
-		t.Errorf("after %s comes %s", wrong, right)
+		t.Errorf("the writer with the wrong clock wrote %s, and the next one %s", wrong, right)
 	}
 }
 
@@ -147,29 +146,26 @@ func TestTheMeasurementWithTheShortestRoundTripCounts(t *testing.T) {
 			t.Errorf("now is %s, want %s", now, want)
 		}
 	}
-	store := func(boot time.Duration) time.Time { return time.Unix(2e9, 0).Add(boot) } // the truth
+	store := func(boot time.Duration) time.Time { return time.Unix(2e9, 0).Add(boot) } // the store's true time
 	// 100 ms round trip: the best guess is that the answer was made in the middle.
 	at = 100 * time.Second
 	s.Take(at-100*time.Millisecond, at, store(at-50*time.Millisecond))
 	is(store(at))
-	// A long round trip whose error allows for the first measurement: the first one is more precise.
+	// A long round trip that does not contradict the first measurement: the first one is more precise and stays.
 	at += 5 * time.Second
 	if moved := s.Take(at-time.Second, at, store(at-900*time.Millisecond)); moved != 0 {
-		t.Errorf("moved by %s", moved)
+		t.Errorf("the clock moved by %s, want 0", moved)
 	}
 	is(store(at))
-	// A shorter round trip is more precise than the first.
+	// A shorter round trip: this measurement is more precise than the first.
 	at += 5 * time.Second
 	s.Take(at-2*time.Millisecond, at, store(at-2*time.Millisecond))
 	is(store(at).Add(-time.Millisecond))
 	// A difference beyond the possible error means another clock, even after a long round trip.
 	at += 5 * time.Second
-	if moved := s.Take(
-		at-2*time.Second,
-		at,
-		store(at-time.Second).Add(-time.Minute),
-	); (moved + time.Minute).Abs() > time.Second {
-		t.Errorf("moved by %s", moved)
+	moved := s.Take(at-2*time.Second, at, store(at-time.Second).Add(-time.Minute))
+	if (moved + time.Minute).Abs() > time.Second {
+		t.Errorf("the clock moved by %s, want about -1m", moved)
 	}
 	is(store(at).Add(-time.Minute))
 }
@@ -205,15 +201,15 @@ func TestTheStoresTimeIsMeasuredAgainWhenItMayHaveChanged(t *testing.T) {
 	} {
 		at += 2 * time.Second
 		if measures() {
-			t.Errorf("%s: measured before", what)
+			t.Errorf("%s: the clock is measured before that", what)
 		}
 		happens()
 		if !measures() {
-			t.Errorf("%s: not measured", what)
+			t.Errorf("%s: the clock is not measured after that", what)
 		}
 		at += time.Second / 2
 		if measures() {
-			t.Errorf("%s: measured again at once after a failure", what)
+			t.Errorf("%s: the clock is measured again immediately after a failure", what)
 		}
 		answers()
 	}
@@ -229,28 +225,28 @@ func TestALeaseCountsSuspensions(t *testing.T) {
 	m.suspend(41 * time.Second)
 	wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
 	if until, _ := l.Trusted(); until != l.TrustedUntil() {
-		t.Errorf("trusted until %s, not %s", until, l.TrustedUntil())
+		t.Errorf("Trusted returned %s, want %s", until, l.TrustedUntil())
 	}
 }
 
 // A machine that its hypervisor paused continues as if nothing had happened, and then its wall clock is corrected.
 func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // it is renewed every 10 min otherwise
+	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // Run alone renews the lease every 10 min
 	for name, jump := range map[string]func(m *machine){
-		"paused": func(m *machine) { m.wentOnAfter(10 * time.Minute) },
-		"back":   func(m *machine) { m.setWall(-time.Hour) },
-		"on":     func(m *machine) { m.setWall(15 * 24 * time.Hour) },
+		"paused":    func(m *machine) { m.paused(10 * time.Minute) },
+		"set-back":  func(m *machine) { m.setWall(-time.Hour) },
+		"set-ahead": func(m *machine) { m.setWall(15 * 24 * time.Hour) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var m machine
 			l, err := d.on(t, &m).AcquireHost(t.Context(), name, holder("w1"), 0)
 			must(t, err)
-			m.setWall(time.Second) // within what costs no trust
+			m.setWall(time.Second) // too little to matter
 			must(t, l.Check())
 			jump(&m)
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
-			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // it stays so
+			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // until the lease is renewed
 			renewed(t, l)
 			eventually.Holds(t, time.Minute, "the renewal", func() bool { return l.Check() == nil })
 		})
@@ -271,11 +267,11 @@ func TestTheStoresTimeCostsOneRequestPerTenSeconds(t *testing.T) {
 		m.suspend(100 * time.Millisecond)
 		c.Now()
 	}
-	eventually.Holds(t, 10*time.Second, "a measure", func() bool { return asked.Load() > 0 })
+	eventually.Holds(t, 10*time.Second, "a measurement", func() bool { return asked.Load() > 0 })
 	must(t, raw.Flush())
 	passed := time.Minute + time.Since(began)
 	if n, most := asked.Load(), int64(passed/(10*time.Second))+1; n > most {
-		t.Errorf("%d requests in %s, want %d at most", n, passed, most)
+		t.Errorf("%d requests in %s, want at most %d", n, passed, most)
 	}
 }
 

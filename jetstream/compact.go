@@ -12,28 +12,30 @@ import (
 
 // Compaction configures how much of a history stays in the event log.
 type Compaction struct {
-	Keep       int   // newest messages that always stay; at least 1
-	MinBatches int   // older messages are moved if there are more than this many,
-	MinBytes   int64 // or more than this many bytes
-	// MaxAge is how long a segment is stored after its last message was written; 0: as long as its history.
+	Keep       int   // how many of the newest messages always stay; at least 1
+	MinBatches int   // older messages are moved if there are more of them than this,
+	MinBytes   int64 // or if they are larger than this in total
+	// MaxAge is how long a segment is stored after its last message was written; 0 means as long as its history.
 	MaxAge time.Duration
 
-	// Guard is called before each step that changes something; an error ends the compaction. It may be nil.
+	// Guard is called before each step that changes something; an error from Guard ends the compaction. Guard may be
+	// nil.
 	Guard func() error
-	// IndexedThrough returns the record up to which the exec index covers the history. It may be nil: all of it.
+	// IndexedThrough returns the record up to which the index of execs covers the history. Nil means that it covers
+	// the whole history.
 	IndexedThrough func(ctx context.Context) (uint64, error)
-	// Probe is called at named points of the work, for tests that crash there. It may be nil.
+	// Probe is called at named points of the compaction, for tests that crash there. Probe may be nil.
 	Probe func(point string)
 }
 
 // Compacted is the result of a compaction.
 type Compacted struct {
-	Segments int       // stored
-	Messages int       // in these segments
-	Dropped  int       // expired segments
-	Purged   uint64    // the log has only messages after this record; 0: nothing was purged
-	Waits    bool      // messages stay in the log besides their segments until a newer snapshot is stored
-	DropAt   time.Time // when the oldest segment expires; zero: no segment will
+	Segments int       // number of segments that were stored
+	Messages int       // number of messages in these segments
+	Dropped  int       // number of expired segments that were dropped
+	Purged   uint64    // messages up to this record were purged from the log; 0 if nothing was purged
+	Waits    bool      // until a newer snapshot is stored, the log keeps messages that segments have too
+	DropAt   time.Time // when the oldest segment expires; zero if no segment will expire
 }
 
 // compacting is one call of Compact.
@@ -55,10 +57,10 @@ type Compactor struct {
 	snapshots *Snapshots
 }
 
-// Compact moves the older part of a long history into segments and drops expired segments. A segment is stored and
-// read back before the manifest names it, and messages leave the log only once the manifest has them and the stored
-// snapshot is past them. A crash can leave messages in both places but never in neither, and the next call
-// continues. If two processes compact the same history, one gets [ErrConflict].
+// Compact moves the older part of a long history into segments and drops expired segments. A segment is stored and read
+// back before the manifest lists it. Messages leave the log only after the manifest lists their segment and the stored
+// snapshot is newer than they are. A crash can leave messages in both places but never in neither, and the next call
+// finishes the work. If two processes compact the same history, one gets [ErrConflict].
 func (c *Compactor) Compact(ctx context.Context, tenant, sandbox string, cfg Compaction) (Compacted, error) {
 	if cfg.Keep < 1 {
 		return Compacted{}, protocol.Invalid("keep", "must be at least 1, got %d", cfg.Keep)
@@ -85,7 +87,7 @@ func (c *Compactor) Compact(ctx context.Context, tenant, sandbox string, cfg Com
 func (w *compacting) subject() string { return protocol.EventSubject(w.tenant, w.sandbox) }
 
 // reconcile compares the manifest with the log. After the log was restored from a backup, segments may hold messages
-// that are no longer part of its history. The log decides wherever it has messages.
+// that are no longer part of the history. Where the log has messages, the log is right.
 func (w *compacting) reconcile(ctx context.Context) error {
 	m, last := w.manifest, w.manifest.last()
 	if last == 0 {
@@ -108,7 +110,7 @@ func (w *compacting) reconcile(ctx context.Context) error {
 	return w.dropDiverged(ctx, &first[0])
 }
 
-// dropDiverged drops the segments that do not end before the log begins: they are of another history.
+// dropDiverged drops the segments that do not end before the log begins: they belong to the history before the restore.
 func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	m := w.manifest
 	kept, end := 0, uint64(0)
@@ -133,13 +135,13 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 		return protocol.Errorf(
 			protocol.Internal,
 			"",
-			"the segments of the history of %s end at record %d, and the log begins after %d",
+			"the history of %s has a gap: its segments end at record %d, but its first message in the log follows record %d",
 			w.sandbox,
 			end,
 			first.after,
 		)
 	}
-	w.compactor.log.Warn("segments hold messages that are no longer part of the log's history; dropping them",
+	w.compactor.log.Warn("dropping segments that contradict the event log, which may have been restored from a backup",
 		"sandbox", w.sandbox, "segments", len(dropped))
 	for _, s := range dropped {
 		m.Loose = append(m.Loose, s.Object)
@@ -148,7 +150,7 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	return w.write(ctx)
 }
 
-// inLog reports whether the log itself has a position of the history.
+// inLog reports whether the log itself, not a segment, has the history's message at a position.
 func (w *compacting) inLog(ctx context.Context, p Position) (bool, error) {
 	m, err := w.compactor.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -168,7 +170,7 @@ func (w *compacting) write(ctx context.Context) error {
 	return w.manifest.write(ctx)
 }
 
-// removeLoose removes objects that are not part of the history.
+// removeLoose removes the objects that the manifest lists as not being part of the history.
 func (w *compacting) removeLoose(ctx context.Context) error {
 	if len(w.manifest.Loose) == 0 {
 		return nil
@@ -185,7 +187,7 @@ func (w *compacting) removeLoose(ctx context.Context) error {
 	return w.write(ctx)
 }
 
-// move stores the log's excess messages in segments.
+// move stores the log's older messages in segments.
 func (w *compacting) move(ctx context.Context) error {
 	older, err := w.older(ctx)
 	if err != nil || older <= 0 {
@@ -214,14 +216,14 @@ func (w *compacting) move(ctx context.Context) error {
 	return err
 }
 
-// older returns how many of the log's messages belong in segments, 0 if too few to bother.
+// older returns how many of the log's messages belong in segments, or 0 if they are too few to be worth moving.
 func (w *compacting) older(ctx context.Context) (int, error) {
 	count, err := w.compactor.messagesOn(ctx, protocol.StreamEvents, w.subject())
 	older := count - w.Keep
 	if err != nil || older <= 0 {
 		return 0, err
 	}
-	// Messages that a crash left in both places are purged, not moved again.
+	// Messages that a crash left both in the log and in a segment are purged, not moved again.
 	moved, seen, batches, bytes := w.manifest.last(), 0, 0, int64(0)
 	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
@@ -248,14 +250,14 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 		return err
 	}
 	w.Probe("compact-before-store")
-	// It may fail because another compaction removed the object as loose.
+	// storeSegment may fail because another compaction removed the object as loose.
 	if err := w.compactor.segments.storeSegment(ctx, &s, content); err != nil {
 		return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 	}
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
-		if err == ErrConflict { // the writer that won lists the object as loose, or does not know it
+		if err == ErrConflict { // the winning manifest lists this object as loose, or not at all
 			return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 		}
 		return err
@@ -264,7 +266,8 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	return nil
 }
 
-// purge removes messages from the log that are in segments and that no reader needs to start from.
+// purge removes the messages from the log that segments have too, except those that the snapshot or the index of execs
+// does not cover yet.
 func (w *compacting) purge(ctx context.Context) error {
 	last := w.manifest.last()
 	if last == 0 {
@@ -273,7 +276,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	w.done.Waits = true
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // it will be stored
+		return nil // a snapshot will be stored; the next compaction purges
 	}
 	if err != nil {
 		return err
@@ -298,7 +301,7 @@ func (w *compacting) purge(ctx context.Context) error {
 		return nil
 	}
 	if held, err := w.inLog(ctx, s.position()); err != nil || !held {
-		return err // the snapshot is of another history
+		return err // the snapshot is of the history before a restore
 	}
 	w.Probe("compact-before-purge")
 	if err := w.Guard(); err != nil {
@@ -311,7 +314,8 @@ func (w *compacting) purge(ctx context.Context) error {
 	return nil
 }
 
-// drop forgets expired segments that are not in the log either. A newer state is stored in their place.
+// drop removes expired segments whose messages are no longer in the log. Before that, it stores a newer state that
+// readers can start from.
 func (w *compacting) drop(ctx context.Context) error {
 	m, now := w.manifest, w.compactor.Now()
 	if w.MaxAge <= 0 {
@@ -372,7 +376,7 @@ func (w *compacting) drop(ctx context.Context) error {
 	return w.dropAt(ctx)
 }
 
-// dropAt notes when the oldest segment expires.
+// dropAt records when the oldest segment expires.
 func (w *compacting) dropAt(ctx context.Context) error {
 	return w.manifest.each(ctx, 0, func(s *segment) (bool, error) {
 		w.done.DropAt = s.Until.Add(w.MaxAge)
@@ -380,8 +384,8 @@ func (w *compacting) dropAt(ctx context.Context) error {
 	})
 }
 
-// storeBase stores a copy of the snapshot, if it has a state and is past a record, for readers that can no longer
-// read the history from its beginning.
+// storeBase stores a copy of the snapshot, for readers that can no longer read the history from its beginning. It
+// returns false and stores nothing if the snapshot has no state or is older than the record beyond.
 func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error) {
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -437,16 +441,16 @@ func (s *streams) purgeThrough(ctx context.Context, name, subject string, throug
 	return translate(err, "purge "+name)
 }
 
-// PurgeHistory removes everything of a deleted sandbox except the last message of its history and its reserved id:
-// the rest of the history, segments, output, exec ids and snapshots. The last message says that the sandbox was
-// deleted and is its tombstone: it distinguishes an id whose history was removed from one that never had a history.
+// PurgeHistory removes everything that is stored of a deleted sandbox: its history, segments, output, exec ids and
+// snapshots. Only the reserved id and the last message of the history stay. That message is the tombstone: it says that
+// the sandbox was deleted, and so distinguishes the id from one that never had a history.
 func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 	if err := c.purgeSegments(ctx, tenant, sandbox); err != nil {
 		return err
 	}
 	histories := "$KV." + protocol.BucketHistories + "." + manifestKey(tenant, sandbox)
 	snapshot := "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox
-	// The last snapshot is removed last: while it exists, the next purge finds the rest.
+	// The snapshot of the ended sandbox is removed last: while it exists, an interrupted purge is found and repeated.
 	for _, p := range []struct {
 		stream, subject string
 		keep            uint64
@@ -466,7 +470,7 @@ func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) er
 	return nil
 }
 
-// purgeSegments removes the segments of a history, including unfinished ones.
+// purgeSegments removes all segments of a history, including those that a crash left unfinished.
 func (c *Compactor) purgeSegments(ctx context.Context, tenant, sandbox string) error {
 	m, err := c.segments.manifest(ctx, tenant, sandbox)
 	if err != nil || m.revision == 0 {
@@ -480,7 +484,7 @@ func (c *Compactor) purgeSegments(ctx context.Context, tenant, sandbox string) e
 	segments := m.Segments
 	for _, p := range m.Pages {
 		list, err := m.page(ctx, p.Key)
-		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // not_found: an earlier purge removed it
+		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // not_found: an earlier purge removed the page
 			return err
 		}
 		segments = append(segments, list...)

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// small moves all but a few messages.
+// small returns a configuration that moves all but five messages.
 func small() jetstream.Compaction {
 	return jetstream.Compaction{Keep: 5, MinBatches: 1, MinBytes: 1 << 30}
 }
@@ -76,7 +76,7 @@ func rawHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, after u
 	return all
 }
 
-// sameFrom checks that a history still reads the same from each of its messages on.
+// sameFrom checks that a history still has these messages, read from its beginning and after each of them.
 func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []rawMessage) {
 	t.Helper()
 	for from := -1; from < len(want); from++ {
@@ -90,13 +90,8 @@ func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []ra
 		}
 		for i, m := range got {
 			if w := want[from+1+i]; m.Record != w.Record || !bytes.Equal(m.Batch, w.Batch) {
-				t.Fatalf(
-					"after record %d, message %d is record %d, want %d, or has other content",
-					after,
-					i,
-					m.Record,
-					w.Record,
-				)
+				t.Fatalf("after record %d, message %d is record %d, want %d, or has other content",
+					after, i, m.Record, w.Record)
 			}
 		}
 	}
@@ -114,7 +109,7 @@ func (d *deployment) onSubject(t testing.TB, tenant, sandbox string) int {
 	return int(info.State.Subjects[subject])
 }
 
-// stored counts what the buckets of segments have for a tenant.
+// segmentsStored counts a tenant's keys in the bucket of manifests and all messages in the bucket of segments.
 func (d *deployment) segmentsStored(t testing.TB, tenant string) (keys, chunks int) {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
@@ -156,7 +151,7 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		must(t, err)
 		if done.Messages != len(want)-5 || done.Purged != 0 || !done.Waits ||
 			d.onSubject(t, d.tenant, "s1") != len(want) {
-			t.Fatalf("%+v, and %d of %d messages in the log", done, d.onSubject(t, d.tenant, "s1"), len(want))
+			t.Fatalf("Compact: %+v, and %d of %d messages are in the log", done, d.onSubject(t, d.tenant, "s1"), len(want))
 		}
 		sameFrom(t, c, d.tenant, "s1", want)
 
@@ -164,9 +159,9 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		done, err = c.Compact(ctx, d.tenant, "s1", small())
 		must(t, err)
 		if done.Messages != 0 || done.Waits || d.onSubject(t, d.tenant, "s1") != 5 {
-			t.Fatalf("%+v, and %d messages in the log, want 5", done, d.onSubject(t, d.tenant, "s1"))
+			t.Fatalf("Compact: %+v, and %d messages are in the log, want 5", done, d.onSubject(t, d.tenant, "s1"))
 		}
-		other := d.opened(t) // without what is cached
+		other := d.opened(t) // its cache is empty
 		sameFrom(t, other, d.tenant, "s1", want)
 		after, _ := readHistory(t, other, d.tenant, "s1")
 		same(t, "the folds before and after", after, before)
@@ -210,7 +205,7 @@ func TestACompactionThatCrashesAnywhereLosesNothing(t *testing.T) {
 			snapshotNow(t, c, d.tenant, "s1")
 			want := rawHistory(t, c, d.tenant, "s1", 0)
 			func() {
-				defer func() { _ = recover() }()
+				defer func() { _ = recover() }() // the panic is the crash
 				cfg := small()
 				cfg.Probe = func(p string) {
 					if p == point {
@@ -218,13 +213,13 @@ func TestACompactionThatCrashesAnywhereLosesNothing(t *testing.T) {
 					}
 				}
 				_, err := c.Compact(t.Context(), d.tenant, "s1", cfg)
-				t.Errorf("continued: %v", err)
+				t.Errorf("the compaction did not crash: %v", err)
 			}()
 			sameFrom(t, d.opened(t), d.tenant, "s1", want)
 			_, err := c.Compact(t.Context(), d.tenant, "s1", small())
 			must(t, err)
 			if n := d.onSubject(t, d.tenant, "s1"); n != 5 {
-				t.Errorf("%d messages in the log", n)
+				t.Errorf("%d messages are in the log, want 5", n)
 			}
 			sameFrom(t, d.opened(t), d.tenant, "s1", want)
 			if keys, chunks := d.segmentsStored(t, d.tenant); keys != 1 || chunks != 2 {
@@ -309,13 +304,13 @@ func TestAHistoryWithExpiredSegmentsIsFoldedFromItsBase(t *testing.T) {
 	done, err := c.Compact(ctx, d.tenant, "s1", cfg)
 	must(t, err)
 	if done.Dropped != 0 || done.DropAt.IsZero() {
-		t.Fatalf("%+v", done)
+		t.Fatalf("Compact: %+v, want no dropped segments and the time when the first one expires", done)
 	}
 	cfg.MaxAge, cfg.Keep = time.Nanosecond, 1000
 	done, err = c.Compact(ctx, d.tenant, "s1", cfg)
 	must(t, err)
 	if done.Dropped == 0 {
-		t.Fatalf("%+v", done)
+		t.Fatalf("Compact: %+v, want dropped segments", done)
 	}
 	rest := rawHistory(t, d.opened(t), d.tenant, "s1", 0)
 	if len(rest) == 0 || rest[0].Record <= kept[0].Record {
@@ -329,7 +324,7 @@ func TestAHistoryWithExpiredSegmentsIsFoldedFromItsBase(t *testing.T) {
 	want.Trim(3)
 	same(t, "the fold", got, want)
 	if opened != want.Sandbox.Sequence {
-		t.Errorf("OnOpen reported event %d", opened)
+		t.Errorf("OnOpen reported event %d, want %d", opened, want.Sandbox.Sequence)
 	}
 	_, err = j.Do(ctx, acceptExec("new"))
 	must(t, err)
@@ -350,11 +345,11 @@ func TestAPurgedHistoryLeavesNoSegments(t *testing.T) {
 	j := journal(d.opened(t), d.tenant, "s1", "k3")
 	must(t, j.Refresh(ctx))
 	if s, _ := j.State(); !s.Sandbox.HistoryPurged {
-		t.Errorf("it is %+v", s.Sandbox)
+		t.Errorf("the sandbox is not marked as purged: %+v", s.Sandbox)
 	}
 }
 
-// The log is restored to a state before the journal's position, which follows purged messages.
+// The log is restored to a state before the journal's position. Before that position, messages were purged.
 func TestAJournalNoticesARewoundLogWithSegments(t *testing.T) {
 	t.Parallel()
 	d := startBackup(t)
@@ -381,7 +376,7 @@ func TestAJournalNoticesARewoundLogWithSegments(t *testing.T) {
 	}
 }
 
-// Segments hold the messages as they were in the log, including the headers by which readers notice missing messages.
+// A reader verifies the digest of a segment's content.
 func TestADamagedSegmentIsNotRead(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -414,22 +409,19 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	done, err := c.Compact(ctx, d.tenant, "s1", small())
 	must(t, err)
 	if keys, _ := d.segmentsStored(t, d.tenant); done.Segments < 8 || keys < 4 {
-		t.Fatalf("%+v, in %d keys", done, keys)
+		t.Fatalf("Compact: %+v, in %d keys; want at least 8 segments in 4 keys", done, keys)
 	}
 	sameFrom(t, d.opened(t), d.tenant, "s1", want)
 	for _, from := range []uint64{1, 2, 9, 17, 30, 50, 53} {
 		first := uint64(0)
-		must(
-			t,
-			d.opened(t).
-				ReadEvents(ctx, d.tenant, "s1", from, func(b *protocol.Batch) bool { first = b.First(); return false }),
-		)
+		visit := func(b *protocol.Batch) bool { first = b.First(); return false }
+		must(t, d.opened(t).ReadEvents(ctx, d.tenant, "s1", from, visit))
 		if first == 0 || first > from || from-first > 12 {
 			t.Errorf("reading from event %d starts at %d", from, first)
 		}
 	}
 
-	old := want[20].Record // what is stored by then is too old
+	old := want[20].Record // older messages are too old
 	b, err := c.Batch(ctx, d.tenant, "s1", old)
 	must(t, err)
 	cfg := small()
@@ -438,13 +430,13 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	must(t, err)
 	rest := rawHistory(t, d.opened(t), d.tenant, "s1", 0)
 	if done.Dropped == 0 || done.DropAt.IsZero() || len(rest) == 0 || len(rest) >= len(want) {
-		t.Fatalf("%+v, and %d of %d messages", done, len(rest), len(want))
+		t.Fatalf("Compact: %+v, and %d of %d messages are left", done, len(rest), len(want))
 	}
 	sameFrom(t, d.opened(t), d.tenant, "s1", want[len(want)-len(rest):])
 	j := journal(d.opened(t), d.tenant, "s1", "k2")
 	must(t, j.Refresh(ctx))
 	if s, _ := j.State(); s.Sandbox.TotalExecs != 25 {
-		t.Errorf("%d execs", s.Sandbox.TotalExecs)
+		t.Errorf("the state counts %d execs, want 25", s.Sandbox.TotalExecs)
 	}
 	deleteSandbox(t, c, d.tenant, "s1")
 	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
@@ -453,7 +445,7 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	}
 }
 
-// A purge dies after it removed the pages and before it removed the manifest that names them.
+// A purge died after it removed the pages and before it removed the manifest that lists them.
 func TestAnInterruptedPurgeIsFinished(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -493,7 +485,7 @@ func TestAFullSegmentBucketLosesNothingAndCanBeEmptied(t *testing.T) {
 	must(t, err)
 	for range 2 {
 		if done, err := c.Compact(ctx, d.tenant, "s2", small()); err == nil {
-			t.Fatalf("%+v", done)
+			t.Fatalf("Compact succeeded with a full bucket: %+v", done)
 		}
 	}
 	if n := d.onSubject(t, d.tenant, "s2"); n != len(want) {
@@ -512,7 +504,7 @@ func TestAFullSegmentBucketLosesNothingAndCanBeEmptied(t *testing.T) {
 	sameFrom(t, d.opened(t), d.tenant, "s2", want)
 }
 
-// The list of segments was lost, or is of an older backup than the log. Nothing must be appended to a state that lacks
+// The manifest was lost, or comes from an older backup than the log. Nothing must be appended to a state that lacks
 // events.
 func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 	t.Parallel()
@@ -536,10 +528,10 @@ func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 	if err == nil {
 		t.Errorf("appended %d events to a history of more than 20 as if it were empty", len(events))
 	}
-	// The snapshot has everything that is needed.
+	// The snapshot includes the missing events.
 	j = c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k3", FromSnapshot: true})
 	if events, err := j.Do(ctx, acceptExec("new")); err != nil || events[0].Sequence < 22 {
-		t.Errorf("from its snapshot: %v, %v", events, err)
+		t.Errorf("an append to the state from the snapshot: %v, %v; want event 22 or a later one", events, err)
 	}
 }
 

@@ -19,19 +19,19 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// Config says how to reach NATS.
+// Config configures a connection to NATS.
 type Config struct {
-	URL       string                     // one or more, comma separated; ignored with InProcess
-	Token     string                     // ignored with Login
+	URL       string                     // one or more URLs of servers, comma separated; ignored with InProcess
+	Token     string                     // token to present to the server; ignored with Login
 	Creds     string                     // path of a credentials file, read again at each attempt to connect
 	Login     func() (Login, error)      // called at each attempt to connect; must not block for long; may be nil
 	LoginFrom string                     // where Login or Creds come from, for error messages; may be empty
-	Wait      bool                       // wait for NATS until ctx ends, even if ctx has no deadline
+	Wait      bool                       // try to connect until ctx ends, even if ctx has no deadline
 	InProcess nats.InProcessConnProvider // an embedded server
-	Name      string                     // of the connection, shown by the server
-	Timeout   time.Duration              // of one call if the caller's context has no deadline; default 10 s
+	Name      string                     // name of the connection, shown by the server
+	Timeout   time.Duration              // how long a call waits for one answer; default 10 s
 	Logger    *slog.Logger               // default slog.Default
-	OnState   func(connected bool)       // called on each change; may be nil
+	OnState   func(connected bool)       // called when the connection is lost or restored; may be nil
 
 	// Tenant and User are the names under which the connection sends requests and queries, and the part of the inboxes
 	// that it receives answers in. Without a user it uses the subjects without one.
@@ -42,12 +42,12 @@ type Config struct {
 	WithoutStreams bool
 
 	Clock   Clock               // for tests: the machine's clocks
-	Options func(*nats.Options) // for tests: changes the client's options last
+	Options func(*nats.Options) // for tests: changes the client's options after all others are set
 }
 
 // Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
-// use. It embeds one part per subject and so has the methods of all of them. Code that needs only one subject can take
-// that part alone.
+// use. Conn embeds a part for each task, such as [EventLog], and so has the methods of all parts. Code that needs only
+// one part can take that part alone.
 type Conn struct {
 	core // by value; all parts point to it
 
@@ -78,20 +78,20 @@ type Conn struct {
 }
 
 // connection is the link to NATS. It reconnects forever, calls the registered functions after each reconnect, and
-// bounds and repeats requests whose answers may be lost. Only core may embed it: if a part did too, Conn would have its
-// methods twice at the same depth, and calls on Conn would not compile.
+// bounds and repeats requests whose answers may be lost. Only core may embed a connection. If another part of Conn did
+// too, Conn would have the methods of connection twice at the same depth, and calls on Conn would not compile.
 type connection struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	log     *slog.Logger
 	timeout time.Duration
 	login   credentials
-	closed  chan struct{} // closed with the connection
+	closed  chan struct{} // closed when the connection is closed for good
 
 	user           string // as [Config.User]
 	withoutStreams bool   // as [Config.WithoutStreams]
 
-	life atomic.Uint64 // number of lost connections: the next server may have another log
+	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
@@ -107,8 +107,8 @@ type core struct {
 
 	clock     storeClock
 	room      roomState
-	meta      *assets // nil until it was read; under mu
-	elections bool    // subscribed to election notices; under mu
+	meta      *assets // nil until it was read; guarded by mu
+	elections bool    // subscribed to election notices; guarded by mu
 }
 
 // assets is what a connection reads once from the provisioned streams.
@@ -118,8 +118,8 @@ type assets struct {
 }
 
 // Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
-// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for URLs or a
-// credentials file; permission_denied if the server refuses the credentials; unavailable.
+// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs or an
+// unreadable credentials file; permission_denied if the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	c := newConn(cfg)
 	if cfg.InProcess == nil {
@@ -256,7 +256,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// connectWithin retries until it is connected, the server refuses the credentials, or ctx ends.
+// connectWithin retries until a connection is established, the server refuses the credentials, or ctx ends.
 func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
 	_, bounded := ctx.Deadline()
 	var last error
@@ -271,7 +271,7 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 		}
 		last = err
 		if cfg.Wait {
-			c.log.Warn("waiting for NATS", "at", redacted(cfg.URL), "error", err)
+			c.log.Warn("waiting for NATS: could not connect yet", "at", redacted(cfg.URL), "error", err)
 		} else {
 			pause.Reset()
 		}
@@ -281,8 +281,8 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 	}
 }
 
-// connectOnce abandons the attempt when ctx ends: the client waits 2 s for each server that accepts connections and
-// then says nothing, and there may be many.
+// connectOnce tries each server once. It abandons the attempt when ctx ends, because the client waits 2 s for each
+// server that accepts the connection and then stays silent, and there may be many servers.
 func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	type try struct {
 		nc  *nats.Conn
@@ -307,7 +307,7 @@ func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	}
 }
 
-// OnReconnect calls f after each reconnect, since messages may have been missed, until stop is called. f must not
+// OnReconnect calls f after each reconnect until stop is called, because messages may have been missed. f must not
 // block.
 func (c *connection) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
 
@@ -325,15 +325,14 @@ func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
 }
 
 func (c *core) reconnected() {
-	if err := c.checkPayload(); err != nil { // it may be another server, or have other settings
-		c.log.Error("NATS cannot take all of Boxfleet's messages", "error", err)
+	if err := c.checkPayload(); err != nil { // the server may be another one, or have other settings
+		c.log.Error("NATS does not accept all of Boxfleet's messages", "error", err)
 	}
 	c.clock.distrust()
 	c.call(c.onReconnect)
 	c.call(c.onLoss)
 }
 
-// call calls the registered functions.
 func (c *connection) call(registered map[int]func()) {
 	c.mu.Lock()
 	fs := slices.Collect(maps.Values(registered))
@@ -343,10 +342,10 @@ func (c *connection) call(registered map[int]func()) {
 	}
 }
 
-// OnLoss calls f when messages may have been lost that nobody sends again, until stop is called: after each reconnect,
-// and each time the event log or the output log elects a leader, because the old leader may not have published what it
-// stored last. f must not block. Election notices can be lost too, so callers that wait for something also poll now and
-// then. Error: unavailable if the connection is closed.
+// OnLoss calls f each time messages may have been lost that are not sent again, until stop is called. f must not block.
+// f is called after each reconnect, and when the event log or the output log elects a leader: the old leader may have
+// stored messages without publishing them. Election notices can be lost too, so callers that wait for something also
+// poll now and then. Error: unavailable if the connection is closed.
 func (c *core) OnLoss(f func()) (stop func(), err error) {
 	if err := c.hearElections(); err != nil {
 		return nil, err
@@ -375,8 +374,8 @@ func (c *core) hearElections() error {
 	return nil
 }
 
-// mayHaveGrown forgets the number of replicas: a single server holds no elections, so there may be several now, and
-// a replica's answer may be stale.
+// mayHaveGrown discards the known number of replicas. A stream with one replica holds no elections, so after an
+// election there may be several replicas, and the answer of a replica may be stale.
 func (c *core) mayHaveGrown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -388,8 +387,8 @@ func (c *core) mayHaveGrown() {
 // errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
-// await bounds a call that waits for an answer as bound does. If the connection is lost it ends the call with the
-// cause errCutOff, so that the caller can repeat it on the next connection.
+// await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
+// with the cause errCutOff, so that the caller can repeat the call on the next connection.
 func (c *connection) await(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)
@@ -416,8 +415,8 @@ func (c *connection) cutOff() {
 	}
 }
 
-// causeOf returns the cause of ctx's end if that says more than err: the connection was lost, or the servers have no
-// majority.
+// causeOf returns the cause of ctx's end if the cause says more than err does: the connection was lost, or the servers
+// have no majority.
 func causeOf(ctx context.Context, err error) error {
 	var cause *protocol.Error
 	if err != nil && errors.As(context.Cause(ctx), &cause) {
@@ -441,8 +440,8 @@ func (c *connection) Health() error {
 	return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")
 }
 
-// Closed is closed when the connection has ended for good: by [Conn.Close], or because the client gave up after an
-// error of the server.
+// Closed returns a channel that is closed when the connection has ended for good: by [Conn.Close], or because the
+// client gave up after an error of the server.
 func (c *connection) Closed() <-chan struct{} { return c.closed }
 
 // awaitConnection waits until the connection is up. It fails when ctx ends or the connection is closed.
@@ -464,10 +463,24 @@ func (c *connection) awaitConnection(ctx context.Context) error {
 // Close closes the connection. Calls in flight fail.
 func (c *connection) Close() { c.nc.Close() }
 
-// bound limits the wait for one answer to the connection's timeout, however much time the caller has: an answer that
-// was lost never comes.
+// bound limits the wait for one answer to the connection's timeout, even if the caller has more time, because an answer
+// that was lost never comes.
 func (c *connection) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.timeout)
+}
+
+// sleep pauses between two attempts. It returns false if ctx ended or the connection was closed first.
+func (c *connection) sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c.closed:
+		return false
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
 }
 
 // askAgain is how long a question waits for its answer before it is repeated.
@@ -489,14 +502,14 @@ func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	}
 }
 
-// awaitOnce is await for one of several attempts.
+// awaitOnce is await for one of several attempts: the returned context also ends after askAgain.
 func (c *connection) awaitOnce(ctx context.Context) (try context.Context, end func()) {
 	try, cancel := c.await(ctx)
 	again := time.AfterFunc(askAgain, cancel)
 	return try, func() { again.Stop(); cancel() }
 }
 
-// mayAskAgain reports whether an attempt got no answer or had no connection, and ctx leaves time for another.
+// mayAskAgain reports whether an attempt got no answer or had no connection, and ctx leaves time for another attempt.
 func (c *connection) mayAskAgain(ctx, try context.Context) bool {
 	if try.Err() != nil {
 		return ctx.Err() == nil
@@ -511,7 +524,7 @@ func (c *core) Open(ctx context.Context) error {
 	return err
 }
 
-// Deployment returns the id of the deployment, which its first provisioning chose. [Conn.Open] or
+// Deployment returns the id of the deployment, which was chosen when the streams were first made. [Conn.Open] or
 // [Provisioner.Provision] must have succeeded.
 func (c *core) Deployment() string {
 	c.mu.Lock()
@@ -547,5 +560,5 @@ func (c *core) assets(ctx context.Context) (*assets, error) {
 	c.mu.Lock()
 	c.meta = meta
 	c.mu.Unlock()
-	return meta, c.hearElections() // a single server holds no elections, but the deployment may grow
+	return meta, c.hearElections() // also on a single server, which holds no elections: the deployment may grow
 }

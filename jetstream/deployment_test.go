@@ -27,7 +27,7 @@ const lockTTL = 3 * time.Second
 type deployment struct {
 	servers []*embedded.Server
 	assets  jetstream.Assets
-	tenant  string // the test's own
+	tenant  string // the test's own tenant
 }
 
 var (
@@ -152,7 +152,7 @@ func (d *deployment) connTo(t testing.TB, url string) *jetstream.Conn {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	c, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Logger: quiet, Options: func(o *nats.Options) {
-		o.IgnoreDiscoveredServers = true // past a proxy
+		o.IgnoreDiscoveredServers = true // their addresses would lead past a proxy
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +182,8 @@ func (d *deployment) raw(t testing.TB) *nats.Conn {
 	return nc
 }
 
-// restart stops the single server and starts it again on its port and store. It returns the time after the start.
+// restart stops the single server and starts it again with the same port and store. It returns the time after the
+// start.
 func (d *deployment) restart(t testing.TB) time.Time {
 	t.Helper()
 	d.servers[0].Stop()
@@ -201,7 +202,7 @@ func receive[T any](t testing.TB, within time.Duration, what string, ch <-chan T
 	case v := <-ch:
 		return v
 	case <-time.After(within):
-		t.Fatalf("not received within %s: %s", within, what)
+		t.Fatalf("%s did not come within %s", what, within)
 		panic("unreachable")
 	}
 }
@@ -216,7 +217,7 @@ func background(t testing.TB, f func(ctx context.Context) error) {
 		cancel()
 		if err := <-done; err != nil && !errors.Is(err, context.Canceled) &&
 			protocol.CodeOf(err) != protocol.Cancelled {
-			t.Errorf("ended early: %v", err)
+			t.Errorf("a background function failed: %v", err)
 		}
 	})
 }
@@ -228,7 +229,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wantError checks code and reason; "" takes any reason.
+// wantError checks the code and reason of an error; reason "" accepts any reason.
 func wantError(t testing.TB, err error, code protocol.Code, reason string) {
 	t.Helper()
 	var typed *protocol.Error
@@ -260,7 +261,7 @@ func becomeReady(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 	}, nil
 }
 
-// acceptExec appends one event, but only once.
+// acceptExec accepts an exec, unless it was accepted already.
 func acceptExec(id string) jetstream.Decide {
 	return func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if s.Execs[id] != nil {
@@ -290,13 +291,8 @@ func readHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*prot
 		for i := range b.Events {
 			e := &b.Events[i]
 			if e.Sequence != s.Sandbox.Sequence+1 {
-				t.Fatalf(
-					"record %d by %s: event %d follows event %d",
-					b.Record,
-					b.Writer,
-					e.Sequence,
-					s.Sandbox.Sequence,
-				)
+				t.Fatalf("record %d by %s: event %d follows event %d",
+					b.Record, b.Writer, e.Sequence, s.Sandbox.Sequence)
 			}
 			if err := s.Apply(e); err != nil {
 				t.Fatalf("record %d by %s: %v", b.Record, b.Writer, err)

@@ -6,7 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// described marks descriptions that Boxfleet wrote: an operator's own description stays.
+// described is the prefix of descriptions that Boxfleet wrote. A description without this prefix was written by an
+// operator, and Boxfleet keeps it.
 const described = "Boxfleet: "
 
 // descriptions tell operators who use NATS's own tools what each stream and bucket is for.
@@ -18,9 +19,9 @@ var descriptions = map[string]string{
 
 	"KV_" + protocol.BucketIDs:       "sandbox ids that were ever used",
 	"KV_" + protocol.BucketNames:     "which sandbox has a name, or had it last",
-	"KV_" + protocol.BucketExecIDs:   "where the log has the events of which exec",
+	"KV_" + protocol.BucketExecIDs:   "where the log has the events of each exec",
 	"KV_" + protocol.BucketSandboxes: "snapshots of sandboxes, folded from their histories",
-	"KV_" + protocol.BucketImages:    "images that hosts should have, and that they have",
+	"KV_" + protocol.BucketImages:    "which images hosts should have, and which they have",
 	"KV_" + protocol.BucketHosts:     "what operators want of hosts: cordon, drain, forget",
 	"KV_" + protocol.BucketWorkers:   "hosts, as their workers describe them",
 	"KV_" + protocol.BucketLocks:     "which worker may change which host: leases",
@@ -32,7 +33,7 @@ var descriptions = map[string]string{
 	"OBJ_" + protocol.BucketImageFiles: "files of imported images",
 }
 
-// descriptionOf returns the description for a stream that currently has the description now.
+// descriptionOf returns the description that a stream should have. now is its current description.
 func descriptionOf(name, now string) string {
 	if text := descriptions[name]; text != "" && (now == "" || strings.HasPrefix(now, described)) {
 		return described + text

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// NATS's own tools show what each stream is for, also in a deployment that is older than the descriptions.
+// NATS's own tools show the descriptions. A deployment that is older than the descriptions gets them too.
 func TestEveryStreamAndBucketHasADescription(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})

@@ -1,5 +1,5 @@
-// Package jetstream stores everything that Boxfleet stores in NATS JetStream. It is the only package that imports the
-// NATS client. The embedded server is in the sub-package embedded, so that the SDK does not link a server.
+// Package jetstream is Boxfleet's storage in NATS JetStream. It is the only package that imports the NATS client. The
+// embedded server is in the sub-package embedded, so that the SDK does not link a server.
 //
 //	Conn                    everything on one connection; it embeds all parts and has their methods
 //	 ├─── EventLog          append by compare-and-set, follow the event log
@@ -19,7 +19,7 @@
 //	 ├─── BlobStore         uploads
 //	 ├─── StoreHealth       leaders, replicas, room and disk; recovers an event log that accepts no writes
 //	 ├─── Provisioner       makes and updates the streams and buckets
-//	 ├─── Growth            gives them more replicas
+//	 ├─── Growth            gives the streams and buckets more replicas
 //	 │
 //	 │    and, used inside this package only:
 //	 ├─── segments          messages that were moved out of the event log, and their manifests
@@ -28,6 +28,6 @@
 //	 ├─── streams           messages of streams and keys of buckets
 //	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
-// Of this module it imports protocol, backoff and wake. Every error that it returns is a *protocol.Error, translated in
-// errors.go, or the error of a context.
+// Of Boxfleet's packages it imports only protocol, backoff and wake. Every error that it returns is a *protocol.Error,
+// translated in errors.go, or the error of a context.
 package jetstream

@@ -8,14 +8,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// An ended sandbox has its snapshot under another key than a living one, and without execs. So a starting coordinator
-// can read the snapshots of living sandboxes alone.
+// The snapshot of an ended sandbox has no execs, and has another key than the snapshot of a living one. So a starting
+// coordinator can read only the snapshots of living sandboxes.
 
-// endedSuffix ends the key of an ended sandbox. Ids have no dots, so patterns can select either kind of key.
+// endedSuffix is the end of the key of an ended sandbox's snapshot. Ids have no dots, so a pattern can select either
+// the ended sandboxes or the living ones.
 const endedSuffix = ".over"
 
-// endedSnapshot is the stored snapshot of an ended sandbox. It has no field "state", so that an earlier version takes
-// it for an unusable snapshot.
+// endedSnapshot is the stored snapshot of an ended sandbox. It has no field "state", so that earlier versions of
+// Boxfleet treat it as an unusable snapshot.
 type endedSnapshot struct {
 	Version int             `json:"v"`
 	Record  uint64          `json:"record"`
@@ -24,17 +25,18 @@ type endedSnapshot struct {
 	Over    *protocol.State `json:"over"`
 }
 
-// EndedRecord is what a coordinator holds in memory of an ended sandbox.
+// EndedRecord is what a coordinator keeps in memory about an ended sandbox.
 type EndedRecord struct {
 	Tenant, Sandbox    string
-	Record             uint64 // 0: the snapshot is unusable, read the history
+	Record             uint64 // 0 if the snapshot is unusable and the history must be read
 	CreatedAt, EndedAt time.Time
 	Labels             map[string]string
 	Name               string
 }
 
-// WriteEndedRecord stores the last snapshot of an ended sandbox in place of those from its life, unless a newer one is
-// stored. It leaves out execs, and the state if it is larger than a message. It may change s.State.
+// WriteEndedRecord stores the last snapshot of an ended sandbox, unless a newer one is stored, and removes the snapshot
+// of the living sandbox. The stored snapshot has no execs. If its state is larger than a message, only the name and the
+// times are stored. WriteEndedRecord may change s.State.
 func (sn *Snapshots) WriteEndedRecord(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
 	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
@@ -86,7 +88,7 @@ func (sn *Snapshots) ReadEndedRecord(ctx context.Context, visit func(*EndedRecor
 		return err
 	}
 	if held, err := sn.reaches(ctx, checkpoint.position(), last); !held {
-		return err // the log is followed from its beginning
+		return err // without a valid checkpoint, the caller follows the log from its beginning
 	}
 	type late struct {
 		record *EndedRecord
@@ -95,7 +97,7 @@ func (sn *Snapshots) ReadEndedRecord(ctx context.Context, visit func(*EndedRecor
 	var newer []late
 	err = sn.readKeys(ctx, sn.kv(protocol.BucketSandboxes), "*.*"+endedSuffix, func(key string, value []byte) {
 		r, at := decodeOverRecord(key, value)
-		if r.Record > checkpoint.Record { // the log up to the checkpoint does not have it
+		if r.Record > checkpoint.Record { // the snapshot is newer than the checkpoint; check it against the log below
 			newer = append(newer, late{r, at})
 			return
 		}
@@ -116,7 +118,7 @@ func (sn *Snapshots) ReadEndedRecord(ctx context.Context, visit func(*EndedRecor
 	return err
 }
 
-// endedHead is the part of an endedSnapshot that a coordinator holds in memory.
+// endedHead is the part of an endedSnapshot that a coordinator keeps in memory.
 type endedHead struct {
 	Version int    `json:"v"`
 	Record  uint64 `json:"record"`

@@ -11,19 +11,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ErrConflict says that a compare-and-set lost because another process wrote first. It never leaves a
-// [Journal], which reads the other write and decides again.
+// ErrConflict says that a compare-and-set failed because another process wrote first. A [Journal] never returns
+// ErrConflict: it reads what the other process wrote and decides again.
 var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "write_conflict",
 	Message: "another process wrote first"}
 
-// Codes of the server that nats.go does not name.
+// Error codes of the NATS server that the NATS client does not name.
 const (
-	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a limit of the stream, with discard new
+	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a stream that discards new messages reached its limit
 	codeInsufficientStorage jetstream.ErrorCode = 10047
-	codeInsufficientStore   jetstream.ErrorCode = 10023 // a limit of the whole server's store
-	codeAccountResources    jetstream.ErrorCode = 10002 // a limit of the account
-	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // also while a cluster is starting
-	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of the message waits for a majority
+	codeInsufficientStore   jetstream.ErrorCode = 10023 // the store of the whole server reached its limit
+	codeAccountResources    jetstream.ErrorCode = 10002 // the account reached its limit
+	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // too few servers, possibly only while the cluster is starting
+	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of a repeated message still waits for a majority
 )
 
 // translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set has one of two codes,
@@ -73,7 +73,7 @@ func translate(err error, doing string) error {
 	case errors.Is(err, jetstream.ErrBucketNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
 		return notProvisioned(doing)
 	case errors.Is(err, nats.ErrNoResponders):
-		return protocol.Errorf(protocol.Unavailable, "", "%s: NATS: no server with JetStream answers", doing)
+		return protocol.Errorf(protocol.Unavailable, "", "%s: no NATS server with JetStream answers", doing)
 	case errors.Is(err, jetstream.ErrKeyNotFound),
 		errors.Is(err, jetstream.ErrObjectNotFound),
 		errors.Is(err, jetstream.ErrMsgNotFound):
@@ -96,8 +96,8 @@ func notProvisioned(doing string) *protocol.Error {
 	)
 }
 
-// translateWrite is translate for storing a message under a subject. If a store is full, the reason tells which: a
-// full request queue matters less than a full event log.
+// translateWrite translates an error of storing a message under a subject. If a store is full, the reason says which
+// one: a full request queue matters less than a full event log.
 func translateWrite(err error, subject string) error {
 	doing := "write to " + subject
 	var api *jetstream.APIError
@@ -114,13 +114,13 @@ func translateWrite(err error, subject string) error {
 	return protocol.Errorf(protocol.ResourceExhausted, reason, "%s: %s", doing, api.Description)
 }
 
-// isUnder reports whether a subject begins as a filter does, up to its wildcards.
+// isUnder reports whether a subject begins with the part of a filter that precedes the filter's wildcards.
 func isUnder(subject, filter string) bool {
 	return strings.HasPrefix(subject, strings.TrimRight(filter, "*.")+".")
 }
 
-// storeIsFull reports whether the server stores nothing more because a limit of the stream or of the server's
-// store is reached, or its disk is full.
+// storeIsFull reports whether the server stores no more messages because the stream or the server's store reached its
+// limit, or because the disk is full.
 func storeIsFull(api *jetstream.APIError) bool {
 	switch api.ErrorCode {
 	case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:

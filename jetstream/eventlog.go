@@ -11,13 +11,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// EventLog appends to the event log, reads its messages and follows it. It has only the messages that are still in the
-// log; [Histories] also has those that were moved to segments.
+// EventLog appends to the event log, reads its messages and follows it. It reads only the messages that are still in
+// the log; [Histories] also reads the messages that were moved to segments.
 type EventLog struct{ *streams }
 
-// Append writes one batch to its sandbox's history: the commit point of every decision. expected is the record
-// (stream sequence) of the history's last message, 0 for none. It returns the new record. Errors: [ErrConflict]
-// if another writer was first; after any other error the outcome is unknown until the caller reads the history.
+// Append writes one batch to its sandbox's history: the commit point of every decision. expected is the record (stream
+// sequence) of the history's last message, 0 if the history has none. Append returns the new record. Errors:
+// [ErrConflict] if another writer was first; after any other error the outcome is unknown until the caller reads the
+// history.
 func (l *EventLog) Append(ctx context.Context, b *protocol.Batch, expected uint64) (uint64, error) {
 	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
 	for k, v := range b.Headers() {
@@ -27,8 +28,8 @@ func (l *EventLog) Append(ctx context.Context, b *protocol.Batch, expected uint6
 	return l.publish(ctx, m, int64(expected))
 }
 
-// batchOf decodes a message of the event log, stored or republished. Permissions protect the subject, so a batch that
-// names another sandbox than its subject is ignored: it returns nil.
+// batchOf decodes a stored or republished message of the event log. It returns nil for a batch that names another
+// sandbox than its subject does: NATS permissions protect only the subject.
 func (l *EventLog) batchOf(m *stored) (*protocol.Batch, error) {
 	b, err := protocol.DecodeBatch(m.data, m.sequence)
 	if err != nil {
@@ -51,25 +52,26 @@ func (l *EventLog) Record(ctx context.Context, record uint64) (*protocol.Batch, 
 	}
 	b, err := l.batchOf(m)
 	if b == nil && err == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "record %d names another sandbox than its subject", record)
+		err = protocol.Errorf(protocol.NotFound, "", "the batch at record %d names another sandbox than its subject", record)
 	}
 	return b, err
 }
 
-// LastRecord returns the highest record that the log has or had.
+// LastRecord returns the highest record that the log ever had.
 func (l *EventLog) LastRecord(ctx context.Context) (uint64, error) {
 	return l.lastSequence(ctx, protocol.StreamEvents)
 }
 
-// FollowEvents reads every history from a record on, in the order of the log, and then new batches, until ctx ends or
-// the log no longer has the last handled message: [IsRewound]. caughtUp is called once, after all batches that were in
-// the log at the start have been handled and none is waiting.
+// FollowEvents reads the batches of all histories from a record on, in the order of the log, and then new batches,
+// until ctx ends. It fails if the log no longer has the last handled message; [IsRewound] recognizes this error.
+// caughtUp is called once, when all batches that were in the log at the start have been handled and no other batch is
+// waiting.
 func (l *EventLog) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
 	return l.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
 		b, err := l.batchOf(m)
 		if err != nil {
 			l.log.Error(
-				"could not read an entry of the event log",
+				"could not decode a message of the event log",
 				"record",
 				m.sequence,
 				"subject",
@@ -84,19 +86,19 @@ func (l *EventLog) FollowEvents(ctx context.Context, from uint64, handle func(*p
 	}, caughtUp)
 }
 
-// Live receives batches that are appended to a sandbox's history from now on, over core NATS, until stop is called.
-// It replays nothing. Messages are lost while the connection is away, and if the log's leader dies after it stored a
-// batch and before it published it. So callers read the history after [Conn.OnReconnect], if a number is missing, and
-// after a silence. tenant and sandbox may be "*".
+// Live receives batches that are appended to a sandbox's history from now on, over core NATS, until stop is called. It
+// replays nothing. Batches are missed while the connection is down, and when the log's leader dies after it stored a
+// batch and before it published that batch. So callers also read the history after [Conn.OnReconnect], when an event
+// number is missing, and after a silence. tenant and sandbox may be "*".
 func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	sub, err := l.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
 		record, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
 		if err != nil {
-			return // not republished by the server
+			return // the message was not republished by the server
 		}
 		b, err := l.batchOf(&stored{subject: m.Subject, sequence: record, data: m.Data})
 		if err != nil {
-			l.log.Error("could not read a live event", "record", record, "error", err)
+			l.log.Error("could not decode a batch that the event log republished", "record", record, "error", err)
 		}
 		if b != nil {
 			handle(b)
@@ -115,10 +117,10 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 func (c *connection) Flush(ctx context.Context) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return translate(c.nc.FlushWithContext(ctx), "flush")
+	return translate(c.nc.FlushWithContext(ctx), "flush the connection to NATS")
 }
 
-// purge removes the messages of a subject except the newest keep.
+// purge removes all messages of a subject except the newest ones, whose number is keep.
 func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) error {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()
@@ -133,8 +135,8 @@ func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) 
 	return translate(stream.Purge(ctx, opts...), "purge "+name)
 }
 
-// retryPause is the pause before NATS is asked again for something it failed to do. Something that a cluster is just
-// writing is read again after firstPause, which doubles up to retryPause.
+// retryPause is the pause before a request to NATS that failed is repeated. A read that may come too early, because a
+// cluster is still writing, is repeated after firstPause, which doubles up to retryPause.
 const (
 	retryPause = 200 * time.Millisecond
 	firstPause = time.Millisecond

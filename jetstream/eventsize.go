@@ -4,9 +4,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Limits of one message, below the server's maximum payload: the server refuses a message that is too large, however
-// often it is sent. The margin covers the headers, the batch around its events, and the work item that carries the
-// batch to a worker.
+// Limits of the events in one message. They keep each message below the server's maximum payload, since the server
+// refuses a larger message each time it is sent. batchMargin leaves room for the headers, for the batch around its
+// events, and for the notification that carries the batch to a worker.
 const (
 	maxBatchBytes  = 768 << 10
 	maxBatchEvents = 512
@@ -22,8 +22,9 @@ func (c *connection) maxBatch() int {
 	return min(maxBatchBytes, payload-batchMargin)
 }
 
-// prefix returns how many of the events fit into a message with room for this many bytes and this many events, and the
-// bytes they take. limit is the size of an empty message. Error: invalid_argument if a single event exceeds it.
+// prefix returns how many of the events fit into a message that still has room for count events of room bytes in total,
+// and how many bytes they take. limit is the room in an empty message. Error: invalid_argument if a single event is
+// larger than limit.
 func prefix(events []protocol.Event, room, count, limit int) (fits, bytes int, err error) {
 	full := false
 	for i := range events {
@@ -45,7 +46,7 @@ func tooLarge(e *protocol.Event, size, limit int) error {
 	err := protocol.Errorf(
 		protocol.InvalidArgument,
 		protocol.ReasonTooLarge,
-		"%s would take a message of %d bytes, and the NATS server accepts %d: "+
+		"%s would need a message of %d bytes, but the NATS server accepts only %d: "+
 			"make it smaller, or raise the server's max_payload",
 		e.Kind,
 		size,
@@ -64,7 +65,8 @@ func tooLarge(e *protocol.Event, size, limit int) error {
 	return err
 }
 
-// Upper bounds for field names, numbers, times and the headers of strings, in an event and its parts.
+// Upper bounds of the size of everything in an event and its parts except the contents of strings: field names,
+// numbers, times, and the headers of strings.
 const (
 	eventFrame = 272
 	execFrame  = 256
@@ -73,7 +75,7 @@ const (
 )
 
 // eventSize returns an upper bound of an event's size in a batch. It adds up the fields of exec events, which are the
-// most frequent, and encodes the rest, which is slower.
+// most frequent events. It encodes all other parts, which is slower.
 func eventSize(e *protocol.Event) int {
 	n := eventFrame + len(e.Kind) + len(e.State) + len(e.Request) + len(e.Actor) + len(e.Reason)
 	if e.Error != nil {

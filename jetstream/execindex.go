@@ -10,9 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A sandbox's exec index records, for each exec id that was ever accepted, where its events are in the log. It consists
-// of pages: the head, which has the newest entries, and, once they exceed one message, 2^depth pages by hash. Entries
-// are removed only together with their sandbox.
+// A sandbox's index of execs records where the log has the events of each exec id that was ever accepted. The index
+// consists of a head and of pages. New entries are added to the head. When they exceed one message, they are moved to
+// 2^depth pages, selected by the hash of the id. Entries are removed only together with their sandbox.
 
 // ExecHash identifies an exec of a sandbox: the first 16 bytes of the SHA-256 of its id.
 type ExecHash [16]byte
@@ -26,16 +26,16 @@ func HashExec(id string) ExecHash {
 // Prefix returns the first half of the hash, the only part that older pages have.
 func (h ExecHash) Prefix() uint64 { return binary.BigEndian.Uint64(h[:8]) }
 
-// ExecEntry is the index's entry for one exec. Without Accepted only the id is known: the log no longer has the
-// history that accepted it, or the entry is an end whose beginning is stored elsewhere.
+// ExecEntry is the index's entry for one exec. If Accepted is 0, only the id is known: the log no longer has the
+// acceptance of the exec, or the entry is about its later events, and the acceptance is in another entry.
 type ExecEntry struct {
 	Hash       ExecHash
-	Accepted   uint64 // record of its acceptance; 0: unknown
-	Sequence   uint64 // number of the event that accepted it
-	Started    uint64 // record; 0: it was not started
-	Ended      uint64 // record; 0: it has not ended
+	Accepted   uint64 // record of the exec's acceptance; 0: unknown
+	Sequence   uint64 // number of the event that accepted the exec
+	Started    uint64 // record of the exec's start; 0: not started
+	Ended      uint64 // record of the exec's end; 0: not ended
 	State      protocol.ExecState
-	Cancelling bool // its cancellation was requested
+	Cancelling bool // the exec's cancellation was requested
 
 	short bool // the second half of the hash is unknown: see [ExecHash.Prefix]
 }
@@ -92,7 +92,7 @@ func entryAt(b []byte) (e ExecEntry) {
 	return e
 }
 
-// EntryOfLostHistory returns the entry of an id of which only the prefix of its hash is known.
+// EntryOfLostHistory returns the entry of an exec of which only [ExecHash.Prefix] is known.
 func EntryOfLostHistory(prefix uint64) ExecEntry {
 	e := ExecEntry{short: true}
 	binary.BigEndian.PutUint64(e.Hash[:8], prefix)
@@ -133,7 +133,8 @@ func (p ExecPage) Find(h ExecHash) (e ExecEntry, found bool) {
 	if i := p.search(h[:]); i < p.Len() && bytes.Equal(p.hash(i), h[:]) {
 		return p.At(i), true
 	}
-	// Short entries have zeros in the second half of the hash and precede the others.
+	// Short entries have zeros in the second half of the hash, so they come first among the entries with the same first
+	// half.
 	short := ExecHash{}
 	copy(short[:8], h[:8])
 	if i := p.search(short[:]); i < p.Len() && bytes.Equal(p.hash(i), short[:]) {
@@ -157,7 +158,8 @@ func (p ExecPage) search(h []byte) int {
 	return low
 }
 
-// With returns the page with more entries, in any order. Existing entries stay.
+// With returns the page with more entries added, which may be in any order. Existing entries of the same execs are
+// updated.
 func (p ExecPage) With(more []ExecEntry) ExecPage {
 	more = slices.Clone(more)
 	slices.SortFunc(more, func(a, b ExecEntry) int { return bytes.Compare(a.Hash[:], b.Hash[:]) })
@@ -189,7 +191,7 @@ func (p ExecPage) Entries() []ExecEntry {
 	return all
 }
 
-// valid reports whether stored bytes are a page.
+// valid reports whether stored bytes are a page: whole entries in the order of their hashes.
 func (p ExecPage) valid() bool {
 	if len(p)%entryBytes != 0 {
 		return false
@@ -202,8 +204,8 @@ func (p ExecPage) valid() bool {
 	return true
 }
 
-// ExecHead is the head of a sandbox's index. The head and its pages cover the history up to the message at Last, the
-// last one with an event of an exec.
+// ExecHead is the head of a sandbox's index. The head and its pages cover the history up to Last, the position of the
+// last message that has an exec's event.
 type ExecHead struct {
 	Last    Position
 	Depth   int    // there are 2^Depth pages; 0: none
@@ -211,8 +213,8 @@ type ExecHead struct {
 	Count   int    // approximate number of entries on the pages
 	Entries ExecPage
 
-	salt     uint64 // of the hash that selects pages, so that nobody can choose ids for one page
-	revision uint64 // of the stored head; 0: none is stored
+	salt     uint64 // salt of the hash that selects pages, so that nobody can choose ids that all fall on one page
+	revision uint64 // revision of the stored head; 0: not stored
 }
 
 // Stored returns the revision of the head in the bucket, 0 if it is not stored.
@@ -225,7 +227,7 @@ func (h *ExecHead) WithoutEntries() *ExecHead {
 	return &bare
 }
 
-// Follows reports whether the head is a later version of another one, of the same index.
+// Follows reports whether the head is equal to before or a later version of it, and of the same index.
 func (h *ExecHead) Follows(before *ExecHead) bool {
 	return h.salt == before.salt && h.Depth >= before.Depth && h.Spills >= before.Spills
 }
@@ -242,12 +244,12 @@ func pageAt(salt uint64, depth int, x ExecHash) int {
 }
 
 const (
-	headMost   = 1500 // entries in the head, and roughly the most on a page: 64 KB
-	pageWanted = 1100 // entries on a page, on average, when pages are made
+	headMost   = 1500 // most entries in the head, and roughly the most on a page: 64 KB
+	pageWanted = 1100 // average number of entries on a page when the pages are made
 	depthMost  = 20
 )
 
-// depthFor returns the depth for this many entries.
+// depthFor returns the depth that n entries need, but at least atLeast.
 func depthFor(n, atLeast int) int {
 	d := max(atLeast, 1)
 	for d < depthMost && n>>d > pageWanted {
@@ -315,14 +317,14 @@ func decodePage(value []byte) (ExecPage, error) {
 	return v.Entries, nil
 }
 
-// NewestFirst sorts entries by their acceptance and removes those without one.
+// NewestFirst sorts entries by their acceptance, the newest first, and removes entries whose acceptance is unknown.
 func NewestFirst(all []ExecEntry) []ExecEntry {
 	all = slices.DeleteFunc(all, func(e ExecEntry) bool { return e.Accepted == 0 })
 	slices.SortFunc(all, func(a, b ExecEntry) int { return cmp.Compare(b.Sequence, a.Sequence) })
 	return all
 }
 
-// Merge adds the entries of a page that was stored later, each exec once.
+// Merge adds the entries of a page that was stored later. It combines the entries of the same exec.
 func Merge(all []ExecEntry, later ExecPage) []ExecEntry {
 	more := make(map[ExecHash]ExecEntry, later.Len())
 	for i := range later.Len() {

@@ -46,7 +46,8 @@ func findExec(
 	return p.Find(x)
 }
 
-// storeAsLeader stores entries of execs in steps. A lagging leader skips some steps and then stores everything so far.
+// storeAsLeader stores entries of execs in steps. A lagging leader skips some steps, and then stores everything up to
+// the current step.
 func storeAsLeader(t *testing.T, c *jetstream.Conn, tenant string, lagging bool, execs, step int) {
 	var known *jetstream.ExecHead
 	for to := step; to <= execs; to += step {
@@ -66,12 +67,12 @@ func storeAsLeader(t *testing.T, c *jetstream.Conn, tenant string, lagging bool,
 			return
 		}
 		if known = h; rand.IntN(3) == 0 {
-			known = nil // as another process
+			known = nil // as if another process continued
 		}
 	}
 }
 
-// Two leaders store concurrently, the older one less and later: every entry that either stored stays.
+// Two leaders store entries concurrently, and the older one lags behind. Every entry that either of them stored stays.
 func TestAnExecIndexOnlyGrows(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
@@ -86,7 +87,7 @@ func TestAnExecIndexOnlyGrows(t *testing.T) {
 		for i := 0; i < execs; i += 61 {
 			id := fmt.Sprint("x", i)
 			if e, found := findExec(t, c, d.tenant, h, id); !found || e.Accepted != uint64(i+1) {
-				t.Fatalf("%s is %+v, %t", id, e, found)
+				t.Fatalf("the entry of %s is %+v, found: %t", id, e, found)
 			}
 		}
 		if _, found := findExec(t, c, d.tenant, h, "never"); found {
@@ -105,13 +106,13 @@ func TestAnExecIndexOnlyGrows(t *testing.T) {
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 		late, last := entries(0, 1, protocol.ExecStateRunning), jetstream.Position{Record: execs + 1}
 		if _, err := c.StoreExecs(ctx, d.tenant, "s1", h, late, last, false); err != jetstream.ErrIndexRemoved {
-			t.Errorf("late write after the purge: %v", err)
+			t.Errorf("StoreExecs after the purge: %v, want %v", err, jetstream.ErrIndexRemoved)
 		}
 		if _, err := c.ExecHead(ctx, d.tenant, "s1"); err != jetstream.ErrNoIndex {
-			t.Errorf("after the purge: %v", err)
+			t.Errorf("ExecHead after the purge: %v, want %v", err, jetstream.ErrNoIndex)
 		}
 		if _, err := c.ExecPage(ctx, d.tenant, "s1", h, 0); err != jetstream.ErrNoIndex {
-			t.Errorf("a page after the purge: %v", err)
+			t.Errorf("ExecPage after the purge: %v, want %v", err, jetstream.ErrNoIndex)
 		}
 	})
 }
@@ -131,7 +132,7 @@ func TestAnExecPageHasWhatWasAdded(t *testing.T) {
 		}
 	}
 	if p.Len() != len(want) {
-		t.Errorf("%d entries of %d", p.Len(), len(want))
+		t.Errorf("the page has %d entries, want %d", p.Len(), len(want))
 	}
 	for hash, e := range want {
 		e.Hash = hash
@@ -139,18 +140,18 @@ func TestAnExecPageHasWhatWasAdded(t *testing.T) {
 			t.Fatalf("want %+v, got %+v", e, got)
 		}
 	}
-	// An older version stored half of an id's hash: the entry is found by the complete hash.
+	// An earlier version stored only half of an id's hash. The complete hash finds such an entry too.
 	x := jetstream.HashExec("old")
 	p = p.With([]jetstream.ExecEntry{jetstream.EntryOfLostHistory(x.Prefix())})
 	if e, found := p.Find(x); !found || e.Accepted != 0 {
-		t.Errorf("an older version's: %+v, %t", e, found)
+		t.Errorf("the entry of an earlier version is %+v, found: %t", e, found)
 	}
 	if _, found := p.Find(jetstream.HashExec("never")); found {
 		t.Error("found an exec that never existed")
 	}
 }
 
-// A late write of a process with older knowledge changes nothing back.
+// A late write by a process that knows less does not undo newer values.
 func TestAnExecEntryOnlyMovesForward(t *testing.T) {
 	t.Parallel()
 	ended := jetstream.ExecEntry{

@@ -17,17 +17,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ErrNoIndex says that a sandbox's exec index, or a page of it, is missing or unreadable: rebuild it from the history.
-var ErrNoIndex = errors.New("there is no index of execs yet")
+// ErrNoIndex says that a sandbox's index of execs, or a page of the index, is missing or unreadable. The index must
+// then be rebuilt from the history.
+var ErrNoIndex = errors.New("the index of execs is missing or unreadable")
 
-// headKey ends the key of a head: tenant.sandbox.head. Pages are at tenant.sandbox.<pages>.<number>. The name of the
-// pages includes the salt that spreads ids over them, so pages of a lost head are not mixed with others. Older
-// versions have pages of half hashes at tenant.sandbox.<number>, from 0 on.
+// headKey is the end of a head's key: tenant.sandbox.head. The keys of its pages are tenant.sandbox.<pages>.<number>.
+// <pages> includes the salt that spreads ids over the pages, so that pages of a lost head are not mixed with those of
+// another head. Earlier versions of Boxfleet stored pages of half hashes under tenant.sandbox.<number>, starting with
+// 0.
 const headKey = "head"
 
 func execHeadKey(tenant, sandbox string) string { return tenant + "." + sandbox + "." + headKey }
 
-// pagesKey returns the common key of all pages of a depth, without their numbers.
+// pagesKey returns the part of the key that all pages of a depth share: the key without the page's number.
 func (h *ExecHead) pagesKey(tenant, sandbox string, depth int) string {
 	return fmt.Sprintf("%s.%s.p%d_%016x", tenant, sandbox, depth, h.salt)
 }
@@ -43,7 +45,7 @@ type ExecIndex struct {
 	histories *Histories
 }
 
-// ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], together with an empty head if the stored one is
+// ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], together with an empty head if the stored head is
 // unreadable.
 func (x *ExecIndex) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead, error) {
 	value, revision, err := x.kv(protocol.BucketExecIDs).get(ctx, execHeadKey(tenant, sandbox))
@@ -55,7 +57,8 @@ func (x *ExecIndex) ExecHead(ctx context.Context, tenant, sandbox string) (*Exec
 	}
 	h, err := decodeHead(value, revision)
 	if err != nil {
-		x.log.Error("could not read an index of execs; rebuilding it", "sandbox", sandbox, "error", err)
+		x.log.Error("could not decode the head of an index of execs; rebuilding the index",
+			"sandbox", sandbox, "error", err)
 		return &ExecHead{salt: rand.Uint64(), revision: revision}, ErrNoIndex
 	}
 	return h, nil
@@ -72,7 +75,8 @@ func (x *ExecIndex) ExecPage(ctx context.Context, tenant, sandbox string, h *Exe
 	}
 	p, err := decodePage(value)
 	if err != nil {
-		x.log.Error("could not read a page of execs; rebuilding it", "sandbox", sandbox, "page", page, "error", err)
+		x.log.Error("could not decode a page of an index of execs; rebuilding the index",
+			"sandbox", sandbox, "page", page, "error", err)
 		return nil, ErrNoIndex
 	}
 	return p, nil
@@ -98,16 +102,17 @@ func (x *ExecIndex) ExecPages(ctx context.Context, tenant, sandbox string, h *Ex
 	return pages, group.Wait()
 }
 
-// ErrIndexRemoved says that an index that the caller has seen no longer exists.
+// ErrIndexRemoved says that an index that existed when the caller last read it no longer exists.
 var ErrIndexRemoved = errors.New("the index of execs was removed")
 
-// StoreExecs adds entries to a sandbox's index and returns the stored head. last is the last message with an event of
-// an exec that the index covers with these entries. known is the head that the caller last read or stored, nil if it
-// knows of none. complete says that the entries are those of the entire history, so pages may be missing. Entries
-// that another process stores concurrently stay. Errors: [ErrIndexRemoved]; [ErrNoIndex] if a page is lost.
+// StoreExecs adds entries to a sandbox's index and returns the stored head. known is the head that the caller last read
+// or stored, nil if there is none. last is the position of the last message with an exec's event that the index covers
+// once these entries are added. complete says that the entries cover the entire history, so that StoreExecs may replace
+// missing pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex]
+// if a page is lost.
 //
-// Pages are written before the head that refers to them: a reader of a head finds every entry in the head or on one of
-// its pages. If the head was replaced meanwhile, StoreExecs starts again from the new one.
+// Pages are written before the head that refers to them, so that a reader of a head finds every entry in the head or on
+// one of its pages. If another process replaces the head at the same time, StoreExecs starts again from the new head.
 func (x *ExecIndex) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry,
 	last Position, complete bool) (*ExecHead, error) {
 	b, key := x.kv(protocol.BucketExecIDs), execHeadKey(tenant, sandbox)
@@ -152,12 +157,13 @@ func (x *ExecIndex) StoreExecs(ctx context.Context, tenant, sandbox string, know
 	}
 }
 
-// nextHead returns the head that follows h with more entries. If they exceed the head, it writes the pages.
+// nextHead returns the head that replaces h, with more entries. If there are too many entries for the head, nextHead
+// writes them to the pages.
 func (x *ExecIndex) nextHead(ctx context.Context, tenant, sandbox string, h *ExecHead, add []ExecEntry,
 	last Position, complete bool) (*ExecHead, error) {
 	next := *h
 	next.Last = last
-	if h.Last.Record > last.Record { // a later leader wrote it, or it is of a history that was lost
+	if h.Last.Record > last.Record { // a later leader wrote h, or h is of a history that was lost
 		newer, err := x.histories.HasBatch(ctx, tenant, sandbox, h.Last)
 		if err != nil {
 			return nil, err
@@ -177,7 +183,8 @@ func (x *ExecIndex) nextHead(ctx context.Context, tenant, sandbox string, h *Exe
 	return &next, x.spill(ctx, tenant, sandbox, &next, complete)
 }
 
-// newerHead reads the head that replaced revision, nil if the head never existed.
+// newerHead reads the head that replaced another one. replaced is the revision of the other, 0 if it was not stored.
+// newerHead returns nil if no head was ever stored.
 func (x *ExecIndex) newerHead(ctx context.Context, tenant, sandbox string, replaced uint64) (*ExecHead, error) {
 	h, err := x.ExecHead(ctx, tenant, sandbox)
 	if err == ErrNoIndex && replaced != 0 && h == nil {
@@ -189,7 +196,7 @@ func (x *ExecIndex) newerHead(ctx context.Context, tenant, sandbox string, repla
 	return h, nil
 }
 
-// removePages removes the pages of a head that was replaced by one with more pages.
+// removePages removes the pages of a head that was replaced by a head with more pages.
 func (x *ExecIndex) removePages(ctx context.Context, tenant, sandbox string, old *ExecHead) {
 	b := x.kv(protocol.BucketExecIDs)
 	pages := b.subject(old.pagesKey(tenant, sandbox, old.Depth) + ".*")
@@ -198,7 +205,7 @@ func (x *ExecIndex) removePages(ctx context.Context, tenant, sandbox string, old
 	}
 }
 
-// putOver replaces the value of a revision; 0: the key must not exist or be deleted.
+// putOver replaces the value that has a revision. Revision 0 means that the key must be new or deleted.
 func (b kv) putOver(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
 	if revision == 0 {
 		return b.create(ctx, key, value)
@@ -215,7 +222,7 @@ func (h *Histories) HasBatch(ctx context.Context, tenant, sandbox string, at Pos
 	return err == nil && b.ID == at.Batch, err
 }
 
-// FirstBatch reads the first batch that the log has of a sandbox's history. Error: not_found.
+// FirstBatch reads the oldest batch of a sandbox's history that is still in the log. Error: not_found.
 func (l *EventLog) FirstBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
 	m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1)
 	if err != nil {
@@ -223,7 +230,7 @@ func (l *EventLog) FirstBatch(ctx context.Context, tenant, sandbox string) (*pro
 	}
 	b, err := l.batchOf(m)
 	if b == nil && err == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "the first message of sandbox %s names another sandbox", sandbox)
+		err = protocol.Errorf(protocol.NotFound, "", "the first batch of sandbox %s names another sandbox", sandbox)
 	}
 	return b, err
 }
@@ -272,7 +279,7 @@ func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHe
 	return nil
 }
 
-// growPage adds entries to a page. must says that the page has to exist already: otherwise it was lost.
+// growPage adds entries to a page. must says that the page must already exist; a missing page was then lost.
 func (x *ExecIndex) growPage(
 	ctx context.Context, key string, more []ExecEntry, must bool,
 ) (before, after int, err error) {
@@ -280,7 +287,8 @@ func (x *ExecIndex) growPage(
 		p, damaged := ExecPage(nil), error(nil)
 		if old != nil {
 			if p, damaged = decodePage(old); damaged != nil {
-				x.log.Error("could not read a page of execs; rebuilding it", "key", key, "error", damaged)
+				x.log.Error("could not decode a page of an index of execs; rebuilding the index",
+					"key", key, "error", damaged)
 			}
 		}
 		if must && (old == nil || damaged != nil) {
@@ -293,8 +301,8 @@ func (x *ExecIndex) growPage(
 	return before, after, err
 }
 
-// FollowExecHeads handles every head that is stored from now on, until ctx ends. It misses none that is stored after
-// it has called begun.
+// FollowExecHeads calls handle for every head that is stored from now on, until ctx ends. It misses no head that is
+// stored after the call of begun.
 func (x *ExecIndex) FollowExecHeads(
 	ctx context.Context,
 	handle func(tenant, sandbox string, h *ExecHead),
@@ -313,7 +321,7 @@ func (x *ExecIndex) FollowExecHeads(
 		}
 		h, err := decodeHead(m.data, m.sequence)
 		if err != nil {
-			x.log.Error("could not read an index of execs", "key", b.key(m.subject), "error", err)
+			x.log.Error("could not decode the head of an index of execs", "key", b.key(m.subject), "error", err)
 			return
 		}
 		handle(parts[0], parts[1], h)
@@ -328,13 +336,14 @@ func (h *Histories) EachExecEvent(ctx context.Context, tenant, sandbox string, v
 	})
 }
 
-// execIDPage is a page of an older version: the hashes of ids in the order of the sandbox's history, eight bytes each.
+// execIDPage is a page as earlier versions of Boxfleet stored it: the hashes of ids in the order of the sandbox's
+// history, eight bytes each.
 type execIDPage struct {
 	Version int    `json:"v"`
 	Hashes  []byte `json:"hashes"`
 }
 
-// OldExecIDs reads the exec ids that an older version stored for a sandbox, as [ExecHash.Prefix].
+// OldExecIDs reads the exec ids that an earlier version of Boxfleet stored for a sandbox, as [ExecHash.Prefix].
 func (x *ExecIndex) OldExecIDs(ctx context.Context, tenant, sandbox string) (prefixes []uint64, err error) {
 	for page := 0; ; page++ {
 		value, _, err := x.kv(protocol.BucketExecIDs).get(ctx, tenant+"."+sandbox+"."+strconv.Itoa(page))
@@ -346,7 +355,8 @@ func (x *ExecIndex) OldExecIDs(ctx context.Context, tenant, sandbox string) (pre
 		}
 		var p execIDPage
 		if err := protocol.Decode(value, &p); err != nil {
-			x.log.Error("could not read an old page of exec ids", "sandbox", sandbox, "page", page, "error", err)
+			x.log.Error("could not decode a page of exec ids of an earlier version",
+				"sandbox", sandbox, "page", page, "error", err)
 			continue
 		}
 		for b := range slices.Chunk(p.Hashes, 8) {

@@ -11,14 +11,14 @@ import (
 // Renew renews a lease once.
 func (l *Lease) Renew(ctx context.Context) (trusted bool, err error) { return l.renew(ctx) }
 
-// TrustedUntil returns until when a lease may be trusted.
+// TrustedUntil returns the time since boot until which a lease may be trusted.
 func (l *Lease) TrustedUntil() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.trusted
 }
 
-// Missing returns why there can be no majority of the servers, after remembering them.
+// Missing remembers the servers and returns why there can be no majority of them.
 func (c *Conn) Missing() string { c.rememberServers(); return c.missing() }
 
 // TrimRequests removes settled requests until ctx ends.
@@ -38,7 +38,7 @@ const (
 	MaxBatchEvents = maxBatchEvents
 )
 
-// Servers returns the addresses of the configured servers and of those that the cluster lists.
+// Servers returns the addresses of the configured servers and of the servers that the cluster lists.
 func (c *Conn) Servers() []string { return c.nc.Servers() }
 
 // StoreClock is the measured clock of a store.
@@ -55,7 +55,7 @@ func (s *StoreClock) Take(sent, received time.Duration, ts time.Time) (moved tim
 	return s.clock.take(sent, received, ts)
 }
 
-// Now returns the store's time and whether it must be measured, and counts that as done.
+// Now returns the store's time and whether it must be measured, and counts the measurement as done.
 func (s *StoreClock) Now() (now time.Time, measure bool) {
 	now, measure = s.clock.now()
 	if measure {
@@ -64,7 +64,7 @@ func (s *StoreClock) Now() (now time.Time, measure bool) {
 	return now, measure
 }
 
-// Distrust has the clock measured soon.
+// Distrust makes the next measurement come soon.
 func (s *StoreClock) Distrust() { s.clock.distrust() }
 
 // PurgeSnapshot removes a sandbox's snapshot.

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// In a cluster the first request for messages of a new consumer is occasionally lost. It must be repeated long before
-// the client would repeat it by itself, after ten seconds.
+// In a cluster a new consumer's first request for messages is occasionally lost. It must be repeated long before the
+// client would repeat it by itself, after ten seconds.
 func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
@@ -30,13 +30,13 @@ func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 			for range each {
 				ctx, enough := context.WithTimeout(t.Context(), time.Minute)
 				began, heard := time.Now(), 0
-				_ = c.FollowEvents(ctx, 1, func(*protocol.Batch) { heard++ }, enough) // ends with its context
+				_ = c.FollowEvents(ctx, 1, func(*protocol.Batch) { heard++ }, enough) // enough ends ctx
 				enough()
 				mu.Lock()
 				worst = max(worst, time.Since(began))
 				mu.Unlock()
 				if heard == 0 {
-					t.Error("nothing was received")
+					t.Error("a follower received no batch")
 				}
 			}
 		})
@@ -44,12 +44,12 @@ func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 	following.Wait()
 	t.Logf("the slowest of %d took %s", clients*each, worst.Round(time.Millisecond))
 	if worst > 7*time.Second {
-		t.Errorf("one follower took %s", worst)
+		t.Errorf("the slowest follower took %s, want at most 7 s", worst)
 	}
 }
 
-// Without heartbeats a follower restarts with a new consumer. If its context ends meanwhile, it must not follow that
-// consumer forever.
+// Without heartbeats a follower restarts with a new consumer. If its context ends during the restart, the follower must
+// not follow the new consumer forever.
 func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -66,7 +66,7 @@ func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 		}()
 	}
 	for range followers {
-		receive(t, 5*time.Second, "the start", begun)
+		receive(t, 5*time.Second, "the start of a follower", begun)
 	}
 	nc := d.raw(t)
 	asked, err := nc.SubscribeSync("$JS.API.CONSUMER.CREATE." + protocol.StreamEvents + ".>")
@@ -80,11 +80,11 @@ func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	cancel()
 	p.held.Unlock()
 	for range followers {
-		receive(t, 5*time.Second, "the end", ended)
+		receive(t, 5*time.Second, "the end of a follower", ended)
 	}
 }
 
-// The request for a new consumer, or its answer, may be lost too, with or without the connection.
+// The request for a new consumer, or its answer, may be lost too. The connection may break at the same time, or stay.
 func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(p *proxy){
@@ -101,16 +101,16 @@ func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 			background(t, func(ctx context.Context) error {
 				return c.FollowEvents(ctx, 0, func(b *protocol.Batch) { heard <- b.Record }, func() { close(begun) })
 			})
-			receive(t, 5*time.Second, "the start", begun)
+			receive(t, 5*time.Second, "the start of a follower", begun)
 			asked := make(chan struct{})
 			p.whenClientSays(t, "$JS.API.CONSUMER.CREATE."+protocol.StreamEvents, func() { close(asked) })
 			p.mute.Store(true)
-			receive(t, 10*time.Second, "a restart", asked)
+			receive(t, 10*time.Second, "the request for a new consumer", asked)
 			eventually.Holds(t, 5*time.Second, "the answer is lost", func() bool { return p.lostConsumers.Load() > 0 })
 			heal(p)
 			readySandbox(t, d.opened(t), d.tenant, "s1")
 			// The client alone would wait for ten seconds and a little more.
-			receive(t, 7*time.Second, "what is new", heard)
+			receive(t, 7*time.Second, "the new batch", heard)
 		})
 	}
 }
@@ -140,10 +140,10 @@ func TestAFollowerWaitingForPurgedMessagesCatchesUp(t *testing.T) {
 			func() { close(caughtUp) },
 		)
 	})
-	receive(t, 10*time.Second, "catching up", caughtUp)
+	receive(t, 10*time.Second, "the call of caughtUp", caughtUp)
 }
 
-// A consumer's replica may be behind: messages that it does not have yet are not pending there.
+// The consumer's replica may be behind: it does not count messages as pending that it does not have yet.
 func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -164,14 +164,14 @@ func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 		t.Fatal("no pending count was reported, so the test proves nothing")
 	}
 	if read != 1 {
-		t.Fatalf("read %d pages", read)
+		t.Fatalf("read %d pages, want 1", read)
 	}
 }
 
-// A key that is written again while it is being read moves past the leader's initial last sequence.
+// A key that is written again during the read moves past the last sequence that the leader had at the start.
 func TestAKeyWrittenAgainWhileItIsReadIsRead(t *testing.T) {
 	t.Parallel()
-	for range 10 { // without waiting for it, it is read now and then
+	for range 10 { // a follower that does not wait for the key may still read it by chance
 		d := startServer(t, jetstream.Assets{})
 		p := throughProxy(t, d)
 		near, c := d.opened(t), d.connTo(t, p.url())
@@ -190,12 +190,12 @@ func TestAKeyWrittenAgainWhileItIsReadIsRead(t *testing.T) {
 		)
 		must(t, <-again)
 		if len(read) != 2 {
-			t.Fatalf("of two pages only these were read: %v", read)
+			t.Fatalf("read the pages %v, want two", read)
 		}
 	}
 }
 
-// If the last message is lost on its way, no later one shows the gap. It must be requested again.
+// If the last message is lost on its way, no later message shows the gap. The follower must request it again.
 func TestALostLastMessageIsReadAgain(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -218,6 +218,6 @@ func TestALostLastMessageIsReadAgain(t *testing.T) {
 	read := 0
 	must(t, c.ReadExecIDs(t.Context(), func(string, string, int, []uint64) { read++ }))
 	if !lost || read != 1 {
-		t.Fatalf("read %d pages; one was lost: %t", read, lost)
+		t.Fatalf("read %d pages, want 1; the message was lost on its way: %t", read, lost)
 	}
 }

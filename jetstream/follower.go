@@ -11,16 +11,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// pullHeartbeat is the server's heartbeat on a pull request for messages; after two missing ones the request is
-// repeated. In a cluster about one in a hundred of the first requests is lost, because the server that the client is
-// connected to does not know the new consumer yet.
+// pullHeartbeat is how often the server sends a heartbeat while a request for messages is open. After two missing
+// heartbeats, the request is repeated. In a cluster, about one in a hundred new consumers loses its first request,
+// because the server that the client is connected to does not know the consumer yet.
 const pullHeartbeat = time.Second
 
-// follow reads a stream, or one filter of it, from a sequence on, and then new messages, until ctx ends or the stream
-// no longer has the last handled message: [IsRewound]. It calls handle in order, and caughtUp, if it is not nil, once
-// the follower has passed the last sequence that the stream's leader had at the start. On failure it resumes after
-// the last handled message with a new consumer, for as long as it takes. The client's own ordered consumer is not
-// used: if a server is away or an answer is lost, it waits longer each time.
+// follow reads the messages of a stream that match a filter, from a sequence on, and then new messages, until ctx ends.
+// It calls handle in order. It calls caughtUp, which may be nil, one time: when it has passed the last sequence that
+// the stream's leader had at the start. It fails if the stream no longer has the last handled message ([IsRewound]), or
+// if its first attempt fails.
+//
+// After any other failure, follow resumes after the last handled message with a new consumer, however often that is
+// necessary. It does not use the client's own ordered consumer, whose pauses grow each time a server is down or an
+// answer is lost.
 func (s *streams) follow(
 	ctx context.Context,
 	stream, filter string,
@@ -57,7 +60,7 @@ func (f *follower) run(ctx context.Context) error {
 		case !begun || s.nc.IsClosed() || IsRewound(err):
 			return err
 		}
-		s.log.Warn("restarting a follower", "stream", f.stream, "error", err)
+		s.log.Warn("could not follow a stream; trying again after its last message", "stream", f.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
@@ -72,15 +75,15 @@ type follower struct {
 	headersOnly    bool
 	next           uint64 // where the next consumer starts
 	handle         func(*stored)
-	handled        time.Time // when the message before next was stored; zero: unknown
+	handled        time.Time // when the last handled message was stored; zero: unknown
 	caughtUp       func()    // nil once it was called
 	target         uint64    // the stream's last sequence at the start
 	pending        uint64    // messages still to come, according to the consumer's replica
 }
 
-// open makes a consumer. It repeats the request under the same name until it is answered. If the cluster assigned the
-// consumer to a server that has just died, it requests another one under a new name, and waits longer each time in case
-// the cluster is slow.
+// open makes a consumer. It repeats the request under the same name until the request is answered. If the cluster
+// assigned the consumer to a server that has just died, open requests another consumer under a new name. It waits
+// longer each time, in case the cluster is slow.
 func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err error) {
 	s := f.streams
 	ctx, cancel := s.bound(ctx)
@@ -115,11 +118,11 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 // consumerIdle is how long a server remembers a consumer that nobody reads from.
 const consumerIdle = 10 * time.Second
 
-// quiet is how long a follower waits for a message before it asks the leader whether the message still exists: expired
-// and purged messages are never delivered. Missing heartbeats are noticed earlier.
+// quiet is how long a follower waits for a message before it asks the leader whether the message still exists, because
+// expired and purged messages are never delivered. Missing heartbeats are noticed earlier.
 const quiet = 3 * pullHeartbeat
 
-// read handles what a consumer delivers until a message is missing or ctx ends.
+// read handles the messages that a consumer delivers until one is missing or ctx ends.
 func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error {
 	messages, err := consumer.Messages(
 		jetstream.PullMaxMessages(1024),
@@ -130,7 +133,8 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 		return translate(err, "follow "+f.stream)
 	}
 	defer messages.Stop()
-	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
+	// A restarted server has lost the consumer. Ending the read at each reconnect is faster than waiting for missing
+	// heartbeats.
 	connected, breakOff := context.WithCancel(ctx)
 	defer breakOff()
 	defer f.streams.OnReconnect(breakOff)()
@@ -157,7 +161,8 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	}
 }
 
-// nextOf waits for the next message. If none comes for long, it checks whether the follower has caught up anyway.
+// nextOf waits for the next message. If none arrives for the time quiet, it checks whether the follower has caught up
+// anyway.
 func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
 	for f.caughtUp != nil {
 		bounded, cancel := context.WithTimeout(ctx, quiet)
@@ -177,7 +182,7 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 			return nil, protocol.Errorf(
 				protocol.Unavailable,
 				"",
-				"follow %s: message %d does not arrive",
+				"follow %s: message %d did not arrive",
 				f.stream,
 				m.sequence,
 			)

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	growWithin = 30 * time.Second // bounds the server's answer to one stream's replicas
+	growWithin = 30 * time.Second // how long the server may take to change one stream's replicas
 
-	// streamMoving has the output while its stream is made again: the server changes no stream's persist mode and
-	// allows no replicas for async streams.
+	// streamMoving holds the output while the output's stream is made again, because the server changes no stream's
+	// persist mode and allows no replicas for async streams.
 	streamMoving = protocol.StreamLogs + "_MOVING"
-	// parkedSubject replaces the output stream's subjects while it is moved, so that it stores no output. Workers have
-	// the output on disk and send it until it is stored.
+	// parkedSubject replaces the subjects of the output's stream during the move, so that the stream stores no output.
+	// Workers keep the output on disk and send it until it is stored.
 	parkedSubject = "boxfleet.v1.parked.log"
 )
 
@@ -34,16 +34,16 @@ type Growth struct {
 
 // Grow gives every stream and bucket this many replicas, 3 or 5, and waits until all are in sync or ctx ends. It
 // reports its progress to step, which may be nil. The deployment keeps running, but output is stored a little later.
-// Sequences and times of stored messages do not change. A later call continues one that failed or ended early. Grow
-// also repairs streams that lost replicas. It never removes replicas.
+// Sequences and times of stored messages do not change. If Grow fails or ctx ends, a later call continues. Grow also
+// repairs streams that lost replicas. It never removes replicas.
 //
-// Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas, or with reason
-// server_settings if the cluster has too few servers; unavailable.
+// Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas already, or with
+// reason server_settings if the cluster has too few servers; unavailable.
 func (g *Growth) Grow(ctx context.Context, replicas int, step func(string)) error {
 	if replicas != 3 && replicas != 5 {
 		return protocol.Invalid(
 			"replicas",
-			"must be 3 or 5, got %d: a majority of an even number is no safer than that of one less",
+			"must be 3 or 5, got %d: an even number of replicas survives no more failures than one replica less",
 			replicas,
 		)
 	}
@@ -121,8 +121,9 @@ func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	return err
 }
 
-// growLogs turns the output's stream into one with replicas and without the async mode: it moves the output to another
-// stream, as its mirror, and back. Each step follows from the current state, so the move can be continued at any point.
+// growLogs replaces the output's stream with a stream that has replicas and no async mode. It moves the output to
+// another stream, at first a mirror of the output's stream, and back. Each step depends only on the current state, so
+// an interrupted move can be continued at any point.
 func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
 		existing, err := g.provisioner.found(ctx, &Assets{})
@@ -147,19 +148,19 @@ func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, rep
 	}
 }
 
-// move is one step of moving the output. It can be repeated.
+// move is one step of moving the output. A step can be repeated.
 type move struct {
 	what string
 	do   func(context.Context) error
 }
 
-// logsMove is the state of the move of the output's stream.
+// logsMove is the state of moving the output to a stream with replicas.
 type logsMove struct {
 	growth                  *Growth
 	replicas                int
 	logs, moving            found
 	logsExist, movingExists bool
-	final                   jetstream.StreamConfig // of the output's stream after the move
+	final                   jetstream.StreamConfig // configuration of the output's stream after the move
 }
 
 func (m *logsMove) setFinal(fresh jetstream.StreamConfig) {
@@ -176,7 +177,7 @@ func (m *logsMove) parked() bool {
 	return m.logsExist && len(subjects) == 1 && subjects[0] == parkedSubject
 }
 
-// next returns the next step, a zero move at the end.
+// next returns the next step, or a zero move if there is none.
 func (m *logsMove) next() move {
 	switch promoted := m.movingExists && m.moving.config.Mirror == nil; {
 	case !m.movingExists:
@@ -189,7 +190,7 @@ func (m *logsMove) next() move {
 	return m.removeCopy()
 }
 
-// begin returns the step for a deployment without a copy of the output.
+// begin returns the next step for a deployment without a copy of the output.
 func (m *logsMove) begin() move {
 	g, logs := m.growth, m.logs.config
 	switch {
@@ -197,23 +198,23 @@ func (m *logsMove) begin() move {
 		return move{}
 	case m.logsExist && logs.PersistMode != jetstream.AsyncPersistMode:
 		logs.Replicas = m.replicas
-		return move{"more replicas", func(ctx context.Context) error { return g.provisioner.updateStream(ctx, logs) }}
+		return move{"add replicas", func(ctx context.Context) error { return g.provisioner.updateStream(ctx, logs) }}
 	case m.logsExist:
-		return move{"copy it", func(ctx context.Context) error {
+		return move{"copy the output", func(ctx context.Context) error {
 			return g.mirror(ctx, movingConfig(logs, m.replicas), protocol.StreamLogs)
 		}}
 	}
-	return move{"make it", func(ctx context.Context) error { return g.create(ctx, m.final) }}
+	return move{"make the stream", func(ctx context.Context) error { return g.create(ctx, m.final) }}
 }
 
-// moveAway returns the step while the copy is still a mirror.
+// moveAway returns the next step while the copy is still a mirror.
 func (m *logsMove) moveAway() move {
 	g := m.growth
 	if !m.parked() {
 		cfg := m.logs.config
 		cfg.Subjects = []string{parkedSubject}
-		return move{"take no new output", func(ctx context.Context) error {
-			// Copy most of it while output still arrives.
+		return move{"stop storing new output", func(ctx context.Context) error {
+			// Copy most of the output while the stream still stores new output.
 			if err := g.copied(ctx, streamMoving, protocol.StreamLogs, nearlyAll); err != nil {
 				return err
 			}
@@ -222,7 +223,7 @@ func (m *logsMove) moveAway() move {
 	}
 	cfg := m.moving.config
 	cfg.Mirror = nil
-	return move{"hand over to the copy", func(ctx context.Context) error {
+	return move{"make the copy a stream of its own", func(ctx context.Context) error {
 		if err := g.mark(ctx); err != nil {
 			return err
 		}
@@ -233,7 +234,7 @@ func (m *logsMove) moveAway() move {
 	}}
 }
 
-// moveBack returns the step after the copy became a stream of its own.
+// moveBack returns the next step after the copy became a stream of its own.
 func (m *logsMove) moveBack() move {
 	g, logs := m.growth, m.logs.config
 	switch {
@@ -241,18 +242,18 @@ func (m *logsMove) moveBack() move {
 		cfg := m.final
 		cfg.Subjects = nil
 		return move{
-			"make it with replicas",
+			"make the stream again, with replicas",
 			func(ctx context.Context) error { return g.mirror(ctx, cfg, streamMoving) },
 		}
 	case m.parked() && logs.Mirror == nil && logs.PersistMode == jetstream.AsyncPersistMode:
-		return move{"remove the old one", func(ctx context.Context) error {
+		return move{"remove the old stream", func(ctx context.Context) error {
 			if err := g.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
 				return err
 			}
 			return g.deleteStream(ctx, protocol.StreamLogs)
 		}}
 	case logs.Mirror != nil:
-		return move{"take output again", func(ctx context.Context) error {
+		return move{"store output again", func(ctx context.Context) error {
 			if err := g.copied(ctx, protocol.StreamLogs, streamMoving, all); err != nil {
 				return err
 			}
@@ -333,8 +334,8 @@ func (g *Growth) purgeSubject(ctx context.Context, name, subject string) error {
 	return stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
 }
 
-// mark writes a last message to the parked stream. A copy does not show that messages at the end were removed, and
-// would reuse their sequences.
+// mark writes a last message to the parked stream. If messages at the end of the stream were removed, a copy would
+// otherwise not show that, and would use their sequences again.
 func (g *Growth) mark(ctx context.Context) error {
 	last, err := g.lastOnSubject(ctx, protocol.StreamLogs, parkedSubject)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
@@ -348,11 +349,11 @@ func (g *Growth) mark(ctx context.Context) error {
 	return err
 }
 
-// nearlyAll and all say how far a copy must be.
+// nearlyAll and all report whether a copy has enough messages of its origin.
 func nearlyAll(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= from.Msgs }
 func all(from, to jetstream.StreamState) bool       { return to.LastSeq >= from.LastSeq }
 
-// copied waits until a copy has enough of its origin.
+// copied waits until a copy has enough messages of its origin.
 func (g *Growth) copied(ctx context.Context, copied, origin string,
 	enough func(from, to jetstream.StreamState) bool) error {
 	for {
@@ -368,13 +369,13 @@ func (g *Growth) copied(ctx context.Context, copied, origin string,
 			return nil
 		}
 		if !backoff.Sleep(ctx, 50*time.Millisecond) {
-			return protocol.Errorf(protocol.Cancelled, "", "%s has %d of %d messages of %s: run it again",
+			return protocol.Errorf(protocol.Cancelled, "", "%s has only %d of the %d messages of %s: run the command again",
 				copied, to.State.Msgs, from.State.Msgs, origin)
 		}
 	}
 }
 
-// inSync waits until a stream has this many replicas and each is current.
+// inSync waits until a stream has this many replicas and all of them are current.
 func (g *Growth) inSync(ctx context.Context, name string, replicas int) error {
 	for {
 		info, err := g.streamInfo(ctx, name)
@@ -409,16 +410,16 @@ func (h *StoreHealth) stepDown(ctx context.Context, name string) error {
 	defer cancel()
 	reply, err := h.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+name, nil)
 	if err != nil {
-		return translate(err, "let another server lead "+name)
+		return translate(err, "move the leadership of "+name)
 	}
 	var answer struct {
 		Error *jetstream.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(reply.Data, &answer); err != nil {
-		return protocol.Errorf(protocol.Internal, "", "let another server lead %s: %v", name, err)
+		return protocol.Errorf(protocol.Internal, "", "move the leadership of %s: %v", name, err)
 	}
 	if answer.Error != nil {
-		return translate(answer.Error, "let another server lead "+name)
+		return translate(answer.Error, "move the leadership of "+name)
 	}
 	return nil
 }

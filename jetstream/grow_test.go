@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// kept is a stored message, which must stay the same.
+// kept is a stored message, which must not change.
 type kept struct {
 	Sequence uint64
 	Time     time.Time
@@ -24,6 +24,7 @@ type kept struct {
 	Data     string
 }
 
+// everything reads all messages of a stream.
 func everything(t *testing.T, d *deployment, name string) []kept {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
@@ -41,7 +42,7 @@ func everything(t *testing.T, d *deployment, name string) []kept {
 	return all
 }
 
-// publishUntilStored publishes one byte of output, again and again until it is stored or ctx ends.
+// publishUntilStored publishes one byte of output repeatedly until it is stored or ctx ends.
 func publishUntilStored(ctx context.Context, c *jetstream.Conn, tenant, exec string, n int) {
 	k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
 	for {
@@ -73,13 +74,13 @@ func growWithInterruptions(t *testing.T, d *deployment, c *jetstream.Conn) (ends
 			must(t, err)
 			return ends
 		}
-		// A coordinator that starts meanwhile makes no streams.
+		// A coordinator that starts during the interruption must not make streams.
 		must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 	}
 }
 
-// The move to three replicas is aborted after each of its steps, as by a kill, and then continued. Meanwhile a worker
-// keeps sending output.
+// The move to three replicas is interrupted at each of its steps, as if the process were killed, and then continued.
+// Meanwhile a worker keeps sending output.
 func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T) {
 	t.Parallel()
 	servers, err := embedded.StartCluster(t.TempDir(), 3)
@@ -116,10 +117,10 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 	ends := growWithInterruptions(t, d, c)
 	stop()
 	n := receive(t, 30*time.Second, "the last chunk", sent)
-	t.Logf("interrupted %d times, %d chunks sent meanwhile", ends, n)
+	t.Logf("the move was interrupted %d times, and %d chunks were sent during the move", ends, n)
 
 	after := everything(t, d, protocol.StreamLogs)
-	same(t, "the messages stored before", after[:len(before)], before)
+	same(t, "the messages that were stored before the move", after[:len(before)], before)
 	got := 0
 	_, err = c.ReadOutput(t.Context(), d.tenant, "s1", "x2", 0, func(k jetstream.Chunk) error {
 		if int(k.Offset) == got {
@@ -133,12 +134,12 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 	}
 	for _, name := range someStreams {
 		if cfg := configOf(t, d, name); cfg.Replicas != 3 {
-			t.Errorf("%s has %d replicas", name, cfg.Replicas)
+			t.Errorf("%s has %d replicas, want 3", name, cfg.Replicas)
 		}
 	}
 	cfg := configOf(t, d, protocol.StreamLogs)
 	if cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
-		t.Errorf("the output's stream is %+v", cfg)
+		t.Errorf("the output's stream has the configuration %+v", cfg)
 	}
 	readHistory(t, c, d.tenant, "s1")
 }
@@ -157,24 +158,18 @@ func TestStreamsThatLostReplicasAreReportedAndRepaired(t *testing.T) {
 	c := d.conn(t)
 	must(t, c.Provision(t.Context(), jetstream.Assets{Replicas: 3, LockTTL: lockTTL}))
 	report := c.Storage(t.Context())
-	if got := fmt.Sprint(
-		report.Problems,
-	); !containsAll(
-		got,
-		protocol.StreamRequests,
-		protocol.StreamEvents,
-		"boxfleet storage grow --replicas 3",
-	) {
-		t.Fatalf("problems %s", got)
+	problems := fmt.Sprint(report.Problems)
+	if !containsAll(problems, protocol.StreamRequests, protocol.StreamEvents, "boxfleet storage grow --replicas 3") {
+		t.Fatalf("the problems do not name both streams and the remedy: %s", problems)
 	}
 	must(t, c.Grow(t.Context(), 3, nil))
 	if report := d.opened(t).Storage(t.Context()); len(report.Problems) > 0 {
-		t.Fatalf("after the repair: %v", report.Problems)
+		t.Fatalf("problems after the repair: %v", report.Problems)
 	}
 	wantError(t, c.Grow(t.Context(), 1, nil), protocol.InvalidArgument, "")
 
 	before := configLeader(t, d, protocol.StreamEvents)
-	must(t, c.RecoverStore(t.Context(), nil)) // this is how a leader whose store takes no writes is replaced
+	must(t, c.RecoverStore(t.Context(), nil)) // replaces the leader, as if its store refused writes
 	eventually.Holds(t, 20*time.Second, "another leader", func() bool {
 		s := d.conn(t).Storage(t.Context()).Streams
 		i := slices.IndexFunc(s, func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents })

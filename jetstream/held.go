@@ -11,8 +11,8 @@ import (
 )
 
 // held are the messages that this process has received and not settled. The server redelivers a message to another
-// process after the ack wait, which is short, so that a dead process is noticed soon. A process may need longer: until
-// it settles a message, it keeps extending the ack wait.
+// process after the ack wait, which is short, so that a dead process is noticed soon. A process that needs longer keeps
+// extending the ack wait until it settles the message.
 type held struct {
 	mu       sync.Mutex
 	messages map[heldName]*heldMessage
@@ -30,12 +30,12 @@ func nameOf(meta *jetstream.MsgMetadata) heldName {
 }
 
 type heldMessage struct {
-	message  jetstream.Msg // its latest delivery
+	message  jetstream.Msg // the latest delivery of the message
 	extended time.Time     // when its ack wait was last extended
 }
 
-// take adds a message. It returns false if the message is already held: a redelivery only replaces the handle to settle
-// it.
+// take adds a message. It returns false if the message is already held; the message is then settled through its new
+// delivery.
 func (h *held) take(name heldName, m jetstream.Msg) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -56,11 +56,11 @@ func (h *held) release(name heldName) jetstream.Msg {
 	return m.message
 }
 
-// extend extends the ack wait of messages that are held for longer than a period, until ctx ends.
+// extend extends the ack wait of messages that have been held for longer than a period, until ctx ends.
 func (h *held) extend(ctx context.Context, period time.Duration) {
 	for backoff.Sleep(ctx, period) {
 		for _, m := range h.due(period) {
-			_ = m.InProgress() // if it fails, the message is redelivered and recognized
+			_ = m.InProgress() // if this fails, the server redelivers the message, and take recognizes it
 		}
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A history is read in the order of its records: first the segments, then the log. Each message names its
-// predecessor, so a reader notices missing messages, even those that are moved while it reads, and looks for their
-// segments then.
+// A history is read in the order of its records: first the segments, then the log. Each message names its predecessor,
+// so a reader notices missing messages, even messages that are moved to segments while it reads. It then reads those
+// from their segments.
 
 // historyReader reads one history from a record on.
 type historyReader struct {
@@ -18,7 +18,7 @@ type historyReader struct {
 	at              uint64                       // record of the last message that was visited
 	visit           func(e *entry) (bool, error) // false ends reading
 	moved           func(context.Context) error  // called once, before segments are read; may be nil
-	vouched         uint64                       // segments have nothing more before this record
+	vouched         uint64                       // all segments before this record have been read
 	ended           bool                         // visit returned false
 }
 
@@ -46,12 +46,12 @@ func (r *historyReader) take(e *entry) (bool, error) {
 	return more, err
 }
 
-// joins reports whether a message follows the last visited one, as far as that can be known.
+// joins reports whether no message is missing between the last visited one and e, as far as the reader knows.
 func (r *historyReader) joins(e *entry) bool {
 	return e.record == r.vouched || e.afterKnown && e.after <= r.at
 }
 
-// bulk reads in batches from any replica, so the newest messages may be missing.
+// bulk reads many messages with each request, from any replica. The newest messages may be missing.
 func (r *historyReader) bulk(ctx context.Context) error {
 	for !r.ended {
 		var next uint64
@@ -77,7 +77,7 @@ func (r *historyReader) bulk(ctx context.Context) error {
 	return nil
 }
 
-// step reads the next message from the log's leader. none is true at the end.
+// step reads the next message from the log's leader. none is true at the end of the history.
 func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 	for !r.ended {
 		next, err := r.histories.events.historyNext(ctx, r.tenant, r.sandbox, r.at)
@@ -95,7 +95,7 @@ func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 	return true, nil
 }
 
-// tail reads one message after another from the leader: never stale, and fast if few are new.
+// tail reads one message after another from the leader. It misses no message, and is fast if few are new.
 func (r *historyReader) tail(ctx context.Context) error {
 	for {
 		if none, err := r.step(ctx); none || err != nil {
@@ -104,11 +104,13 @@ func (r *historyReader) tail(ctx context.Context) error {
 	}
 }
 
-// shortRead is how many messages are read one by one before the rest is read in batches. For each batch the server
-// counts the remaining messages, which takes milliseconds in a large log: too much for the many short histories.
+// shortRead is how many messages are read one by one before the others are read in bulk. For each bulk request the
+// server counts the remaining messages, which takes milliseconds in a large log: too long for short histories, which
+// are the most frequent.
 const shortRead = 8
 
-// all reads a few messages, then batches, and then what the answering replica may lack.
+// all reads a few messages one by one, and the others in bulk. At the end it reads the messages that the answering
+// replica may have lacked.
 func (r *historyReader) all(ctx context.Context) error {
 	for range shortRead {
 		if none, err := r.step(ctx); none || err != nil {
@@ -121,7 +123,7 @@ func (r *historyReader) all(ctx context.Context) error {
 	return r.tail(ctx)
 }
 
-// fill visits the messages that segments have between the last visited message and a record.
+// fill visits the messages between the last visited one and a record that were moved to segments.
 func (r *historyReader) fill(ctx context.Context, before uint64) error {
 	if moved := r.moved; moved != nil {
 		r.moved = nil
@@ -136,8 +138,8 @@ func (r *historyReader) fill(ctx context.Context, before uint64) error {
 	return err
 }
 
-// History reads the batches of a sandbox's history after a record. In a cluster the newest may be missing;
-// [Histories.HistoryTail] has them.
+// History reads the batches of a sandbox's history after a record. In a cluster the newest batches may be missing;
+// [Histories.HistoryTail] reads them too.
 func (h *Histories) History(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -147,8 +149,8 @@ func (h *Histories) History(
 	return batches, err
 }
 
-// HistoryTail reads like History, but one message after another from the stream's leader: never stale, and fast if
-// few are new.
+// HistoryTail is History, but it reads one message after another from the stream's leader. It misses no batch, and is
+// fast if few are new.
 func (h *Histories) HistoryTail(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -158,8 +160,8 @@ func (h *Histories) HistoryTail(
 	return batches, err
 }
 
-// ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the moment of the
-// call, until visit returns false. It has at most a few MiB in memory at once. A visit may take long.
+// ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the time of the
+// call, until visit returns false. It has at most a few MiB in memory at once. visit may take long.
 func (h *Histories) ReadHistory(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -172,8 +174,8 @@ func (h *Histories) ReadHistory(
 	return r.all(ctx)
 }
 
-// ReadEvents is ReadHistory from the message that has an event on. It may visit a few messages before it. If the event
-// is no longer stored, it starts with a later one.
+// ReadEvents is ReadHistory from the message that has an event. It may also visit a few earlier messages. If the event
+// is no longer stored, ReadEvents starts with a later one.
 func (h *Histories) ReadEvents(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -197,8 +199,8 @@ func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
 	}
 }
 
-// historyNext reads the message of a history that follows a record from the stream's leader. It returns an empty slice
-// at the end.
+// historyNext reads the message that follows a record in a history, from the stream's leader. It returns an empty slice
+// at the end of the history.
 func (l *EventLog) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
 	m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -236,7 +238,7 @@ func (h *Histories) Batch(ctx context.Context, tenant, sandbox string, record ui
 		}
 	}
 	if err == nil && (b.Tenant != tenant || b.Sandbox != sandbox) {
-		return nil, protocol.Errorf(protocol.NotFound, "", "record %d is not of sandbox %s", record, sandbox)
+		return nil, protocol.Errorf(protocol.NotFound, "", "record %d belongs to another sandbox than %s", record, sandbox)
 	}
 	return b, err
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
+func TestReceiveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		readySandbox(t, c, d.tenant, "s1")
@@ -27,18 +27,18 @@ func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
 			OnApply: func(s *protocol.State, b *protocol.Batch) { applied = append(applied, b.Last(), s.Sandbox.Sequence) },
 		})
 		if !j.Receive(batches[1]) {
-			t.Fatal("a gap is not reported")
+			t.Fatal("Receive reports no gap before the second batch")
 		}
 		for _, b := range []*protocol.Batch{batches[0], batches[0], batches[1]} {
 			if j.Receive(b) {
-				t.Fatalf("a gap before %d", b.First())
+				t.Fatalf("Receive reports a gap before event %d", b.First())
 			}
 		}
 		must(t, j.Refresh(t.Context()))
-		same(t, "applied", applied, []uint64{3, 3, 4, 4, 5, 5})
+		same(t, "the batches and states given to OnApply", applied, []uint64{3, 3, 4, 4, 5, 5})
 		_, record := j.State()
 		if record != batches[2].Record {
-			t.Fatalf("folded up to %d of %d", record, batches[2].Record)
+			t.Fatalf("the journal is folded up to record %d, want %d", record, batches[2].Record)
 		}
 	})
 }
@@ -65,7 +65,7 @@ func TestASnapshotPlusTheRestOfTheLogEqualsTheFold(t *testing.T) {
 		})
 		must(t, err)
 		if from != record+1 {
-			t.Fatalf("follow from %d, want %d", from, record+1)
+			t.Fatalf("the log is to be followed from record %d, want %d", from, record+1)
 		}
 		must(t, restored.Refresh(t.Context()))
 		got, _ := restored.State()
@@ -84,12 +84,7 @@ func TestWithoutSnapshotsTheLogIsFollowedFromItsBeginning(t *testing.T) {
 
 func deleteSandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
-	_, err := journal(
-		c,
-		tenant,
-		sandbox,
-		"k1",
-	).Do(t.Context(), func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+	decide := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		var events []protocol.Event
 		for _, x := range s.Active() {
 			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: x.ID}})
@@ -99,7 +94,8 @@ func deleteSandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string) {
 			protocol.Event{Kind: protocol.SandboxDeleteRequested},
 			protocol.Event{Kind: protocol.SandboxDeleted},
 		), nil
-	})
+	}
+	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), decide)
 	must(t, err)
 }
 
@@ -120,7 +116,7 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		must(t, err)
 		deleteSandbox(t, c, d.tenant, "s1")
 		before, _ := readHistory(t, c, d.tenant, "s1")
-		for range 2 { // again is harmless
+		for range 2 { // a second purge does no harm
 			must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 		}
 
@@ -130,7 +126,7 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 			s, _ := j.State()
 			if s.Sandbox.State != protocol.StateDeleted || !s.Sandbox.HistoryPurged ||
 				s.Sandbox.Sequence != before.Sandbox.Sequence {
-				t.Fatalf("after the purge: %+v", s.Sandbox)
+				t.Fatalf("the sandbox after the purge: %+v", s.Sandbox)
 			}
 			refused := errors.New("deleted")
 			_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return nil, refused })
@@ -138,20 +134,15 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if taken, err := c.ReserveSandbox(
-			ctx,
-			d.tenant,
-			"s1",
-			protocol.Reservation{Request: "r9"},
-		); err != nil || taken == nil ||
-			taken.Request != "r1" {
+		taken, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r9"})
+		if err != nil || taken == nil || taken.Request != "r1" {
 			t.Fatalf("the reservation is %+v, %v", taken, err)
 		}
 		if _, err := c.Append(ctx, accepted(d.tenant, "s1", "k1"), 0); err != jetstream.ErrConflict {
-			t.Fatalf("a new history over the tombstone: %v", err)
+			t.Fatalf("an append of a new history after the tombstone: %v, want a conflict", err)
 		}
 		if out, errs, err := c.OutputEnd(ctx, d.tenant, "s1", "x1"); out != 0 || errs != 0 || err != nil {
-			t.Fatalf("output up to %d and %d, %v", out, errs, err)
+			t.Fatalf("output is stored up to %d and %d, want none: %v", out, errs, err)
 		}
 		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, _ int, hashes []uint64) {
 			if tenant == d.tenant && sandbox == "s1" {

@@ -9,11 +9,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Hosts holds the table of hosts, their heartbeats and what operators intend for them.
+// Hosts holds the table of hosts, their heartbeats and the operator intent for them.
 type Hosts struct{ *streams }
 
 // RegisterHost writes a worker's entry in the table of hosts. The entry expires after a minute unless it is written
-// again. An entry of the same name that belongs to another host is not overwritten: already_exists.
+// again. Error: already_exists if an entry with the same name belongs to another host.
 func (hs *Hosts) RegisterHost(ctx context.Context, h *protocol.Host) error {
 	b := hs.kv(protocol.BucketWorkers)
 	h.Version = protocol.Version
@@ -46,8 +46,8 @@ func (hs *Hosts) ForgetHost(ctx context.Context, worker string) error {
 	return hs.kv(protocol.BucketWorkers).remove(ctx, worker, anySequence)
 }
 
-// FollowHosts handles every entry of the table of hosts and each change, with its revision, until ctx ends. h is nil
-// for a removed entry.
+// FollowHosts calls handle for every entry of the table of hosts and for each change, with its revision, until ctx
+// ends. h is nil if the entry was removed.
 func (hs *Hosts) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64),
 	caughtUp func()) error {
 	return hs.kv(protocol.BucketWorkers).follow(ctx, func(key string, value []byte, revision uint64) {
@@ -57,7 +57,7 @@ func (hs *Hosts) FollowHosts(ctx context.Context, handle func(worker string, h *
 		}
 		h := &protocol.Host{}
 		if err := protocol.Decode(value, h); err != nil {
-			hs.log.Error("could not read an entry of the table of hosts", "worker", key, "error", err)
+			hs.log.Error("could not decode an entry of the table of hosts", "worker", key, "error", err)
 			return
 		}
 		handle(key, h, revision)
@@ -72,7 +72,7 @@ func (hs *Hosts) HostsRevision(ctx context.Context) (uint64, error) {
 // Beat publishes a heartbeat.
 func (hs *Hosts) Beat(h *protocol.Heartbeat) error {
 	h.Version = protocol.Version
-	return translate(hs.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "heartbeat")
+	return translate(hs.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "publish a heartbeat")
 }
 
 // receivedBeat is a heartbeat in its encoded and decoded form.
@@ -84,7 +84,7 @@ type receivedBeat struct {
 // mostBeats is how many workers' last heartbeats are cached.
 const mostBeats = 10_000
 
-// Heartbeats calls handle with every worker's heartbeats until stop is called. handle must not change them.
+// Heartbeats calls handle with every worker's heartbeats until stop is called. handle must not change a heartbeat.
 func (hs *Hosts) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err error) {
 	last := map[string]receivedBeat{} // by subject: most heartbeats repeat the previous one
 	sub, err := hs.nc.Subscribe(protocol.HeartbeatSubject("*"), func(m *nats.Msg) {
@@ -93,7 +93,7 @@ func (hs *Hosts) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err 
 			return
 		}
 		h := &protocol.Heartbeat{}
-		// Permissions protect the name in the subject.
+		// NATS permissions protect only the name in the subject.
 		if protocol.Decode(m.Data, h) != nil || m.Subject != protocol.HeartbeatSubject(h.Worker) {
 			return
 		}

@@ -29,23 +29,19 @@ func TestTheTableOfHostsIsFollowedAndANameBelongsToOneHost(t *testing.T) {
 				}
 			}, func() { close(caughtUp) })
 		})
-		receive(t, 5*time.Second, "the end of what was there", caughtUp)
-		if h := receive(t, time.Second, "the entry before", heard); h.Slots != 1 {
-			t.Fatalf("%+v", h)
+		receive(t, 5*time.Second, "the call of caughtUp", caughtUp)
+		if h := receive(t, time.Second, "the existing entry", heard); h.Slots != 1 {
+			t.Fatalf("the existing entry is %+v, want one slot", h)
 		}
 		must(t, c.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h1", Slots: 2}))
-		if h := receive(t, 5*time.Second, "the change", heard); h.Slots != 2 {
-			t.Fatalf("%+v", h)
+		if h := receive(t, 5*time.Second, "the changed entry", heard); h.Slots != 2 {
+			t.Fatalf("the changed entry is %+v, want two slots", h)
 		}
-		wantError(
-			t,
-			other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"}),
-			protocol.AlreadyExists,
-			protocol.ReasonHostHeld,
-		)
+		err := other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"})
+		wantError(t, err, protocol.AlreadyExists, protocol.ReasonHostHeld)
 		must(t, c.ForgetHost(ctx, name))
 		if h := receive(t, 5*time.Second, "the removal", heard); h != nil {
-			t.Fatalf("%+v", h)
+			t.Fatalf("the removed entry is %+v, want nil", h)
 		}
 		must(t, other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"}))
 	})
@@ -64,19 +60,14 @@ func TestAHeartbeatOnAnotherWorkersSubjectIsIgnored(t *testing.T) {
 		defer stop()
 		nc := d.raw(t)
 		eventually.Holds(t, 5*time.Second, "a heartbeat", func() bool {
-			must(
-				t,
-				nc.Publish(
-					protocol.HeartbeatSubject("other"),
-					protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Listening: 666}),
-				),
-			)
+			forged := protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Listening: 666})
+			must(t, nc.Publish(protocol.HeartbeatSubject("other"), forged))
 			must(t, nc.Flush())
 			must(t, c.Beat(&protocol.Heartbeat{Worker: name, Listening: 3}))
 			select {
 			case h := <-heard:
 				if h.Listening != 3 {
-					t.Fatalf("%+v", h)
+					t.Fatalf("received the forged heartbeat %+v", h)
 				}
 				return true
 			default:

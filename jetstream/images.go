@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Keys of the bucket of images: "want.<hash of the reference>", written by operators, and "host.<worker>", written by
-// workers.
+// Prefixes of the keys in the bucket of images. Operators write "want.<hash of the reference>", and workers write
+// "host.<worker>".
 const (
 	wantPrefix = "want."
 	hostPrefix = "host."
@@ -26,8 +26,8 @@ func wantKey(ref string) string {
 	return wantPrefix + hex.EncodeToString(sum[:16])
 }
 
-// UnwantedAge is the age from which on a file that no wanted image names is removed: a younger file may be about to be
-// named.
+// UnwantedAge is the age at which a file is removed if no wanted image refers to it. A younger file may belong to an
+// import that has not stored its image yet.
 const UnwantedAge = 24 * time.Hour
 
 // ImageStore stores imported images, and records which images operators want and which images each host has.
@@ -37,8 +37,8 @@ type ImageStore struct {
 	objects *objectStore
 }
 
-// PutImageFile stores the file of an image under its digest. If it is already stored, only its age is reset: an old
-// file might be removed before an image names it.
+// PutImageFile stores the file of an image under its digest. If the file is already stored, PutImageFile only resets
+// its age: an old file might be removed before an image refers to it.
 func (i *ImageStore) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
 	for {
 		info, sequence, err := i.objects.objectAt(ctx, protocol.BucketImageFiles, digest)
@@ -59,7 +59,7 @@ func (i *ImageStore) ImageFile(ctx context.Context, digest string) (io.ReadClose
 	return i.objects.openObject(ctx, protocol.BucketImageFiles, digest)
 }
 
-// WantImage makes hosts get an image, instead of the one that was wanted under its name before.
+// WantImage makes hosts get an image. It replaces the image that was wanted under the same name before.
 func (i *ImageStore) WantImage(ctx context.Context, want *protocol.WantedImage) error {
 	want.Version = protocol.Version
 	_, err := i.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
@@ -83,8 +83,8 @@ func (i *ImageStore) UnwantImage(ctx context.Context, ref string) error {
 	return err
 }
 
-// removeFile removes a file of at least this age that no wanted image names. If another process stores the file again
-// meanwhile, in order to name it, the file's entry changes and the file stays.
+// removeFile removes a file that has at least this age and that no wanted image refers to. If another process stores
+// the file again at the same time, for a new image, the file's entry changes and the file stays.
 func (i *ImageStore) removeFile(ctx context.Context, digest string, age time.Duration) error {
 	info, sequence, err := i.objects.objectAt(ctx, protocol.BucketImageFiles, digest)
 	if err != nil || info == nil || i.Now().Sub(info.ModTime) < age {
@@ -135,7 +135,7 @@ func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration)
 	return i.objects.removeParts(ctx, protocol.BucketImageFiles, complete, age)
 }
 
-// Images reads the wanted images and what each worker reports of its host's images.
+// Images reads the wanted images and each worker's report about the images of its host.
 func (i *ImageStore) Images(ctx context.Context) (
 	wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error,
 ) {
@@ -157,7 +157,7 @@ func (i *ImageStore) Images(ctx context.Context) (
 func (i *ImageStore) wanted(key string, value []byte) *protocol.WantedImage {
 	w := &protocol.WantedImage{}
 	if err := protocol.Decode(value, w); err != nil || wantKey(w.Ref) != key {
-		i.log.Error("could not read a wanted image", "key", key, "error", err)
+		i.log.Error("could not decode a wanted image", "key", key, "error", err)
 		return nil
 	}
 	return w
@@ -166,14 +166,14 @@ func (i *ImageStore) wanted(key string, value []byte) *protocol.WantedImage {
 func (i *ImageStore) hostImages(key string, value []byte) *protocol.HostImages {
 	h := &protocol.HostImages{}
 	if err := protocol.Decode(value, h); err != nil || hostPrefix+h.Worker != key {
-		i.log.Error("could not read the images of a host", "key", key, "error", err)
+		i.log.Error("could not decode a worker's report about the images of its host", "key", key, "error", err)
 		return nil
 	}
 	return h
 }
 
-// FollowHostImages handles each worker's report of its host's images and each change, until ctx ends. report is nil
-// for a worker that was forgotten.
+// FollowHostImages calls handle for each worker's report about the images of its host and for each change, until ctx
+// ends. report is nil for a worker that was forgotten.
 func (i *ImageStore) FollowHostImages(
 	ctx context.Context, handle func(worker string, report *protocol.HostImages),
 ) error {
@@ -186,8 +186,8 @@ func (i *ImageStore) FollowHostImages(
 	}, nil)
 }
 
-// FollowWantedImages handles every wanted image and each change, until ctx ends; want is nil for one that is no longer
-// wanted. key identifies it.
+// FollowWantedImages calls handle for every wanted image and for each change, until ctx ends. key identifies the image.
+// want is nil if the image is no longer wanted.
 func (i *ImageStore) FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage),
 	caughtUp func()) error {
 	return i.kv(protocol.BucketImages).followKeys(ctx, wantPrefix+">", func(key string, value []byte, _ uint64) {

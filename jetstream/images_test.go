@@ -6,21 +6,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// An import stores the file first and names it afterwards. An old file with the same content that no image named for a
-// while must not be removed in between.
+// An import stores the file first and the image that refers to it afterwards. In between, an old file with the same
+// content that no image referred to must not be removed.
 func TestTheFileOfAReimportedImageStays(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const age = 2 * time.Second
 		c, ctx := d.opened(t), t.Context()
 		content := "file of " + d.tenant
-		for took := age; took >= age; { // repeat if the machine stalled: the file is old again
+		for took := age; took >= age; { // if the machine stalled, the file is old again: repeat
 			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
 			must(t, c.PutImageFile(ctx, d.tenant+"-unwanted", strings.NewReader(content)))
-			time.Sleep(age) // the files' age is counted by the server's clock
+			stored := c.Now()
+			eventually.Holds(t, 10*age, "the files are old", func() bool { return c.Now().Sub(stored) > age })
 			again := time.Now()
 			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
 			must(t, c.RemoveUnwantedFiles(ctx, age))
@@ -31,7 +33,7 @@ func TestTheFileOfAReimportedImageStays(t *testing.T) {
 		must(t, err)
 		defer r.Close()
 		if got, err := io.ReadAll(r); err != nil || string(got) != content {
-			t.Fatalf("%q, %v", got, err)
+			t.Fatalf("the file contains %q, want %q: %v", got, content, err)
 		}
 		_, err = c.ImageFile(ctx, d.tenant+"-unwanted")
 		wantError(t, err, protocol.NotFound, "")

@@ -18,47 +18,47 @@ import (
 // may be called several times: if another process wrote first, it is called again on the newer state. If it returns an
 // error or no events, nothing is appended.
 //
-// If the events exceed one message, the first ones that fit are appended, and decide is called again on the resulting
+// If the events exceed one message, the first ones that fit are appended, and Decide is called again on the resulting
 // state until its events fit. So a decision that may return many events must state what remains to be done: "end the
-// active execs", not "end these execs". If its process dies in between, the next process decides the rest.
+// active execs", not "end these execs". If the process dies in between, the next process decides the rest.
 type Decide func(s *protocol.State, now time.Time) ([]protocol.Event, error)
 
 // JournalConfig configures a journal.
 type JournalConfig struct {
 	Tenant, Sandbox string
 	Writer          string        // name of the coordinator or worker
-	Token           func() uint64 // fencing token of the writer's lock; nil: none
-	KeepEnded       int           // ended execs to hold in the state; default 256
+	Token           func() uint64 // fencing token of the writer's lock; nil if it has no lock
+	KeepEnded       int           // how many ended execs the state keeps; default 256
 
-	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if it is usable and the log has its
-	// last message. The state then lacks the ended execs that the snapshot lacks.
+	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if the snapshot is usable and the log
+	// has its last message. The state then lacks the ended execs that the snapshot lacks.
 	FromSnapshot bool
 
-	// OnApply maintains a copy of the state. It is called after each batch was folded in, in order, with the state
-	// after it, under the journal's lock: it must be quick, do no I/O and not call the journal. While a history is
-	// read from its beginning, that state is older than the journal's own. It may be nil.
+	// OnApply maintains a copy of the state. It is called after each batch was folded in, in order, with the resulting
+	// state. It is called under the journal's lock, so it must be quick, do no I/O and not call the journal. While a
+	// history is read from its beginning, the resulting state is older than the journal's own. OnApply may be nil.
 	OnApply func(s *protocol.State, b *protocol.Batch)
 
-	// OnAppended is called for each batch that this journal appended, outside the journal's lock: after the log
-	// acknowledged the batch and the journal folded it in, before its decisions return from Do, and for one batch at a
-	// time in the order of the log. The journal's next append waits for it. It is not called for batches of other
-	// writers, nor if the outcome of an append stayed unknown. It may be nil.
+	// OnAppended is called for each batch that this journal appended, one batch at a time, in the order of the log. It
+	// is called after the log acknowledged the batch and the journal folded it in, but before the calls of Do for its
+	// decisions return. The journal's lock is not held, but the journal's next append waits for OnAppended. It is not
+	// called for batches of other writers, nor if the outcome of an append stayed unknown. OnAppended may be nil.
 	OnAppended func(a Appended)
 
-	// OnReset is called, under the lock as OnApply, before a history is folded again from its beginning or from a
-	// snapshot because the log no longer has what was folded. It may be nil.
+	// OnReset is called when the log no longer has the messages that were folded, before the history is folded again
+	// from its beginning or from a snapshot. It is called under the journal's lock, like OnApply. OnReset may be nil.
 	OnReset func()
 
-	// OnOpen is called, under the lock as OnApply, after a history was read from its beginning or from a snapshot, with
-	// the journal's new state and the record it was folded up to. It may be nil.
+	// OnOpen is called after a history was read from its beginning or from a snapshot, with the journal's new state and
+	// the record it was folded up to. It is called under the journal's lock, like OnApply. OnOpen may be nil.
 	OnOpen func(s *protocol.State, record uint64)
 }
 
 // Appended is a batch that a journal appended.
 type Appended struct {
 	Batch  *protocol.Batch
-	Before protocol.Sandbox // as the batch's decisions saw it
-	After  protocol.Sandbox // after the acknowledgement; may include later batches of other writers
+	Before protocol.Sandbox // the sandbox as the batch's decisions saw it
+	After  protocol.Sandbox // the sandbox after the acknowledgement; may include later batches of other writers
 }
 
 // Journal is one writer's view of one sandbox's history: it folds the history and appends to it. Decisions that arrive
@@ -72,19 +72,20 @@ type Journal struct {
 
 	mu sync.Mutex
 	fold
-	stale    bool // read the history before the next decision
+	stale    bool // the history must be read before the next decision
 	queue    []*decision
 	busy     bool
 	moved    chan struct{} // closed when the next batch is folded in; nil: nothing waits for it
 	opening  *opening      // nil: the history is not being read from its beginning
-	begun    int           // how often an opening became the fold
+	begun    int           // how often an opening replaced the fold
 	progress uint64        // number of messages read
 	scratch  *scratch
 
-	noSnapshot bool // the opening has already looked for a snapshot; owned by the reader
+	noSnapshot bool // the opening has already searched for a snapshot; guarded by the slot in reading
 
-	// A server that comes back may have another history. life is that of the connection when the history was last read.
-	// doubt is the end of the fold when the connection was lost: the log must be checked for it.
+	// The server of the next connection may have another history. life is connection.life when the history was last
+	// read. doubt is the end of the fold when the connection was lost: the journal must check that the log still has
+	// it.
 	life  uint64
 	doubt Position
 }
@@ -93,10 +94,10 @@ type Journal struct {
 type decision struct {
 	ctx    context.Context
 	decide Decide
-	before []protocol.Event // its events in earlier messages
+	before []protocol.Event // the decision's events in earlier messages
 	events []protocol.Event
-	more   bool  // it had more events than fit into the message
-	err    error // of decide
+	more   bool  // not all of its events fit into the message
+	err    error // error of decide
 	done   chan error
 }
 
@@ -126,7 +127,7 @@ func (j *Journals) Journal(cfg JournalConfig) *Journal {
 	}
 }
 
-// Restore replaces the journal's state by that of a snapshot, if the snapshot is newer.
+// Restore replaces the journal's state with that of a snapshot, if the snapshot is newer.
 func (j *Journal) Restore(s *Snapshot) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -136,8 +137,8 @@ func (j *Journal) Restore(s *Snapshot) {
 }
 
 // Fresh says that the history up to now is folded in, so that the next decision need not read it. A follower of the
-// whole log calls it when it has caught up. If the state is behind after all, a decision loses a compare-and-set and
-// is repeated.
+// whole log calls Fresh when it has caught up. If the state is behind after all, the compare-and-set of an append
+// fails, and the decision is repeated.
 func (j *Journal) Fresh() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -171,8 +172,8 @@ func (j *Journal) Snapshot() *Snapshot {
 	}
 }
 
-// Receive folds in a batch that was received from elsewhere, if it is the next one. It reports whether batches in
-// between are missing, which [Journal.Refresh] reads.
+// Receive folds in a batch that was received from elsewhere, if it is the next one. gap says that batches before it are
+// missing; [Journal.Refresh] reads them.
 func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -184,23 +185,23 @@ func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	return false
 }
 
-// doubtLocked notes after a lost connection which position the log must be checked for.
+// doubtLocked records the end of the fold after a lost connection: the log must still have this position.
 func (j *Journal) doubtLocked() {
 	if j.doubt.Record == 0 && j.life != j.journals.life.Load() {
 		j.doubt = j.at
 	}
 }
 
-// applyLocked folds a batch in, unless it already was.
+// applyLocked folds a batch in, unless it was folded in already.
 func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 	if b.Last() <= f.state.Sandbox.Sequence || b.First() != f.state.Sandbox.Sequence+1 {
 		return
 	}
 	for i := range b.Events {
 		if err := f.state.Apply(&b.Events[i]); err != nil {
-			// Everyone folds the same events with the same code, so this is a defect of the writer. Count the event
-			// so that the history continues.
-			j.journals.log.Error("the log has an illegal event", "sandbox", b.Sandbox,
+			// All processes fold the same events with the same code, so the event's writer has a defect. Count the
+			// event so that the history continues.
+			j.journals.log.Error("the event log has an event that is not possible in the state before it", "sandbox", b.Sandbox,
 				"event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
 			f.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
@@ -223,9 +224,9 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 	}
 }
 
-// Refresh folds in everything that the history has now. If a server lost what was folded before, the history is folded
-// again from its beginning. If ctx ends early, the next call continues where this one stopped. While a history is read
-// for the first time, the state stays empty.
+// Refresh folds in everything that the history has now. If a server lost messages that were folded before, the history
+// is folded again from its beginning. If ctx ends early, the next call continues where this one stopped. While a
+// history is read for the first time, the state stays empty.
 func (j *Journal) Refresh(ctx context.Context) error {
 	life := j.journals.life.Load()
 	j.mu.Lock()
@@ -257,10 +258,12 @@ func (c *core) singleReplica() bool {
 // maxGroup is the largest number of decisions in one append.
 const maxGroup = 256
 
-// Do calls decide, appends the events it returns, in several messages if necessary, and returns them as they are in the
-// log. Errors: decide's own; unavailable: the outcome is unknown, and decide must make it safe to call Do again;
-// invalid_argument with reason too_large: a single event is larger than a message. Messages appended before one that
-// failed stay. When ctx ends, Do returns at once; an append in flight continues.
+// Do calls decide, appends the events that decide returns, in several messages if necessary, and returns them as they
+// are in the log. When ctx ends, Do returns immediately; an append in flight continues. If one of several messages
+// fails, those appended before it stay.
+//
+// Errors: decide's own; invalid_argument with reason too_large if a single event is larger than a message; unavailable
+// if the outcome is unknown. decide must make it safe to call Do again after unavailable.
 func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, error) {
 	d := &decision{ctx: ctx, decide: decide, done: make(chan error, 1)}
 	j.mu.Lock()
@@ -278,9 +281,9 @@ func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, erro
 	}
 }
 
-// run appends until the queue is empty. Callers whose append has just finished often decide again at once. They run
-// first, so that one message carries all their decisions. (With 8 writers this saves a quarter of the messages and half
-// of the lost races; a single writer loses nothing.)
+// run appends until the queue is empty. Callers whose append has just finished often call Do again immediately. run
+// lets them go first, so that one message carries all their decisions. (With 8 writers this saves a quarter of the
+// messages and half of the lost races; a single writer loses nothing.)
 func (j *Journal) run() {
 	for {
 		for range 3 {
@@ -312,7 +315,8 @@ type commit struct {
 	within *patience
 }
 
-// run decides and appends the group, again each time another process writes first.
+// run lets a group of decisions decide and appends their events. It does both again each time another process writes
+// first.
 func (j *commit) run(group []*decision) {
 	defer func() { j.within.end() }()
 	confirm, confirmed := false, false
@@ -324,8 +328,8 @@ func (j *commit) run(group []*decision) {
 		confirm = false
 		a := j.assemble(group)
 		if len(a.batch.Events) == 0 && !confirmed {
-			// No compare-and-set protects a decision without events: a refusal, or nothing to do, is valid only on
-			// a state that was just read. A follower that calls Fresh may be behind.
+			// No compare-and-set protects a decision without events: "refused" or "nothing to do" is valid only on a
+			// state that was just read. A follower that calls Fresh may be behind.
 			confirm, confirmed = true, true
 			continue
 		}
@@ -336,7 +340,7 @@ func (j *commit) run(group []*decision) {
 		}
 		won, err := j.append(j.within.ctx, a.batch, a.expected)
 		if err == nil && !won {
-			group = append(a.took, a.rest...) // decide again, on what the other writer wrote
+			group = append(a.took, a.rest...) // decide again on the state that the other writer left
 			continue
 		}
 		took, rest := a.took, a.rest
@@ -365,14 +369,14 @@ func (j *commit) acknowledged(a *attempt) (took, rest []*decision) {
 		}
 	}
 	last := len(a.took) - 1
-	if d := a.took[last]; d.more { // its remaining events go first in the next message
+	if d := a.took[last]; d.more { // the remaining events of d go first in the next message
 		d.before = append(d.before, d.events...)
 		return a.took[:last], append([]*decision{d}, a.rest...)
 	}
 	return a.took, a.rest
 }
 
-// finish returns decisions to their callers: with err, or each with its own result.
+// finish ends decisions: with err if it is not nil, otherwise each with its own result.
 func finish(group []*decision, err error) {
 	for _, d := range group {
 		if err != nil {
@@ -391,8 +395,8 @@ func (j *commit) makeStale() {
 	j.stale = true
 }
 
-// refreshStale reads the history if it is stale, or always, and retries through a failover of NATS as append does. A
-// long history may take many attempts: one that made progress does not count as failed.
+// refreshStale reads the history if the journal is stale or always is true. Like append, it retries during a failover
+// of NATS. A long history may take many attempts: an attempt that made progress does not count as failed.
 func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
@@ -415,13 +419,13 @@ func (j *commit) refreshStale(always bool) error {
 		j.mu.Unlock()
 		if moved {
 			j.within.renew()
-		} else if !backoff.Sleep(j.within.ctx, retryPause) {
+		} else if !j.journals.sleep(j.within.ctx, retryPause) {
 			return err
 		}
 	}
 }
 
-// patience is the time that a group has to be appended.
+// patience limits how long appending a group may take.
 type patience struct {
 	ctx context.Context
 	end context.CancelFunc
@@ -432,19 +436,21 @@ func newPatience() *patience {
 	return &patience{ctx, end}
 }
 
-// renew starts the time again.
+// renew restarts the time limit.
 func (p *patience) renew() {
 	p.end()
 	*p = *newPatience()
 }
 
-// append writes a batch. won is false if another process wrote first; its batch is then folded in. A lost answer is
-// distinguished from a lost race by the batch's id, since a single server and a cluster answer a repeated append with
-// different errors: the append is repeated with the same id and the same expected position until the history shows
-// this batch or another one in its place.
+// append writes a batch. won is false if another process wrote first; the other process's batch is then folded in.
 //
-// Only the message after the expected position needs to be read: it is this batch or the winner. If still more was
-// written, the next append loses once more. If there is none, append checks that the log still has the expected
+// If the answer was lost, append repeats the batch with the same id and the same expected position, until the history
+// shows this batch or another one in its place. The server's error does not tell which of the two happened, since a
+// single server and a cluster answer a repeated append with different errors. So append compares the id of the stored
+// batch with its own.
+//
+// Only the message after the expected position needs to be read: it is this batch or the winner's. If more messages
+// follow, the next append loses once more. If there is none, append checks that the log still has the expected
 // position.
 func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
 	tried := false
@@ -461,7 +467,7 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 			return false, err
 		}
 		if err == ErrConflict && !tried && j.hearsBeyond(expected.Record) {
-			return false, nil // the winner is folded in
+			return false, nil // the winner's batch is folded in
 		}
 		tried = true
 		j.makeStale()
@@ -469,14 +475,14 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 		if won || lost {
 			return won, nil
 		}
-		if !pause.Wait(ctx) {
+		if !j.journals.sleep(ctx, pause.Next()) {
 			return false, protocol.Errorf(protocol.Unavailable, "", "append to %s: %v", j.cfg.Sandbox, err)
 		}
 	}
 }
 
-// outcome finds out what became of a batch: it won if it follows the expected position, and lost if another message
-// does, or if the log does not have the expected position, in which case the history is folded again.
+// outcome finds out whether a batch was stored. The batch won if it follows the expected position. It lost if another
+// message does, or if the log does not have the expected position; the history is then folded again.
 func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()
@@ -496,7 +502,7 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 			}
 			return won, !won
 		}
-		// There is no next message yet, or the expected position is of another history.
+		// There is no next message yet, or the expected position belongs to another history.
 		if err := j.Refresh(ctx); err != nil {
 			return false, false
 		}
@@ -507,7 +513,7 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 	return false, true
 }
 
-// foldNext folds in the message that follows a position, unless more was folded in meanwhile.
+// foldNext folds in the message that follows a position, unless the fold has moved on in the meantime.
 func (j *commit) foldNext(at Position, e *entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -517,12 +523,12 @@ func (j *commit) foldNext(at Position, e *entry) {
 	j.stale = false
 }
 
-// hearWithin is how long a writer that lost a race waits to receive the winner's batch before it reads it. Coordinators
-// follow the log, and workers are notified of the coordinators' decisions, so the batch is already on its way. Asking
-// the leader would cost both sides more than the rest of the append.
+// hearWithin is how long a writer that lost a race waits to receive the winner's batch before it reads that batch from
+// the leader. Coordinators follow the log, and workers are notified of the coordinators' decisions, so the batch is
+// already on its way. A question to the leader would cost both sides more than the rest of the append.
 const hearWithin = 2 * time.Millisecond
 
-// hearsBeyond reports whether more than the expected record is folded in, now or within hearWithin.
+// hearsBeyond reports whether the fold is beyond the expected record, now or within hearWithin.
 func (j *commit) hearsBeyond(expected uint64) bool {
 	over := time.NewTimer(hearWithin)
 	defer over.Stop()
@@ -549,13 +555,13 @@ func (j *commit) hearsBeyond(expected uint64) bool {
 type attempt struct {
 	batch *protocol.Batch
 
-	// expected is the end of the fold that the decisions saw, read together with the state: if a batch is folded in
-	// meanwhile, the append must lose instead of following that batch.
+	// expected is the end of the fold that the decisions saw, read together with the state. If a batch is folded in
+	// afterwards, the append must lose instead of following that batch.
 	expected Position
 	before   protocol.Sandbox // the sandbox at expected
 
-	took []*decision // those that the batch completes, with refusals, which are valid only if the batch wins
-	rest []*decision // those that did not fit
+	took []*decision // decisions that the batch completes, and refusals, which are valid only if the batch wins
+	rest []*decision // decisions that did not fit
 }
 
 // assemble asks the decisions of a group in order, each on the state that the previous ones leave, and puts their
@@ -571,10 +577,8 @@ func (j *commit) assemble(group []*decision) *attempt {
 	a.batch = j.newBatch()
 	limit, size := j.journals.maxBatch(), 0
 	for i, d := range group {
-		d.events, d.more, d.err = nil, false, translate(
-			d.ctx.Err(),
-			"append to "+j.cfg.Sandbox,
-		) // the caller may be gone
+		d.events, d.more = nil, false
+		d.err = translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // the caller may have given up
 		var events []protocol.Event
 		if d.err == nil {
 			events, d.err = j.ask(d, scratch, now)
@@ -586,10 +590,10 @@ func (j *commit) assemble(group []*decision) *attempt {
 		}
 		if d.err == nil && len(events) > 0 {
 			if fits < len(events) && len(a.batch.Events) > 0 {
-				a.rest = group[i:] // the next message takes it
+				a.rest = group[i:] // d goes into the next message
 				return a
 			}
-			// All events are checked, including those that go into a later message.
+			// Check all events, including those that go into a later message.
 			if d.err = scratch.Number(events); d.err != nil {
 				scratch = j.replay(a.batch.Events)
 			} else {
@@ -619,9 +623,9 @@ func (j *commit) newBatch() *protocol.Batch {
 	return b
 }
 
-// after returns now, or last if that is slightly later: two writers' measurements of the store's time differ by their
-// round trips, and no event should seem to precede the one it follows. If last is far ahead, it was stamped with a
-// clock that was set wrong.
+// after returns now, or last if last is slightly later. Two writers' measurements of the store's time differ by their
+// round trips, and no event should seem to precede the event that it follows. If last is far ahead, a wrong clock
+// stamped that event.
 func after(last, now time.Time) time.Time {
 	if last.After(now) && last.Sub(now) <= clockJump {
 		return last
@@ -629,20 +633,14 @@ func after(last, now time.Time) time.Time {
 	return now
 }
 
-// ask calls one decision. One that panics fails alone: it shares the journal's goroutine with other callers' decisions.
+// ask calls one decision. If the decision panics, only this decision fails: the journal's goroutine also runs the
+// decisions of other callers.
 func (j *commit) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			j.journals.log.Error(
-				"a decision panicked",
-				"sandbox",
-				j.cfg.Sandbox,
-				"panic",
-				p,
-				"stack",
-				string(debug.Stack()),
-			)
-			events, err = nil, protocol.Errorf(protocol.Internal, "", "panic: %v", p)
+			j.journals.log.Error("a decision panicked",
+				"sandbox", j.cfg.Sandbox, "panic", p, "stack", string(debug.Stack()))
+			events, err = nil, protocol.Errorf(protocol.Internal, "", "the decision panicked: %v", p)
 		}
 	}()
 	return d.decide(s, now)
@@ -659,12 +657,13 @@ func (j *commit) address(events []protocol.Event, now time.Time) {
 	}
 }
 
-// replay rebuilds the scratch state after a decision corrupted it.
+// replay rebuilds the scratch state from the events of the earlier decisions, after a decision corrupted it.
 func (j *commit) replay(events []protocol.Event) *protocol.State {
 	scratch, _ := j.State()
 	for i := range events {
 		if err := scratch.Apply(&events[i]); err != nil {
-			j.journals.log.Error("could not replay a decision", "sandbox", j.cfg.Sandbox, "error", err)
+			j.journals.log.Error("could not apply an event again while rebuilding a scratch state",
+				"sandbox", j.cfg.Sandbox, "error", err)
 		}
 	}
 	return scratch

@@ -24,7 +24,7 @@ func acceptMany(t testing.TB, journals []*jetstream.Journal, prefix string, n in
 			wg.Go(func() {
 				events, err := j.Do(ctx, acceptExec(fmt.Sprintf("%s%d-%d", prefix, w, i)))
 				if err != nil || len(events) != 1 || events[0].Record == 0 || events[0].Sequence == 0 {
-					t.Errorf("writer %d, exec %d: %+v, %v", w, i, events, err)
+					t.Errorf("writer %d, exec %d: Do returned %+v, %v", w, i, events, err)
 				}
 			})
 		}
@@ -38,7 +38,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 		k, w := d.opened(t), d.opened(t)
 		readySandbox(t, k, d.tenant, "s1")
 		journals := []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}
-		// Each journal receives the other's batches while it decides, as those of coordinators and workers do.
+		// Each journal receives the other's batches while it decides, as the journals of coordinators and workers do.
 		for i, c := range []*jetstream.Conn{k, w} {
 			stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { journals[i].Receive(b) })
 			must(t, err)
@@ -50,7 +50,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 		state, batches := readHistory(t, k, d.tenant, "s1")
 		events := uint64(3 + 2*each*rounds)
 		if state.Sandbox.Sequence != events || state.Sandbox.TotalExecs != int(events-3) {
-			t.Fatalf("%d events of %d execs, want %d", state.Sandbox.Sequence, state.Sandbox.TotalExecs, events)
+			t.Fatalf("%d events of %d execs, want %d events", state.Sandbox.Sequence, state.Sandbox.TotalExecs, events)
 		}
 		if len(batches) > int(events)/2 {
 			t.Fatalf("%d messages for %d events: nothing is grouped", len(batches), events)
@@ -60,7 +60,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 			folded, record := j.State()
 			same(t, "the journal's fold and the log's", folded, state)
 			if record != batches[len(batches)-1].Record {
-				t.Fatalf("folded up to %d of %d", record, batches[len(batches)-1].Record)
+				t.Fatalf("the journal is folded up to record %d, want %d", record, batches[len(batches)-1].Record)
 			}
 		}
 	})
@@ -82,14 +82,12 @@ func TestARefusalAffectsOnlyItsOwnDecision(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				if _, err := j.Do(
-					ctx,
-					func(*protocol.State, time.Time) ([]protocol.Event, error) { return nil, refused },
-				); err != refused {
+				refuse := func(*protocol.State, time.Time) ([]protocol.Event, error) { return nil, refused }
+				if _, err := j.Do(ctx, refuse); err != refused {
 					t.Error(err)
 				}
 			})
-			wg.Go(func() { // illegal: what decide returns does not apply
+			wg.Go(func() { // this event is not possible in the sandbox's state
 				_, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
 					return []protocol.Event{{Kind: protocol.SandboxStopped}}, nil
 				})
@@ -100,7 +98,7 @@ func TestARefusalAffectsOnlyItsOwnDecision(t *testing.T) {
 		}
 		wg.Wait()
 		if state, _ := readHistory(t, c, d.tenant, "s1"); state.Sandbox.TotalExecs != 30 {
-			t.Fatalf("%d execs", state.Sandbox.TotalExecs)
+			t.Fatalf("the history has %d execs, want 30", state.Sandbox.TotalExecs)
 		}
 	})
 }
@@ -126,12 +124,12 @@ func TestADecisionIsRepeatedWhenAnotherWriterWasFirst(t *testing.T) {
 		})
 		wantError(t, err, protocol.FailedPrecondition, protocol.ReasonSandboxStopping)
 		if asked < 2 {
-			t.Fatalf("asked %d times", asked)
+			t.Fatalf("the decision was called %d times, want at least 2", asked)
 		}
 	})
 }
 
-// A batch is received after a decision was made and before it is appended: its event numbers are taken.
+// A batch is received after a decision was made and before it is appended. The decision's event numbers are then used.
 func TestABatchReceivedWhileDecidingMakesTheAppendLose(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
@@ -150,7 +148,7 @@ func TestABatchReceivedWhileDecidingMakesTheAppendLose(t *testing.T) {
 		})
 		must(t, err)
 		if asked != 2 || len(events) != 1 || events[0].Sequence != 5 {
-			t.Fatalf("asked %d times, the events are %+v", asked, events)
+			t.Fatalf("the decision was called %d times and appended %+v; want 2 calls and event 5", asked, events)
 		}
 		state, _ := readHistory(t, b, d.tenant, "s1")
 		folded, _ := j.State()
@@ -162,22 +160,18 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
 		behind := journal(b, d.tenant, "s1", "k2")
-		must(t, behind.Refresh(t.Context())) // there is no sandbox yet, as far as it knows
+		must(t, behind.Refresh(t.Context())) // before there is a sandbox
 		readySandbox(t, a, d.tenant, "s1")
 		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State != protocol.StateReady {
-				return nil, protocol.Errorf(
-					protocol.FailedPrecondition,
-					protocol.ReasonSandboxNotReady,
-					"it is %q",
-					s.Sandbox.State,
-				)
+				return nil, notReady(s)
 			}
 			return acceptExec("x1")(s, now)
 		})
 		must(t, err)
 
-		// Having nothing to do is a decision too: a stop after a resume that was not received yet.
+		// A decision without events must see the newest state too: here a stop, after a resume that the journal has not
+		// received yet.
 		stop := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State == protocol.StateStopped {
 				return nil, nil
@@ -189,10 +183,7 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 			{{Kind: protocol.ExecFailed, Exec: &protocol.ExecDetails{ID: "x1"}}},
 			{{Kind: protocol.SandboxStopRequested}, {Kind: protocol.SandboxStopped}},
 		} {
-			_, err := one.Do(
-				t.Context(),
-				func(*protocol.State, time.Time) ([]protocol.Event, error) { return kinds, nil },
-			)
+			_, err := one.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) { return kinds, nil })
 			must(t, err)
 		}
 		must(t, behind.Refresh(t.Context()))
@@ -214,7 +205,12 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 	})
 }
 
-// A follower calls Fresh whenever it has caught up with what it knows of.
+func notReady(s *protocol.State) error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady,
+		"the sandbox is %q", s.Sandbox.State)
+}
+
+// A follower calls Fresh each time it has handled everything that it received, even if the log has more.
 func TestARefusalIsDecidedOnTheNewestStateEvenIfAFollowerCallsFresh(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -222,7 +218,7 @@ func TestARefusalIsDecidedOnTheNewestStateEvenIfAFollowerCallsFresh(t *testing.T
 	for i := range 50 {
 		sandbox := fmt.Sprintf("s%d", i)
 		behind := journal(b, d.tenant, sandbox, "k2")
-		must(t, behind.Refresh(t.Context())) // there is no sandbox yet, as far as it knows
+		must(t, behind.Refresh(t.Context())) // before there is a sandbox
 		readySandbox(t, a, d.tenant, sandbox)
 		var over atomic.Bool
 		var following sync.WaitGroup
@@ -235,12 +231,7 @@ func TestARefusalIsDecidedOnTheNewestStateEvenIfAFollowerCallsFresh(t *testing.T
 		}
 		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State != protocol.StateReady {
-				return nil, protocol.Errorf(
-					protocol.FailedPrecondition,
-					protocol.ReasonSandboxNotReady,
-					"it is %q",
-					s.Sandbox.State,
-				)
+				return nil, notReady(s)
 			}
 			return acceptExec("x1")(s, now)
 		})
@@ -280,7 +271,7 @@ func TestDoReturnsWhenItsContextEndsAndTheAppendContinues(t *testing.T) {
 	_, err := j.Do(t.Context(), acceptExec("x2"))
 	must(t, err)
 	if s, _ := readHistory(t, other, d.tenant, "s1"); s.Sandbox.TotalExecs != 2 {
-		t.Fatalf("%d execs", s.Sandbox.TotalExecs)
+		t.Fatalf("the history has %d execs, want 2", s.Sandbox.TotalExecs)
 	}
 }
 
@@ -294,13 +285,13 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 		j := journal(c, d.tenant, "s1", "k1")
 		for i := range 3 {
 			id := fmt.Sprintf("x%d", i)
-			must(t, j.Refresh(t.Context())) // so that its first try is the one that is stored
+			must(t, j.Refresh(t.Context())) // so that the first attempt to append is stored
 			p.mute.Store(true)
 			began, done := time.Now(), make(chan error, 1)
 			go func() {
 				events, err := j.Do(t.Context(), acceptExec(id))
 				if err == nil && len(events) != 1 {
-					err = fmt.Errorf("%d events", len(events))
+					err = fmt.Errorf("Do returned %d events, want 1", len(events))
 				}
 				done <- err
 			}()
@@ -308,27 +299,27 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 				s, _ := readHistory(t, other, d.tenant, "s1")
 				return s.Execs[id] != nil
 			})
-			if i == 1 { // somebody writes after it, before the answer is asked for
+			if i == 1 { // another writer appends before the journal searches for its own batch
 				_, err := journal(other, d.tenant, "s1", "k2").Do(t.Context(), acceptExec("between"))
 				must(t, err)
 			}
 			p.cut()
 			p.heal()
-			// It must not wait for an answer that cannot come any more until the attempt times out.
+			// Do must not wait until the attempt times out: the answer cannot come any more.
 			must(t, receive(t, 10*time.Second, "the end of Do", done))
 			if took := time.Since(began); took >= jetstream.AppendTry {
-				t.Fatalf("Do took %s", took)
+				t.Fatalf("Do took %s, which is the time limit of an attempt or more", took)
 			}
 		}
 		state, batches := readHistory(t, other, d.tenant, "s1")
 		if state.Sandbox.TotalExecs != 4 || len(batches) != 5 {
-			t.Fatalf("%d execs in %d messages", state.Sandbox.TotalExecs, len(batches))
+			t.Fatalf("the history has %d execs in %d messages, want 4 in 5", state.Sandbox.TotalExecs, len(batches))
 		}
 	})
 }
 
-// load calls Do in several goroutines until it is stopped, and records confirmed execs and the time of the longest
-// call.
+// load calls Do in several goroutines until it is stopped. It records which execs were confirmed and how long the
+// longest call took.
 type load struct {
 	stop      atomic.Bool
 	wg        sync.WaitGroup
@@ -372,7 +363,7 @@ func (l *load) count() int {
 	return len(l.confirmed)
 }
 
-// end stops the load and checks that the log has everything that was confirmed.
+// end stops the load and checks that the log has every confirmed exec.
 func (l *load) end(t *testing.T, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
 	l.stop.Store(true)
@@ -380,11 +371,11 @@ func (l *load) end(t *testing.T, c *jetstream.Conn, tenant, sandbox string) {
 	state, batches := readHistory(t, c, tenant, sandbox)
 	for id := range l.confirmed {
 		if state.Execs[id] == nil {
-			t.Fatalf("exec %s was confirmed and is not in the log", id)
+			t.Fatalf("exec %s was confirmed but is not in the log", id)
 		}
 	}
 	if state.Sandbox.TotalExecs != len(l.confirmed) {
-		t.Fatalf("%d in the log, %d confirmed", state.Sandbox.TotalExecs, len(l.confirmed))
+		t.Fatalf("the log has %d execs, but %d were confirmed", state.Sandbox.TotalExecs, len(l.confirmed))
 	}
 	t.Logf("%d events in %d messages, longest call %s", state.Sandbox.Sequence, len(batches), l.worst)
 	for _, err := range l.failed {
@@ -404,19 +395,14 @@ func TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing(t *testing.T)
 	)
 	for range 3 {
 		before := l.count()
-		eventually.Holds(
-			t,
-			10*time.Second,
-			"progress before the restart",
-			func() bool { return l.count() > before+100 },
-		)
+		eventually.Holds(t, 10*time.Second, "progress before the restart", func() bool { return l.count() > before+100 })
 		d.restart(t)
 	}
 	before := l.count()
 	eventually.Holds(t, 10*time.Second, "progress after the restart", func() bool { return l.count() > before+100 })
 	l.end(t, d.opened(t), d.tenant, "s1")
 	if l.worst > 5*time.Second {
-		t.Errorf("a call took %s", l.worst)
+		t.Errorf("the longest call took %s, want at most 5 s", l.worst)
 	}
 }
 
@@ -445,7 +431,7 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 	eventually.Holds(t, 25*time.Second, "progress after the loss", func() bool { return l.count() > before+200 })
 	l.end(t, k, d.tenant, "s1")
 	if l.worst > 15*time.Second {
-		t.Errorf("a call took %s", l.worst)
+		t.Errorf("the longest call took %s, want at most 15 s", l.worst)
 	}
 }
 
@@ -461,6 +447,6 @@ func TestAPanickingDecisionIsRefused(t *testing.T) {
 	events, err := j.Do(t.Context(), acceptExec("x"))
 	must(t, err)
 	if len(events) != 1 {
-		t.Fatalf("%v", events)
+		t.Fatalf("the next decision appended %v, want one event", events)
 	}
 }

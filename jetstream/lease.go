@@ -13,21 +13,21 @@ import (
 // Holder describes the holder of a lease. It is the lease's value.
 type Holder struct {
 	Version  int       `json:"v"`
-	Name     string    `json:"name"`             // worker or coordinator
-	Instance string    `json:"instance"`         // one per process
+	Name     string    `json:"name"`             // name of the worker or coordinator
+	Instance string    `json:"instance"`         // unique for each process
 	Place    string    `json:"place,omitempty"`  // identity of the local lock file that is held in addition
 	Detail   string    `json:"detail,omitempty"` // for people: machine, process id
 	Since    time.Time `json:"since"`            // for people, by the store's clock
 }
 
-// Lease is a lock that expires unless its holder renews it. The holder trusts it until two thirds of its time to live
-// have passed since the start of the last successful renewal, measured by the time since boot, which includes
-// suspensions; the server ends it after the whole time to live. So the holder fences itself first, then the lease ends,
-// and only then can another process take it.
+// Lease is a lock that expires unless its holder renews it. The holder trusts the lease for two thirds of its time to
+// live, counted from the start of the last successful renewal. The holder measures this by the time since boot, which
+// includes suspensions. The server ends the lease after the whole time to live. So the holder stops trusting the lease
+// first, then the lease ends, and only then can another process take it.
 //
-// A hypervisor that pauses a machine also stops this clock. The pause shows when the wall clock is corrected
-// afterwards: after such a jump the lease is not trusted until it has been renewed. A pause that no clock of the
-// machine shows goes unnoticed.
+// A hypervisor that pauses a machine also stops the time since boot. The pause shows when the wall clock is corrected
+// afterwards: after such a jump, the lease is not trusted until it has been renewed. A pause after which no clock is
+// corrected goes unnoticed.
 type Lease struct {
 	bucket kv
 	key    string
@@ -37,7 +37,7 @@ type Lease struct {
 
 	mu       sync.Mutex
 	revision uint64
-	trusted  time.Duration // the lease may be trusted until then, since boot
+	trusted  time.Duration // the time since boot until which the lease may be trusted
 	ahead    time.Duration // [Clock.ahead] when the last successful renewal started
 	lost     bool
 	lostCh   chan struct{}
@@ -63,8 +63,8 @@ const SchedulerLock = "scheduler"
 // Leases acquires the leases on hosts and on the scheduler.
 type Leases struct{ *streams }
 
-// AcquireHost takes the lock of a Docker host. takeOver is the revision of a holder that is known to be gone, from a
-// [HeldError]; 0 for none. Errors: *HeldError; unavailable.
+// AcquireHost takes the lock of a Docker host. takeOver is 0, or the revision in the [HeldError] of a holder that is
+// known to have ended: its lock is taken over. Errors: *HeldError; unavailable.
 func (ls *Leases) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
 	return ls.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
 }
@@ -97,7 +97,7 @@ func (ls *Leases) acquire(ctx context.Context, bucket, key string, h Holder, tak
 			l.token, l.revision, l.trusted, l.ahead = revision, revision, start+l.trust(), ahead
 			return l, nil
 		}
-		// The write may have succeeded all the same. If it was refused, the caller wants to know the holder.
+		// The write may have succeeded despite the error. If it was refused, the caller wants to know the holder.
 		value, current, getErr := b.get(ctx, key)
 		var held Holder
 		switch {
@@ -106,13 +106,13 @@ func (ls *Leases) acquire(ctx context.Context, bucket, key string, h Holder, tak
 		case value == nil && err != ErrConflict:
 			return nil, err
 		case value == nil:
-			takeOver = 0 // it was released, or the winner's write is not readable yet
+			takeOver = 0 // the lease was released, or the winner's write is not readable yet
 		case protocol.Decode(value, &held) != nil:
 			return nil, err
 		case held.Instance != h.Instance:
 			return nil, &HeldError{Holder: held, Revision: current}
 		default:
-			// It is our own, of unknown age. A new write makes it trusted from now on.
+			// This process wrote the value at an unknown time. Another write makes the lease trusted from now on.
 			takeOver = current
 		}
 		if !pause.Wait(ctx) {
@@ -146,12 +146,13 @@ func (l *Lease) Check() error {
 	return err
 }
 
-// jumpPart is the part of a lease's life by which the wall clock may move against the time since boot before the lease
-// must be renewed: a pause of the machine shorter than that takes less than the last third.
+// jumpPart limits how far the wall clock may move against the time since boot before the lease must be renewed: by
+// 1/jumpPart of the lease's life. A shorter pause of the machine fits into the last third of that life, when the lease
+// is no longer trusted.
 const jumpPart = 12
 
-// Trusted returns the time since boot until which the lease may be trusted, as far as is known now, even if it has
-// passed. Errors are those of Check.
+// Trusted returns the time since boot until which the lease may be trusted, as far as is known now, even if that time
+// has passed. Errors are those of Check.
 func (l *Lease) Trusted() (until time.Duration, err error) {
 	ahead, boot := l.bucket.streams.clock.machine.ahead()
 	l.mu.Lock()
@@ -165,7 +166,7 @@ func (l *Lease) Trusted() (until time.Duration, err error) {
 	case (ahead - l.ahead).Abs() > l.ttl/jumpPart:
 		l.renewNow.Wake()
 		return boot, l.lostError(
-			"lock %s has to be renewed first: this machine's clock was set, or the machine was paused",
+			"lock %s must be renewed first: this machine's clock was set, or the machine was paused",
 		)
 	}
 	return l.trusted, nil
@@ -175,10 +176,11 @@ func (l *Lease) lostError(format string) error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, format, l.key)
 }
 
-// Lost is closed when another process has the lease or it has expired. It does not come back.
+// Lost returns a channel that is closed when another process has the lease or the lease has expired. A lost lease does
+// not come back.
 func (l *Lease) Lost() <-chan struct{} { return l.lostCh }
 
-// Run renews the lease until ctx ends or it is lost. It does not release it.
+// Run renews the lease until ctx ends or the lease is lost. It does not release the lease.
 func (l *Lease) Run(ctx context.Context) error {
 	pause, hurried := l.ttl/6, l.renewNow
 	for {
@@ -193,7 +195,7 @@ func (l *Lease) Run(ctx context.Context) error {
 		switch {
 		case err == nil && trusted:
 			pause, hurried = l.ttl/6, l.renewNow
-		case err == nil: // the next renewal makes it trusted
+		case err == nil: // the next renewal makes the lease trusted
 		case protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
 			l.mu.Lock()
 			l.lost = true
@@ -202,12 +204,12 @@ func (l *Lease) Run(ctx context.Context) error {
 			return err
 		default:
 			l.bucket.streams.log.Warn("could not renew a lease", "lock", l.key, "error", err)
-			_ = l.bucket.streams.awaitConnection(ctx) // fails when ctx ends, or when no renewal can ever succeed
+			_ = l.bucket.streams.awaitConnection(ctx) // if this fails, the next renewal reports why, or the lease expires
 		}
 	}
 }
 
-// renew writes the lease again. trusted says whether that makes it trusted.
+// renew writes the lease again. trusted says whether this renewal makes the lease trusted.
 func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/6)
 	defer cancel()
@@ -218,7 +220,7 @@ func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	revision, err := l.bucket.put(ctx, l.key, protocol.Encode(&l.holder), int64(expected))
 	trusted = err == nil
 	if err == ErrConflict {
-		revision, err = l.reclaim(ctx) // an earlier renewal had succeeded; its age is unknown
+		revision, err = l.reclaim(ctx) // an earlier renewal may have succeeded, at an unknown time
 	}
 	if err != nil {
 		return false, err
@@ -232,8 +234,8 @@ func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	return trusted, nil
 }
 
-// reclaim checks whether the conflicting value is our own, from a renewal whose answer was lost, and returns its
-// revision. The lease is trusted again only after the next renewal.
+// reclaim returns the revision of the stored lease if this process wrote it, in a renewal whose answer was lost. The
+// lease is trusted again only after the next renewal.
 func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
 	value, revision, err := l.bucket.get(ctx, l.key)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
@@ -275,14 +277,14 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 }
 
-// SeizeHost takes the lock of a host whose holder seems to be lost, calls f while nobody else can hold the lock, and
-// releases it. It succeeds only if the holder's lease has ended. Error: *HeldError if the host is held after all.
+// SeizeHost takes the lock of a host whose holder seems to be lost, calls f while no other process can hold the lock,
+// and releases the lock. It succeeds only if the holder's lease has ended. Error: *HeldError if the host is still held.
 func (ls *Leases) SeizeHost(ctx context.Context, hostID string, h Holder, f func(token uint64) error) error {
 	l, err := ls.AcquireHost(ctx, hostID, h, 0)
 	if err != nil {
 		return err
 	}
-	// The lock must be released even if the caller has gone meanwhile.
+	// The lock must be released even if the caller has given up in the meantime.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.trust())
 	defer cancel()
 	err = f(l.Token())

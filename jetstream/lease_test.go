@@ -16,19 +16,19 @@ func holder(name string) jetstream.Holder {
 	return jetstream.Holder{Name: name, Instance: name + "-1", Detail: "pid 1"}
 }
 
-// renewed runs the renewals of a lease; stop ends them, as if the process were paused.
+// renewed renews a lease in the background; stop ends the renewals, as if the process were paused.
 func renewed(t testing.TB, l *jetstream.Lease) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = l.Run(ctx) }() // Check and Lost say how it ended
+	go func() { defer close(done); _ = l.Run(ctx) }() // tests use Check and Lost instead of its error
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
 	return stop
 }
 
-// whenFenced returns the last time at which the lease was trusted, once it no longer is. A stalled machine makes it
-// earlier, never later.
+// whenFenced delivers the last time at which the lease was trusted, once it is no longer trusted. If the machine
+// stalls, the delivered time is too early, never too late.
 func whenFenced(l *jetstream.Lease) <-chan time.Time {
 	fenced := make(chan time.Time, 1)
 	go func() {
@@ -44,8 +44,8 @@ func whenFenced(l *jetstream.Lease) <-chan time.Time {
 	return fenced
 }
 
-// looks records the longest time between two checks of something. If the machine stalls long enough, a test's lease
-// rightly ends without a fault of the renewals.
+// looks records the longest time between two checks in a test. If the machine stalls long enough, the test's lease ends
+// although the renewals have no fault.
 type looks struct {
 	last    time.Time
 	longest time.Duration
@@ -59,8 +59,8 @@ func (s *looks) look() {
 	s.last = now
 }
 
-// undisturbed repeats a measurement, under another name, if the machine stalled meanwhile, because its result then
-// means nothing. A machine that never runs smoothly enough fails the test.
+// undisturbed repeats a measurement, under another name, if the machine stalled during it, because its result then
+// means nothing. If the machine stalls in every attempt, the test fails.
 func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 	t.Helper()
 	for try := range 5 {
@@ -77,7 +77,7 @@ func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 	t.Fatal("the machine stalled in every attempt")
 }
 
-// takeWhenOver retries to take a host's lock until it is free.
+// takeWhenOver tries to take a host's lock until the lock is free.
 func takeWhenOver(
 	t testing.TB,
 	c *jetstream.Conn,
@@ -102,63 +102,52 @@ func TestASecondHolderLearnsWhoTheFirstIs(t *testing.T) {
 		must(t, err)
 		must(t, first.Check())
 		if first.TTL() != lockTTL {
-			t.Fatalf("the lease lasts %s", first.TTL())
+			t.Fatalf("the lease lasts %s, want %s", first.TTL(), lockTTL)
 		}
 		_, err = b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0)
 		var held *jetstream.HeldError
 		if !errors.As(err, &held) || held.Holder.Name != "w1" || held.Holder.Detail != "pid 1" ||
 			held.Revision != first.Token() {
-			t.Fatalf("%v, the first has token %d", err, first.Token())
+			t.Fatalf("AcquireHost: %v; want a HeldError with the first holder, whose token is %d", err, first.Token())
 		}
-		if err := b.SeizeHost(
-			t.Context(),
-			d.tenant,
-			holder("k1"),
-			func(uint64) error { t.Error("seized"); return nil },
-		); !errors.As(
-			err,
-			&held,
-		) {
+		seize := func(uint64) error { t.Error("the lock of a living holder was seized"); return nil }
+		if err := b.SeizeHost(t.Context(), d.tenant, holder("k1"), seize); !errors.As(err, &held) {
 			t.Fatal(err)
 		}
 
-		// A process that knows that the first holder is gone takes over its exact revision, once.
+		// A process that knows that the first holder has ended takes over the lock at exactly that revision. Only one
+		// process can.
 		second, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), held.Revision)
 		must(t, err)
-		if _, err := a.AcquireHost(
-			t.Context(),
-			d.tenant,
-			holder("w3"),
-			held.Revision,
-		); !errors.As(err, &held) ||
-			held.Holder.Name != "w2" {
+		_, err = a.AcquireHost(t.Context(), d.tenant, holder("w3"), held.Revision)
+		if !errors.As(err, &held) || held.Holder.Name != "w2" {
 			t.Fatal(err)
 		}
-		if second.Token() <= first.Token() {
-			t.Fatalf("token %d after %d", second.Token(), first.Token())
-		}
-		// The first holder was only paused: its renewal is refused and it learns that it lost the lock.
+		higherToken(t, second.Token(), first.Token())
+		// If the first holder was only paused, its renewal fails, and it learns that it lost the lock.
 		renewed(t, first)
-		receive(t, 5*time.Second, "the loss", first.Lost())
+		receive(t, 5*time.Second, "the loss of the first holder's lease", first.Lost())
 		wantError(t, first.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
 
 		must(t, second.Release(t.Context()))
 		wantError(t, second.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
-		third, err := a.AcquireHost(t.Context(), d.tenant, holder("w3"), 0) // which does not wait
+		third, err := a.AcquireHost(t.Context(), d.tenant, holder("w3"), 0) // a released lock is free immediately
 		must(t, err)
-		if third.Token() <= second.Token() {
-			t.Fatalf("token %d after %d", third.Token(), second.Token())
-		}
+		higherToken(t, third.Token(), second.Token())
 		must(t, third.Release(t.Context()))
 		seized := uint64(0)
-		must(
-			t,
-			b.SeizeHost(t.Context(), d.tenant, holder("k1"), func(token uint64) error { seized = token; return nil }),
-		)
-		if seized <= third.Token() {
-			t.Fatalf("token %d after %d", seized, third.Token())
-		}
+		seize = func(token uint64) error { seized = token; return nil }
+		must(t, b.SeizeHost(t.Context(), d.tenant, holder("k1"), seize))
+		higherToken(t, seized, third.Token())
 	})
+}
+
+// higherToken checks that a lease's token is higher than that of the previous holder.
+func higherToken(t testing.TB, token, previous uint64) {
+	t.Helper()
+	if token <= previous {
+		t.Fatalf("the token is %d, although the previous holder had token %d", token, previous)
+	}
 }
 
 func TestRenewalsExtendALease(t *testing.T) {
@@ -174,11 +163,11 @@ func TestRenewalsExtendALease(t *testing.T) {
 			for {
 				seen.look()
 				if err := l.Check(); err != nil {
-					return fmt.Errorf("a holder that renews fences itself: %v", err)
+					return fmt.Errorf("a holder that renews does not trust its lease: %v", err)
 				}
 				var held *jetstream.HeldError
 				if _, err := b.AcquireHost(t.Context(), d.tenant+name, holder("w2"), 0); !errors.As(err, &held) {
-					return fmt.Errorf("taken from a holder that renews: %v", err)
+					return fmt.Errorf("the lock was taken from a holder that renews: %v", err)
 				}
 				select {
 				case <-over:
@@ -206,16 +195,17 @@ func TestADisconnectedHolderFencesItselfBeforeTheLockIsFree(t *testing.T) {
 		p.partition()
 		fenced := whenFenced(l)
 		second, taken := takeWhenOver(t, b, d.tenant, holder("w2"), 3*lockTTL)
-		at := receive(t, 5*time.Second, "the fence", fenced)
-		t.Logf("cut off at 0, fenced after %s, taken after %s", at.Sub(cut), taken.Sub(cut))
+		at := receive(t, 5*time.Second, "the last time at which the lease was trusted", fenced)
+		t.Logf("after the connection was cut, the lease was trusted for %s, and the lock was taken after %s",
+			at.Sub(cut), taken.Sub(cut))
 		if margin := taken.Sub(at); margin < lockTTL/4 {
-			t.Fatalf("fenced only %s before the lock was taken", margin)
+			t.Fatalf("the first holder trusted its lease until only %s before the lock was taken", margin)
 		}
 		if second.Token() <= l.Token() {
-			t.Fatalf("token %d after %d", second.Token(), l.Token())
+			t.Fatalf("the token is %d, although the previous holder had token %d", second.Token(), l.Token())
 		}
 		p.heal()
-		receive(t, 5*time.Second, "the loss", l.Lost())
+		receive(t, 5*time.Second, "the loss of the lease", l.Lost())
 	})
 }
 
@@ -228,7 +218,7 @@ func TestAHolderThatWasPausedTooLongCannotRenew(t *testing.T) {
 		must(t, second.Release(t.Context()))
 		wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
 		renewed(t, l)
-		receive(t, 5*time.Second, "the loss", l.Lost())
+		receive(t, 5*time.Second, "the loss of the lease", l.Lost())
 	})
 }
 
@@ -239,15 +229,15 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 		undisturbed(t, func(seen *looks, name string) error {
 			l, err := a.AcquireHost(t.Context(), d.tenant+name, holder("w1"), 0)
 			must(t, err)
-			var taken error // from its holder
+			var taken error // set if the lock was taken from its holder
 			last := uint64(0)
-			// renewedAfter reports whether the lease has another revision or was lost.
+			// renewedAfter returns a condition: the lease has a newer revision, or was lost.
 			renewedAfter := func(revision uint64) func() bool {
 				return func() bool {
 					seen.look()
 					var held *jetstream.HeldError
 					if _, err := b.AcquireHost(t.Context(), d.tenant+name, holder("w2"), 0); !errors.As(err, &held) {
-						taken = fmt.Errorf("taken from a holder that renews: %v", err)
+						taken = fmt.Errorf("the lock was taken from a holder that renews: %v", err)
 						return true
 					}
 					last = held.Revision
@@ -264,10 +254,10 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 			if eventually.Holds(t, lockTTL, "the next renewal", renewedAfter(last)); taken != nil {
 				return taken
 			}
-			eventually.Holds(t, lockTTL, "the trust", func() bool { return l.Check() == nil })
+			eventually.Holds(t, lockTTL, "the lease is trusted again", func() bool { return l.Check() == nil })
 			select {
 			case <-l.Lost():
-				return errors.New("lost to itself")
+				return errors.New("the holder lost the lease to its own renewal")
 			default:
 			}
 			return taken
@@ -285,16 +275,16 @@ func TestALeaseTakenAgainByItsOwnInstanceIsTrustedFromNow(t *testing.T) {
 	again, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
 	if again.Token() <= first.Token() {
-		t.Fatalf("token %d after %d", again.Token(), first.Token())
+		t.Fatalf("the token is %d, although the previous one was %d", again.Token(), first.Token())
 	}
 	fenced := whenFenced(again)
 	_, taken := takeWhenOver(t, d.opened(t), d.tenant, holder("w2"), 2*lockTTL)
-	if at := receive(t, 5*time.Second, "the fence", fenced); !at.Before(taken) {
-		t.Fatalf("fenced %s after the lock was taken", at.Sub(taken))
+	if at := receive(t, 5*time.Second, "the last time at which the lease was trusted", fenced); !at.Before(taken) {
+		t.Fatalf("the first holder trusted its lease until %s after the lock was taken", at.Sub(taken))
 	}
 }
 
-// A renewal that finds its own value knows that an earlier one succeeded, but not when.
+// A renewal that finds this process's own value shows that an earlier renewal succeeded, but not when.
 func TestARenewalThatFindsItsOwnValueDoesNotRestoreTrust(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{LockTTL: time.Minute})
@@ -305,14 +295,14 @@ func TestARenewalThatFindsItsOwnValueDoesNotRestoreTrust(t *testing.T) {
 	must(t, err)
 	before := l.TrustedUntil()
 	if trusted, err := l.Renew(t.Context()); err != nil || trusted || l.TrustedUntil() != before {
-		t.Fatalf("trusted for %s longer, %v, %v", l.TrustedUntil()-before, trusted, err)
+		t.Fatalf("the renewal extended the trust by %s, %v, %v; want no trust", l.TrustedUntil()-before, trusted, err)
 	}
 	if trusted, err := l.Renew(t.Context()); err != nil || !trusted || l.TrustedUntil() <= before {
-		t.Fatalf("the next renewal gives no trust: %v, %v", trusted, err)
+		t.Fatalf("the next renewal does not make the lease trusted: %v, %v", trusted, err)
 	}
 }
 
-// The renewal that restores trust does not wait for a sixth of the lease, as the others do.
+// The renewal that makes the lease trusted again comes soon, not only after a sixth of the lease's life.
 func TestARenewalWithoutTrustIsRepeatedSoon(t *testing.T) {
 	t.Parallel()
 	const ttl = 18 * time.Second
@@ -324,9 +314,9 @@ func TestARenewalWithoutTrustIsRepeatedSoon(t *testing.T) {
 	must(t, err)
 	before, began := l.TrustedUntil(), time.Now()
 	renewed(t, l)
-	eventually.Holds(t, ttl*2/3, "the trust", func() bool { return l.TrustedUntil() > before })
+	eventually.Holds(t, ttl*2/3, "the lease is trusted again", func() bool { return l.TrustedUntil() > before })
 	if took := time.Since(began); took >= 2*(ttl/6) {
-		t.Errorf("trusted after %s", took)
+		t.Errorf("the lease was trusted again only after %s", took)
 	}
 }
 
@@ -350,10 +340,10 @@ func TestALeaseIsReleasedDuringARenewal(t *testing.T) {
 			stop()
 			p.heal()
 			if err := l.Release(t.Context()); err != nil {
-				return fmt.Errorf("not released: %v", err)
+				return fmt.Errorf("could not release the lease: %v", err)
 			}
 			if _, err := b.AcquireHost(t.Context(), d.tenant+name, holder("w2"), 0); err != nil {
-				return fmt.Errorf("after the release: %v", err)
+				return fmt.Errorf("could not acquire the lock after its release: %v", err)
 			}
 			return nil
 		})
@@ -366,7 +356,7 @@ func TestASeizedHostIsReleasedAfterItsCallerIsGone(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		must(t, c.SeizeHost(ctx, d.tenant, holder("k1"), func(uint64) error { cancel(); return nil }))
 		if _, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0); err != nil {
-			t.Fatalf("after it was given up: %v", err)
+			t.Fatalf("could not acquire the lock after the seizure: %v", err)
 		}
 	})
 }
@@ -382,7 +372,7 @@ func TestTheSchedulersLockPassesOnWhenItsHolderIsGone(t *testing.T) {
 	if !errors.As(err, &held) {
 		t.Fatal(err)
 	}
-	eventually.Holds(t, 5*time.Second, "the lock", func() bool {
+	eventually.Holds(t, 5*time.Second, "the second holder has the lock", func() bool {
 		second, err := b.AcquireScheduler(t.Context(), holder("k2"))
 		return err == nil && second.Token() > first.Token()
 	})

@@ -22,13 +22,13 @@ import (
 // Login identifies a connection: a user with a password, or a token. The zero value is anonymous.
 type Login struct{ User, Password, Token string }
 
-// SplitLogin separates the login from a comma-separated list of NATS URLs, so that it can be read again later. If the
-// URLs carry different logins, same is false and the URLs are returned unchanged.
+// SplitLogin separates the login from a comma-separated list of NATS URLs, so that it can be read again at each attempt
+// to connect. If the URLs carry different logins, same is false and the URLs are returned unchanged.
 func SplitLogin(urls string) (without string, login Login, same bool) {
 	var found *url.Userinfo
 	for i, text := range splitURLs(urls) {
 		if !strings.Contains(text, "://") {
-			text = "nats://" + text // as the client does
+			text = "nats://" + text // the NATS client adds the scheme too
 		}
 		u, err := url.Parse(text)
 		if err != nil {
@@ -49,12 +49,12 @@ func SplitLogin(urls string) (without string, login Login, same bool) {
 	}
 	password, isUser := found.Password()
 	if !isUser {
-		return without, Login{Token: found.Username()}, true // as NATS reads it
+		return without, Login{Token: found.Username()}, true // NATS takes a user without a password as a token
 	}
 	return without, Login{User: found.Username(), Password: password}, true
 }
 
-// checkURLs refuses URLs by which no server can ever be reached.
+// checkURLs refuses URLs with which no server can ever be reached.
 func checkURLs(urls string) error {
 	list := splitURLs(urls)
 	if len(list) == 0 {
@@ -62,7 +62,7 @@ func checkURLs(urls string) error {
 	}
 	for _, text := range list {
 		if !strings.Contains(text, "://") {
-			text = "nats://" + text // as the client does
+			text = "nats://" + text // the NATS client adds the scheme too
 		}
 		u, err := url.Parse(text)
 		if err != nil {
@@ -87,29 +87,30 @@ func checkURLs(urls string) error {
 
 const (
 	awayPause  = 250 * time.Millisecond // between two attempts while NATS is unreachable
-	awayJitter = 100 * time.Millisecond // added to it, at most
-	// The pause grows while a server refuses the credentials, since new ones may take long.
+	awayJitter = 100 * time.Millisecond // largest random addition to awayPause
+	// While a server refuses the credentials, the pause between attempts grows from refusedPause to refusedMost, since
+	// new credentials may take long.
 	refusedPause = 500 * time.Millisecond
 	refusedMost  = 30 * time.Second
-	refusedAgain = time.Minute // between two log lines about it
-	refusedCheck = time.Second // between two checks for new credentials, which are tried at once
+	refusedAgain = time.Minute // between two log lines about a refusal
+	refusedCheck = time.Second // between two checks for new credentials, which are tried immediately
 )
 
 // credentials identify a connection and record whether the server accepts them. They are read again at each attempt
 // to connect.
 type credentials struct {
 	log         *slog.Logger
-	from        string        // where they are read, for people
-	fingerprint func() string // changes with the credentials
+	from        string        // where the credentials are read from, for log lines
+	fingerprint func() string // returns a text that changes with the credentials
 
-	closed <-chan struct{} // with the connection
+	closed <-chan struct{} // closed when the connection is closed for good
 
 	mu       sync.Mutex
-	watched  bool // they are watched for changes
+	watched  bool // a goroutine watches the credentials for changes
 	login    Login
-	unread   error     // of the last attempt to read them
-	refused  error     // by the server, since the connection was lost; nil: not refused
-	again    bool      // refused since the last pause
+	unread   error     // error of the last attempt to read the credentials
+	refused  error     // the server's refusal since the connection was lost; nil if there was none
+	again    bool      // the credentials were refused or unreadable since the last pause
 	refusals int       // number of successive pauses that followed a refusal
 	said     time.Time // when the refusal was last logged
 }
@@ -119,13 +120,13 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	k.fingerprint = func() string {
 		var login Login
 		if cfg.Login != nil {
-			login, _ = cfg.Login() // unreadable credentials do not count as changed
+			login, _ = cfg.Login() // the next attempt to connect reads the login again and reports the error
 		}
-		file, _ := os.ReadFile(cfg.Creds)
+		file, _ := os.ReadFile(cfg.Creds) // the next attempt to connect reports the error
 		return fmt.Sprintf("%q %s", login, file)
 	}
 	options := []nats.Option{
-		// Otherwise the client closes itself for good when a server refuses it twice.
+		// Without this option, the client closes the connection for good when a server refuses it twice.
 		nats.IgnoreAuthErrorAbort(),
 		nats.CustomReconnectDelay(func(int) time.Duration { return k.pause() }),
 	}
@@ -189,7 +190,7 @@ func (k *credentials) readFile(o *nats.Options) error {
 	return nil
 }
 
-// read reads the login again. If that fails, it returns the previous one.
+// read reads the login again. If that fails, it returns the previous login.
 func (k *credentials) read(login func() (Login, error)) Login {
 	l, err := login()
 	k.note(err)
@@ -221,7 +222,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// refuse records that a server refused the credentials, logs it once a minute, and starts watching the credentials.
+// refuse records that a server refused the credentials, logs that at most once a minute, and starts watching the
+// credentials.
 func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -235,18 +237,19 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	}
 	k.said = time.Now()
 	attrs := []any{"error", err, "do",
-		"replace the credentials that this process reads by ones that the server accepts; it reconnects by itself"}
+		"replace the credentials that this process reads with some that the server accepts; it then reconnects by itself"}
 	if k.from != "" {
 		attrs = append(attrs, "read from", k.from)
 	}
 	if k.unread != nil {
 		attrs = append(attrs, "unreadable", k.unread)
 	}
-	k.log.Error("NATS refuses this process; it keeps trying", attrs...)
+	k.log.Error("NATS refuses this process's credentials; the process keeps trying to connect", attrs...)
 }
 
-// watch tries changed credentials at once until a server accepts some. If the server is the first to change in a
-// rotation, a host's lock survives until the process's credentials change too, but not half a minute more.
+// watch makes the client try changed credentials immediately, until a server accepts some. If the server's credentials
+// change before those of the process, the pause between attempts grows up to refusedMost. A worker that waited for such
+// a pause after its credentials changed could lose its host's lock.
 func (k *credentials) watch(nc *nats.Conn) {
 	before := k.fingerprint()
 	for {
@@ -310,7 +313,8 @@ func (k *credentials) pause() time.Duration {
 	return pause + rand.N(pause/4)
 }
 
-// redacted returns URLs without logins: a user name without a password is a token. URLs may lack a scheme.
+// redacted returns URLs without their logins. User names are removed too, because a user name without a password is a
+// token. URLs may lack a scheme.
 func redacted(urls string) string {
 	list := splitURLs(urls)
 	for i, text := range list {

@@ -20,7 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// issuer is an account whose users have credentials files.
+// issuer is an account, with the server that it is on, whose users have credentials files.
 type issuer struct {
 	account nkeys.KeyPair
 	server  *server.Server
@@ -49,7 +49,7 @@ func startIssuer(t *testing.T) *issuer {
 		return key, id
 	}
 	account, _ := newAccount()
-	_, system := newAccount() // without one a server has no JetStream
+	_, system := newAccount() // without a system account, a server has no JetStream
 	s, err := server.NewServer(
 		&server.Options{
 			Host:             "127.0.0.1",
@@ -67,7 +67,7 @@ func startIssuer(t *testing.T) *issuer {
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("the server does not start")
+		t.Fatal("the server is not ready after 10 s")
 	}
 	return &issuer{account, s}
 }
@@ -123,27 +123,21 @@ func TestAConnectionOutlivesItsCredentials(t *testing.T) {
 	must(t, err)
 	defer c.Close()
 	must(t, c.Health())
-	eventually.Holds(
-		t,
-		10*time.Second,
-		"the credentials have expired",
-		func() bool { return protocol.CodeOf(c.Health()) == protocol.PermissionDenied },
-	)
-	must(t, os.Remove(file)) // between two of them there may be none
-	eventually.Holds(
-		t,
-		10*time.Second,
-		"they cannot be read",
-		func() bool { return strings.Contains(fmt.Sprint(c.Health()), "no such file") },
-	)
+	eventually.Holds(t, 10*time.Second, "the credentials have expired", func() bool {
+		return protocol.CodeOf(c.Health()) == protocol.PermissionDenied
+	})
+	must(t, os.Remove(file)) // the file may be missing for a while during a rotation
+	eventually.Holds(t, 10*time.Second, "the credentials cannot be read", func() bool {
+		return strings.Contains(fmt.Sprint(c.Health()), "no such file")
+	})
 	i.issue(t, file, time.Hour)
-	eventually.Holds(t, 10*time.Second, "the new ones are taken", func() bool { return c.Health() == nil })
+	eventually.Holds(t, 10*time.Second, "the new credentials are accepted", func() bool { return c.Health() == nil })
 	must(t, c.Flush(context.WithoutCancel(t.Context())))
 	if n := strings.Count(log.String(), "NATS refuses this process"); n != 1 || !strings.Contains(log.String(), file) {
-		t.Errorf("said %d times, or not where they are read:\n%s", n, log.String())
+		t.Errorf("the refusal was logged %d times, want once, with the file's name:\n%s", n, log.String())
 	}
 	if n := strings.Count(log.String(), "\n"); n > 6 {
-		t.Errorf("%d lines:\n%s", n, log.String())
+		t.Errorf("%d lines were logged, want at most 6:\n%s", n, log.String())
 	}
 }
 
@@ -154,15 +148,15 @@ func TestALoginIsSeparatedFromURLs(t *testing.T) {
 		login   jetstream.Login
 		same    bool
 	}{
-		"nats://n1:4222": {"nats://n1:4222", jetstream.Login{}, true},
-		"n1:4222, n2":    {"n1:4222, n2", jetstream.Login{}, true},
-		"nats://u:p%40@n1:4222,tls://u:p%40@n2:4222": {"nats://n1:4222,tls://n2:4222", jetstream.Login{User: "u", Password: "p@"}, true},
-		"secret@n1:4222":              {"nats://n1:4222", jetstream.Login{Token: "secret"}, true},
-		"nats://u:p@n1,nats://u:q@n2": {"nats://u:p@n1,nats://u:q@n2", jetstream.Login{}, false},
+		"nats://n1:4222":                   {"nats://n1:4222", jetstream.Login{}, true},
+		"n1:4222, n2":                      {"n1:4222, n2", jetstream.Login{}, true},
+		"nats://u:p%40@n1,tls://u:p%40@n2": {"nats://n1,tls://n2", jetstream.Login{User: "u", Password: "p@"}, true},
+		"secret@n1:4222":                   {"nats://n1:4222", jetstream.Login{Token: "secret"}, true},
+		"nats://u:p@n1,nats://u:q@n2":      {"nats://u:p@n1,nats://u:q@n2", jetstream.Login{}, false},
 	} {
 		without, login, same := jetstream.SplitLogin(urls)
 		if without != want.without || login != want.login || same != want.same {
-			t.Errorf("%s: %q %+v %v", urls, without, login, same)
+			t.Errorf("SplitLogin(%q) = %q, %+v, %v", urls, without, login, same)
 		}
 	}
 }
@@ -176,7 +170,7 @@ func TestInvalidURLsAreRefusedWithoutShowingThePassword(t *testing.T) {
 		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, Wait: true})
 		wantError(t, err, protocol.InvalidArgument, "")
 		if strings.Contains(err.Error(), "geheim") {
-			t.Errorf("%v", err)
+			t.Errorf("the error shows the password: %v", err)
 		}
 	}
 }

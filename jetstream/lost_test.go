@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Answers are core messages, which are lost with a server or a connection. A caller with much time must not spend it
-// waiting for an answer that never comes.
+// Answers are core messages, which are lost with a server or a connection. A caller with much time must not spend all
+// of it on waiting for an answer that never comes.
 func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -27,7 +27,7 @@ func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 			},
 		}, func() { close(serving) })
 	})
-	receive(t, 5*time.Second, "the service", serving)
+	receive(t, 5*time.Second, "the start of the read service", serving)
 	p := throughProxy(t, d)
 	far := d.connTo(t, p.url())
 	must(t, far.Open(t.Context()))
@@ -36,7 +36,10 @@ func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 	for what, ask := range map[string]func() error{
 		"read from the leader": func() error { _, err := far.HistoryTail(ctx, d.tenant, "s1", 0); return err },
 		"read in bulk":         func() error { _, err := far.History(ctx, d.tenant, "s1", 0); return err },
-		"the read service":     func() error { _, err := far.Query(ctx, d.tenant, protocol.EndpointPing, &protocol.Query{}); return err },
+		"the read service": func() error {
+			_, err := far.Query(ctx, d.tenant, protocol.EndpointPing, &protocol.Query{})
+			return err
+		},
 	} {
 		must(t, ask())
 		p.mute.Store(true)
@@ -46,20 +49,20 @@ func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 		took := time.Since(began)
 		heal.Stop()
 		if took < 300*time.Millisecond || took > 6*time.Second {
-			t.Errorf("%s: answered after %s, the first answer was thrown away for 300 ms", what, took)
+			t.Errorf("%s: answered after %s, want between 0.3 s, when answers arrive again, and 6 s", what, took)
 		}
 	}
 }
 
-// A leader that dies may not have published what it stored last. Clients of other servers see no connection break.
+// A leader that dies may have stored messages without publishing them. Clients of other servers do not lose their
+// connection then.
 func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	leader := func() int {
-		return slices.IndexFunc(
-			d.servers,
-			func(s *embedded.Server) bool { return s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) },
-		)
+		return slices.IndexFunc(d.servers, func(s *embedded.Server) bool {
+			return s.JetStreamIsStreamLeader("$G", protocol.StreamEvents)
+		})
 	}
 	eventually.Holds(t, 10*time.Second, "a leader", func() bool { return leader() >= 0 })
 	first := leader()
@@ -70,7 +73,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	defer c.OnReconnect(func() { reconnected <- struct{}{} })()
 	must(t, c.Flush(t.Context()))
 	d.servers[first].Stop()
-	receive(t, 20*time.Second, "a loss", lost)
+	receive(t, 20*time.Second, "a call of OnLoss's function", lost)
 	eventually.Holds(t, 20*time.Second, "another leader", func() bool { return leader() >= 0 && leader() != first })
 	if len(reconnected) > 0 {
 		t.Fatal("the connection broke, so the test proves nothing")
@@ -81,7 +84,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	must(t, err)
 	defer stop()
 	nc := d.raw(t)
-	elect := func() { // returns after a round of calls that began after stop
+	elect := func() { // when it returns, a round of calls that began after stop has ended
 		for range 2 {
 			must(t, nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil))
 			receive(t, 10*time.Second, "a call", called)
@@ -93,7 +96,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	}
 	elect()
 	if len(lost) > 0 {
-		t.Error("called after stop")
+		t.Error("OnLoss called its function after stop")
 	}
 }
 
@@ -106,5 +109,5 @@ func TestOnLossIsCalledAfterAReconnect(t *testing.T) {
 	must(t, err)
 	defer stop()
 	d.restart(t)
-	receive(t, 10*time.Second, "a loss", lost)
+	receive(t, 10*time.Second, "a call of OnLoss's function", lost)
 }

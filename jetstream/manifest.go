@@ -10,16 +10,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The manifest of a history lists the segments with the messages that were moved out of the log. It is written by
-// compare-and-set, after a segment was stored and read back and before messages leave the log. So a crash leaves
-// messages in both places at worst, and of two coordinators one wins.
+// manifest lists the segments that hold the messages of one history that were moved out of the log. It is written by
+// compare-and-set, after a segment was stored and read back and before messages leave the log. So a crash can leave
+// messages in both places but never in neither, and if two coordinators compact a history, one wins.
 type manifest struct {
 	Version  int            `json:"v"`
-	Segments []segment      `json:"segments,omitempty"` // the newest, in order
-	Pages    []manifestPage `json:"pages,omitempty"`    // of the older ones, in order
+	Segments []segment      `json:"segments,omitempty"` // the newest segments, in order
+	Pages    []manifestPage `json:"pages,omitempty"`    // lists of the older segments, in order
 
 	// Loose are objects that are not part of the history: one that is being stored, and those that were dropped. The
-	// next change of the manifest removes them first.
+	// next compaction removes them first.
 	Loose []string `json:"loose,omitempty"`
 
 	store           *segments
@@ -35,7 +35,7 @@ type manifestPage struct {
 	LastRecord  uint64 `json:"last_record"`
 }
 
-// segmentList is the value of a page. It never changes.
+// segmentList is the value of a page. A page never changes.
 type segmentList struct {
 	Version  int       `json:"v"`
 	Segments []segment `json:"segments"`
@@ -48,11 +48,11 @@ const segmentsInManifest = 512
 func manifestKey(tenant, sandbox string) string { return tenant + "." + sandbox }
 func baseKey(tenant, sandbox string) string     { return manifestKey(tenant, sandbox) + ".base" }
 
-// manifest reads a history's manifest from the leader. Without one it returns an empty manifest.
+// manifest reads a history's manifest from the leader. If there is none, it returns an empty manifest.
 func (sg *segments) manifest(ctx context.Context, tenant, sandbox string) (*manifest, error) {
 	m := &manifest{Version: protocol.Version, store: sg, tenant: tenant, sandbox: sandbox}
 	value, revision, err := sg.kv(protocol.BucketHistories).get(ctx, manifestKey(tenant, sandbox))
-	// Before a coordinator of this version has provisioned the deployment, the table does not exist.
+	// The table does not exist until a coordinator of this version has provisioned the deployment.
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {
 		return m, nil
 	}
@@ -61,7 +61,7 @@ func (sg *segments) manifest(ctx context.Context, tenant, sandbox string) (*mani
 	}
 	m.revision = revision
 	if err := protocol.Decode(value, m); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "decode the list of segments of %s: %v", sandbox, err)
+		return nil, protocol.Errorf(protocol.Internal, "", "decode the manifest of the history of %s: %v", sandbox, err)
 	}
 	return m, protocol.CheckVersion(m.Version)
 }
@@ -109,7 +109,7 @@ func (m *manifest) page(ctx context.Context, key string) ([]segment, error) {
 	return l.Segments, protocol.CheckVersion(l.Version)
 }
 
-// last returns the newest record in a segment; 0: there are no segments.
+// last returns the newest record in a segment, 0 if there are no segments.
 func (m *manifest) last() uint64 {
 	if n := len(m.Segments); n > 0 {
 		return m.Segments[n-1].LastRecord

@@ -10,7 +10,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -20,7 +19,7 @@ type stored struct {
 	sequence uint64
 	header   nats.Header
 	data     []byte
-	time     time.Time // when it was stored; only set by reads of a single message
+	time     time.Time // when the message was stored; only set by reads of a single message
 }
 
 // streams reads and writes the messages of streams and buckets. Every part that stores something embeds it.
@@ -54,7 +53,7 @@ func (s *streams) publish(ctx context.Context, m *nats.Msg, expected int64) (uin
 
 const anySequence = -1
 
-// lastOnSubject reads the last message of a subject from the stream's leader: never stale. Error: not_found.
+// lastOnSubject reads the last message of a subject from the stream's leader, never a stale one. Error: not_found.
 func (s *streams) lastOnSubject(ctx context.Context, stream, subject string) (*stored, error) {
 	return s.leaderGet(ctx, stream, map[string]any{"last_by_subj": subject})
 }
@@ -74,8 +73,8 @@ func (s *streams) leaderGet(ctx context.Context, stream string, query map[string
 	defer cancel()
 	for {
 		m, err := s.leaderGetOnce(bounded, stream, body)
-		// During an election a stream has no leader.
-		if protocol.CodeOf(err) != protocol.Unavailable || !backoff.Sleep(bounded, retryPause) {
+		// A stream has no leader during an election. Ask again.
+		if protocol.CodeOf(err) != protocol.Unavailable || !s.sleep(bounded, retryPause) {
 			return m, err
 		}
 	}
@@ -116,17 +115,17 @@ func (s *streams) leaderGetOnce(ctx context.Context, stream string, query []byte
 	return m, nil
 }
 
-// Limits of one batched direct get, and of how many run at once on a connection. A server disconnects a client that
-// falls too far behind in reading what it asked for.
+// Limits of one batched direct get, and of how many of them run at once on a connection. A server disconnects a client
+// that falls too far behind in reading the answers.
 const (
 	directBatch   = 512
 	directBytes   = 2 << 20
 	directsAtOnce = 6
 )
 
-// scan reads the messages of one literal subject from a sequence on, in order, with batched direct gets and without a
-// consumer. In a cluster a replica that is behind may answer, so the newest messages may be missing. It ends when visit
-// returns false.
+// scan reads the messages of one literal subject from a sequence on, in order, until visit returns false. It uses
+// batched direct gets and no consumer. In a cluster a replica that is behind may answer, so the newest messages may be
+// missing.
 func (s *streams) scan(ctx context.Context, stream, subject string, from uint64,
 	visit func(*stored) (bool, error)) error {
 	from = max(from, 1)
@@ -136,7 +135,7 @@ func (s *streams) scan(ctx context.Context, stream, subject string, from uint64,
 		if next > from {
 			from, received = next, time.Now()
 		}
-		// The answer, or its end, was lost: repeat the request.
+		// The answer or its last part was lost: repeat the request.
 		if err == errUnanswered && ctx.Err() == nil && time.Since(received) < s.timeout {
 			continue
 		}
@@ -163,7 +162,7 @@ func (s *streams) scanBatch(ctx context.Context, stream, subject string, from ui
 	return next, more && next > from, failed
 }
 
-// directGet requests one batch of messages. After an error it returns the messages that arrived before.
+// directGet requests one batch of messages. After an error it also returns the messages that arrived before the error.
 func (s *streams) directGet(ctx context.Context, stream, subject string, from uint64) (
 	messages []*stored, more bool, err error) {
 	select {
@@ -173,7 +172,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		return nil, false, translate(ctx.Err(), "read "+stream)
 	}
 	inbox := s.nc.NewRespInbox()
-	// A channel of our own is small. The client's synchronous subscriptions buffer 64 Ki messages, which takes 512 KB.
+	// This channel is small. The client's synchronous subscriptions buffer 64 Ki messages, which takes 512 KB.
 	answers := make(chan *nats.Msg, directBatch+8)
 	sub, err := s.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
@@ -200,7 +199,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		switch status := msg.Header.Get("Status"); status {
 		case "":
 		case "204": // end of batch
-			pending, _ := strconv.Atoi(msg.Header.Get("Nats-Num-Pending"))
+			pending, _ := strconv.Atoi(msg.Header.Get("Nats-Num-Pending")) // without the header, nothing is pending
 			return messages, pending > 0, nil
 		case "404":
 			return messages, false, nil
@@ -215,7 +214,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 			return messages, false, protocol.Errorf(
 				protocol.Internal,
 				"",
-				"read %s: a message without a sequence",
+				"read %s: a message has no valid sequence",
 				stream,
 			)
 		}

@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// SandboxName reads from the leader which sandbox holds a name or held it last. hold is nil if nothing is stored about
-// the name. Pass the revision to [Registry.TakeName].
+// SandboxName reads from the leader which sandbox holds a name, or held it last. hold is nil if nothing is stored about
+// the name. revision is for [Registry.TakeName].
 func (reg *Registry) SandboxName(ctx context.Context, tenant, name string) (
 	hold *protocol.NameHold, revision uint64, err error) {
 	value, revision, err := reg.kv(protocol.BucketNames).get(ctx, tenant+"."+name)
@@ -21,8 +21,8 @@ func (reg *Registry) SandboxName(ctx context.Context, tenant, name string) (
 	return hold, revision, protocol.Decode(value, hold)
 }
 
-// TakeName stores that a sandbox holds a name. If the name was changed after revision was read, it fails with
-// [ErrConflict]. After any other error, read the name again to learn whether it was taken.
+// TakeName stores that a sandbox holds a name. Error: [ErrConflict] if the name was changed after revision was read.
+// After any other error, read the name again to learn whether it was taken.
 func (reg *Registry) TakeName(ctx context.Context, tenant, name string, revision uint64, hold protocol.NameHold) (
 	taken uint64, err error) {
 	hold.Version = protocol.Version

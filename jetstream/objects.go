@@ -17,15 +17,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Boxfleet reads and writes objects in the format of NATS's object store, so that its tools can be used, but without
-// its client: that one sends chunks as fast as it can and fails if a server is slower, and it ends reading early if a
-// replica is behind.
+// Boxfleet reads and writes objects in the format of NATS's object store, so that NATS's tools can be used. It does not
+// use the client's functions for objects. Those send chunks as fast as they can and fail if a server is slower, and
+// they stop reading too early if a replica is behind.
 
 // objectStore reads and writes the objects of an object store.
 type objectStore struct{ *streams }
 
-// objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if there is none.
-// Its ModTime is when it was stored, by the server's clock.
+// objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if the object is
+// not stored. The entry's ModTime is when the entry was stored, by the server's clock.
 func (ob *objectStore) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
 	info, _, err := ob.objectAt(ctx, bucket, name)
 	return info, err
@@ -53,7 +53,7 @@ func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jets
 
 // objectMeta returns the message that replaces an object's entry.
 func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
-	info.ModTime = time.Time{} // the time of the message counts
+	info.ModTime = time.Time{} // readers use the time at which the message was stored
 	data, err := json.Marshal(info)
 	m := nats.NewMsg(metaSubject(info.Bucket, info.Name))
 	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
@@ -71,7 +71,7 @@ func (ob *objectStore) renewObject(ctx context.Context, info *jetstream.ObjectIn
 	return translate(err, "renew "+info.Name)
 }
 
-// removeObject removes an object. Error: [ErrConflict] if it was stored again meanwhile.
+// removeObject removes an object. Error: [ErrConflict] if the object was stored again in the meantime.
 func (ob *objectStore) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
@@ -90,7 +90,7 @@ func (ob *objectStore) putObject(ctx context.Context, bucket, name string, r io.
 	return ob.putObjectAs(ctx, bucket, name, nuid.Next(), r)
 }
 
-// putObjectAs is putObject with a unique id for the chunks.
+// putObjectAs is putObject with a given id, which must be unique.
 func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
 	u := &upload{objects: ob, bucket: bucket, id: id}
 	if err := u.run(ctx, name, r); err != nil {
@@ -103,7 +103,7 @@ func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string,
 type upload struct {
 	objects *objectStore
 	bucket  string
-	id      string // of the object, part of its chunks' subject
+	id      string // id of the object, part of the subject of its chunks
 	pending []jetstream.PubAckFuture
 	stored  uint64 // sequence of the last acknowledged chunk
 }
@@ -167,7 +167,7 @@ func (u *upload) settle(ctx context.Context, most int) error {
 		var err error
 		select {
 		case ack := <-u.pending[0].Ok():
-			// The client repeats a message that no server took, behind the ones that follow it.
+			// If no server took a message, the client sends it again, after the messages that follow it.
 			if ack.Sequence <= u.stored {
 				err = protocol.Errorf(protocol.Unavailable, "", "chunks were stored out of order")
 			}
@@ -211,7 +211,7 @@ type object struct {
 	done   chan struct{}
 }
 
-// Close ends reading.
+// Close ends the read.
 func (o *object) Close() error {
 	o.cancel()
 	err := o.PipeReader.Close()
@@ -237,7 +237,7 @@ func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jets
 		if copied > before {
 			continue
 		}
-		// The replica that answered is behind. The leader is not.
+		// The replica that answered lacks the next chunk. The leader does not.
 		m, err := ob.nextOnSubject(ctx, stream, subject, next)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			err = protocol.Errorf(protocol.Unavailable, "", "%s was removed while it was read", info.Name)
@@ -250,13 +250,13 @@ func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jets
 		}
 	}
 	if digest := storeDigest(sum.Sum(nil)); info.Chunks > 0 && digest != info.Digest {
-		return protocol.Errorf(protocol.Unavailable, "", "the stored content of %s does not have its digest", info.Name)
+		return protocol.Errorf(protocol.Unavailable, "", "the stored content of %s does not match its digest", info.Name)
 	}
 	return nil
 }
 
-// purgeChunks removes the chunks of an object. Remaining chunks of blobs expire; those of image files are removed by
-// [ImageStore.RemoveUnwantedFiles].
+// purgeChunks removes the chunks of an object. If it fails, the chunks remain: those of blobs expire, and those of
+// image files are removed by [ImageStore.RemoveUnwantedFiles].
 func (ob *objectStore) purgeChunks(bucket, id string) error {
 	ctx, cancel := ob.bound(context.Background())
 	defer cancel()
@@ -264,11 +264,11 @@ func (ob *objectStore) purgeChunks(bucket, id string) error {
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(bucket, id)))
 	}
-	return translate(err, "remove an upload")
+	return translate(err, "remove the chunks of an object")
 }
 
-// removeParts removes the chunks of interrupted uploads: those that belong to none of the complete objects, listed by
-// id, and did not grow for at least age.
+// removeParts removes the chunks of interrupted uploads. These are chunks whose object is not in complete, a set of
+// object ids, and whose object got no chunk for at least age.
 func (ob *objectStore) removeParts(
 	ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
 ) error {
@@ -308,5 +308,5 @@ func metaSubject(bucket, name string) string {
 	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
 }
 
-// storeDigest writes a digest as the object store does.
+// storeDigest formats a digest as the object store does.
 func storeDigest(sum []byte) string { return "SHA-256=" + base64.URLEncoding.EncodeToString(sum) }

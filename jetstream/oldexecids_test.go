@@ -10,11 +10,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Pages of exec ids as an older version wrote and read them.
+// These functions write and read pages of exec ids as an earlier version of Boxfleet did.
 
-// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes, over that of a revision, 0 if unknown, and
-// returns the new revision, 0 if unknown. Ids that any process has stored stay: a page without one would let its id be
-// accepted a second time.
+// WriteExecIDs stores the hashes of the ids of a sandbox's execs in a page and returns the page's new revision.
+// revision is that of the stored page. Both are 0 if unknown. Ids that any process has stored stay: if a page lost an
+// id, an exec with this id could be accepted a second time.
 func (c *Conn) WriteExecIDs(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -26,7 +26,7 @@ func (c *Conn) WriteExecIDs(
 	written, err := c.kv(protocol.BucketExecIDs).replace(ctx, key, revision, func(old []byte) ([]byte, error) {
 		stored, err := decodeExecIDs(old)
 		if err != nil {
-			c.log.Error("a page of exec ids cannot be read, and is written again", "key", key)
+			c.log.Error("could not decode a page of exec ids; replacing it", "key", key)
 			stored = nil
 		}
 		all := union(stored, hashes)
@@ -41,12 +41,12 @@ func (c *Conn) WriteExecIDs(
 		return protocol.Encode(&p), nil
 	})
 	if others {
-		written = 0 // what is there is not only the caller's
+		written = 0 // the page also has ids of another process
 	}
 	return written, err
 }
 
-// union returns the stored hashes followed by new ones of more.
+// union returns the stored hashes, followed by those hashes of more that are not stored.
 func union(stored, more []uint64) []uint64 {
 	if len(stored) <= len(more) && slices.Equal(stored, more[:len(stored)]) {
 		return more
@@ -88,12 +88,12 @@ func (c *Conn) ReadExecIDs(ctx context.Context, visit func(tenant, sandbox strin
 		parts := strings.Split(key, ".")
 		hashes, err := decodeExecIDs(value)
 		if len(parts) != 3 || err != nil {
-			c.log.Error("could not read a page of exec ids", "key", key)
+			c.log.Error("could not decode a page of exec ids", "key", key)
 			return
 		}
 		page, err := strconv.Atoi(parts[2])
 		if err != nil || page < 0 {
-			c.log.Error("could not read a page of exec ids", "key", key)
+			c.log.Error("could not decode a page of exec ids", "key", key)
 			return
 		}
 		visit(parts[0], parts[1], page, hashes)

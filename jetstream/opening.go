@@ -12,23 +12,23 @@ import (
 // fold is a state and its position in the log.
 type fold struct {
 	state *protocol.State
-	at    Position  // of the last message folded in
-	last  time.Time // of the last event; zero after a snapshot
+	at    Position  // position of the last message that was folded in
+	last  time.Time // time of the last event; zero after a snapshot
 }
 
 // opening is the fold of a history that is being read from its beginning or from a snapshot. It becomes the journal's
-// fold at the end of the history, so nobody sees a sandbox's past state as its present one. If an attempt fails, the
-// next one continues the opening.
+// fold at the end of the history, so that no caller sees a sandbox's past state as its present one. If an attempt to
+// read the history fails, the next attempt continues the opening.
 type opening struct {
 	fold
-	life  uint64 // of the connection when the opening was last compared with the log
+	life  uint64 // connection.life when the opening was last compared with the log
 	again bool   // the log does not have what the journal folded before
 }
 
 const (
 	// openingsAtOnce is how many histories one connection reads from their beginning at a time.
 	openingsAtOnce = 16
-	// shortHistory is how many messages are read before looking for a snapshot, which costs two requests.
+	// shortHistory is how many messages are read before a snapshot is searched for, which costs two requests.
 	shortHistory = directBatch
 	// fewNew is how many new messages are read one by one from the leader.
 	fewNew = 4
@@ -37,7 +37,7 @@ const (
 // refresh is one call of [Journal.Refresh].
 type refresh struct {
 	*Journal
-	hasSlot bool // it has the journal's slot for long reads
+	hasSlot bool // this call holds the journal's slot for long reads
 }
 
 // takeSlot prevents other long reads of the same history until release is called.
@@ -51,7 +51,7 @@ func (j *refresh) takeSlot(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// open reads a history of which nothing is folded yet.
+// open reads a history of which no message is folded yet.
 func (j *refresh) open(ctx context.Context) error {
 	release, err := j.takeSlot(ctx)
 	if err != nil {
@@ -95,7 +95,8 @@ func (j *refresh) openAlone(ctx context.Context) error {
 	}
 }
 
-// resumeOpening continues the opening of an earlier attempt if the log still has its last message, or starts a new one.
+// resumeOpening continues the opening of an earlier attempt if the log still has the opening's last message. Otherwise
+// it starts a new opening.
 func (j *refresh) resumeOpening(ctx context.Context) error {
 	life := j.journals.life.Load()
 	j.mu.Lock()
@@ -129,11 +130,11 @@ func (j *Journal) beginLocked(o *opening, f fold) {
 	}
 }
 
-// errLong says that a history is long enough to look for a snapshot.
+// errLong says that a history is so long that a snapshot is worth searching for.
 var errLong = errors.New("a long history")
 
-// readOpening folds the messages after the opening's position into it. Once, it returns errLong if the journal may
-// start from a snapshot and the history is not short.
+// readOpening folds the messages after the opening's position into the opening. If the journal may start from a
+// snapshot and the history is not short, readOpening returns errLong, but only once.
 func (j *refresh) readOpening(ctx context.Context) error {
 	j.mu.Lock()
 	o := j.opening
@@ -164,17 +165,17 @@ func isTombstone(b *protocol.Batch) bool {
 	return b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted
 }
 
-// startFromSnapshot starts the opening from the stored snapshot, if it is usable, the log has its last message, and
-// it is newer than the opening.
+// startFromSnapshot starts the opening from the stored snapshot, if the snapshot is usable and newer than the opening,
+// and the log has the snapshot's last message.
 func (j *refresh) startFromSnapshot(ctx context.Context) error {
-	j.noSnapshot = true // look only once
+	j.noSnapshot = true // search for a snapshot only once
 	s, err := j.journals.snapshots.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded, protocol.Cancelled) {
 		j.noSnapshot = false
 		return err
 	}
 	if err != nil || !s.Usable() {
-		return nil // there is none, or it is of another version
+		return nil // there is no snapshot, or it is of another version
 	}
 	held, err := j.journals.segments.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, s.position())
 	if err != nil {
@@ -190,9 +191,9 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	return nil
 }
 
-// startFromBase starts the opening from the state that replaces expired segments. If there is none, a deleted history
-// is just being purged, or segments were lost: nothing may be decided on a state that lacks events, since event
-// numbers would repeat.
+// startFromBase starts the opening from the state that replaces expired segments. If there is no such state, the
+// history of a deleted sandbox is being purged, or segments were lost. startFromBase then fails: nothing may be decided
+// on a state that lacks events, since event numbers would be used twice.
 func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error {
 	s, err := j.journals.segments.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if err != nil {
@@ -203,15 +204,9 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 			j.cfg.Sandbox, e.batch.First())
 	}
 	if s.Fold != protocol.FoldVersion {
-		j.journals.log.Warn(
-			"the beginning of a history has expired and its state is of another fold version; fields may be missing",
-			"sandbox",
-			j.cfg.Sandbox,
-			"fold",
-			s.Fold,
-			"now",
-			protocol.FoldVersion,
-		)
+		j.journals.log.Warn("the state of a sandbox may lack fields: it was stored by another version, "+
+			"and the history before it has expired",
+			"sandbox", j.cfg.Sandbox, "fold", s.Fold, "now", protocol.FoldVersion)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -244,15 +239,15 @@ func (j *Journal) reportOpenLocked() {
 	}
 }
 
-// foldLocked folds in a message of the history. The next append expects the last message, even if that has events
-// that do not fold.
+// foldLocked folds in a message of the history. The fold moves to the message's position even if its events cannot be
+// folded, because the next append must name the history's last message.
 func (j *Journal) foldLocked(f *fold, e *entry) {
 	j.progress++
 	if b := e.batch; b != nil && b.First() > f.state.Sandbox.Sequence+1 {
-		// The batches in between were removed: only a tombstone is left.
+		// The batches before b were removed, so b must be a tombstone.
 		tombstone := &protocol.State{}
 		if err := tombstone.ApplyTombstone(&b.Events[len(b.Events)-1]); err != nil {
-			j.journals.log.Error("a history has a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
+			j.journals.log.Error("the history of a sandbox lacks events", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 		} else {
 			f.state = tombstone
 			j.scratch = nil
@@ -265,8 +260,8 @@ func (j *Journal) foldLocked(f *fold, e *entry) {
 	}
 }
 
-// catchUp folds in what is new, and starts again at the history's beginning if the log does not have what was folded
-// before.
+// catchUp folds in the new messages. If the log no longer has the messages that were folded before, catchUp folds the
+// history again from its beginning.
 func (j *refresh) catchUp(ctx context.Context) error {
 	for try := 1; ; try++ {
 		j.mu.Lock()
@@ -304,7 +299,7 @@ func (j *refresh) catchUp(ctx context.Context) error {
 	}
 }
 
-// caughtUp notes that the log has what was in doubt and what is folded.
+// caughtUp records that the log has the position that was in doubt and all messages that are folded.
 func (j *refresh) caughtUp(doubt Position) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -317,8 +312,8 @@ func (j *refresh) caughtUp(doubt Position) {
 	}
 }
 
-// readOn folds in the messages after a position, up to the last entry. broken says that they do not follow the
-// position.
+// readOn folds in the messages after a position, up to the last entry. broken says that these messages do not follow
+// the position.
 func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record
 	r := j.journals.histories.historyReader(j.cfg.Tenant, j.cfg.Sandbox, at.Record, func(e *entry) (bool, error) {
@@ -332,13 +327,13 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 		j.foldLocked(&j.fold, e)
 		return reached < last.record, nil
 	})
-	if last.afterKnown && last.after == at.Record { // there is nothing in between
+	if last.afterKnown && last.after == at.Record { // no message is between at and last
 		_, err := r.take(&last)
 		return broken, err
 	}
 	for range fewNew {
 		none, err := r.step(ctx)
-		if none || err != nil || r.ended { // none: the rest was purged meanwhile
+		if none || err != nil || r.ended { // none: the other messages were purged in the meantime
 			return broken, err
 		}
 	}
@@ -358,8 +353,8 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 	return broken, r.tail(ctx)
 }
 
-// startOver waits a moment and folds the history from its beginning if the log still does not have a folded position,
-// or in any case if inAnyCase is set. It reports whether it did.
+// startOver waits a moment. If the log still does not have a folded position, or if inAnyCase is set, startOver folds
+// the history again from its beginning. It reports whether it did.
 func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool) (done bool, err error) {
 	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
@@ -389,9 +384,9 @@ func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool
 		return false, err
 	}
 	if at := j.Position(); at.Record > last.record && at.Record > folded.Record {
-		return false, nil // it was written meanwhile; catchUp reads again
+		return false, nil // newer messages were folded in the meantime; catchUp checks again
 	}
-	j.journals.log.Warn("the log lacks messages that were folded from it; folding it again from its beginning",
+	j.journals.log.Warn("the event log lost messages of a history that were already read; reading the history again",
 		"sandbox", j.cfg.Sandbox, "folded", folded.Record, "log", last.record)
 	return true, j.openAlone(ctx)
 }

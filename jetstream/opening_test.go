@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// manyBatches appends ended execs, each in one message, as fast as the server accepts them.
+// manyBatches appends batches as fast as the server accepts them. Each has the acceptance and the end of one exec.
 func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
@@ -48,7 +48,7 @@ func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 			},
 		}
 		appended, err := c.Append(t.Context(), b, record)
-		if errors.Is(err, jetstream.ErrConflict) { // the answer may be lost in a cluster, and the batch is there
+		if errors.Is(err, jetstream.ErrConflict) { // if an answer was lost in a cluster, the batch may be stored
 			_, batches := readHistory(t, c, tenant, sandbox)
 			if last := batches[len(batches)-1]; last.ID == b.ID {
 				appended, err = last.Record, nil
@@ -59,7 +59,7 @@ func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 	}
 }
 
-// Each attempt ends before it has read the entire history. The next one continues.
+// Each attempt ends before it has read the entire history. The next attempt continues.
 func TestALongHistoryIsReadInSeveralAttempts(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -90,7 +90,7 @@ func TestALongHistoryIsReadInSeveralAttempts(t *testing.T) {
 			break
 		}
 		if s, _ := j.State(); s.Exists() {
-			t.Fatalf("half-way the journal shows event %d", s.Sandbox.Sequence)
+			t.Fatalf("before the history is read, the journal shows the state at event %d", s.Sandbox.Sequence)
 		}
 		if tries > 10 {
 			t.Fatal(err)
@@ -99,7 +99,7 @@ func TestALongHistoryIsReadInSeveralAttempts(t *testing.T) {
 	}
 	stop()
 	if applied != 1501 {
-		t.Errorf("%d messages were folded, of 1501", applied)
+		t.Errorf("%d messages were folded, want 1501", applied)
 	}
 	got, _ := j.State()
 	if got.Sandbox.Sequence != want.Sandbox.Sequence || got.Sandbox.TotalExecs != 1500 {
@@ -133,7 +133,8 @@ func TestALongHistoryStartsFromItsSnapshot(t *testing.T) {
 		same(t, "the fold", got, want)
 		if from := snapshot.State.Sandbox.Sequence; len(applied) != 41 || applied[0] != from+1 ||
 			opened != want.Sandbox.Sequence {
-			t.Errorf("from event %d of the snapshot: %v, and then it is at %d", from, applied, opened)
+			t.Errorf("after the snapshot at event %d, OnApply got the batches from %v, and OnOpen event %d",
+				from, applied, opened)
 		}
 		_, err = j.Do(ctx, acceptExec("more"))
 		must(t, err)
@@ -156,7 +157,7 @@ func TestALongHistoryStartsFromItsSnapshot(t *testing.T) {
 			j := open()
 			must(t, j.Refresh(ctx))
 			if applied[0] != 1 {
-				t.Errorf("used a snapshot %s", name)
+				t.Errorf("the journal started from a snapshot %s", name)
 			}
 			full, _ := readHistory(t, c, d.tenant, "s1")
 			full.Trim(1)

@@ -7,8 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ChangeOperatorIntent changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps
-// more than once; its error ends the change. ChangeOperatorIntent returns the new intent.
+// ChangeOperatorIntent changes the operator intent for a host by compare-and-set, and returns the new intent. change
+// gets the current intent and modifies it; change may be called more than once. If change fails, the stored intent
+// stays as it is.
 func (hs *Hosts) ChangeOperatorIntent(ctx context.Context, hostID string,
 	change func(w *protocol.OperatorIntent) error) (*protocol.OperatorIntent, error) {
 	b := hs.kv(protocol.BucketHosts)
@@ -47,7 +48,8 @@ func (hs *Hosts) OperatorIntent(ctx context.Context, hostID string) (*protocol.O
 	return w, err
 }
 
-func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.OperatorIntent, revision uint64, err error) {
+func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (
+	w *protocol.OperatorIntent, revision uint64, err error) {
 	w = &protocol.OperatorIntent{HostID: hostID}
 	if err := protocol.ValidateID("host", hostID); err != nil {
 		return nil, 0, err
@@ -62,8 +64,8 @@ func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (w *protocol
 	return w, revision, err
 }
 
-// FollowOperatorIntents handles the operator intent for each host and each change, until ctx ends; w is nil if there is no
-// longer any.
+// FollowOperatorIntents calls handle for each host's operator intent and for each change, until ctx ends. w is nil if a
+// host no longer has an intent.
 func (hs *Hosts) FollowOperatorIntents(ctx context.Context, handle func(hostID string, w *protocol.OperatorIntent),
 	caughtUp func()) error {
 	return hs.kv(protocol.BucketHosts).follow(ctx, func(key string, value []byte, _ uint64) {
@@ -73,7 +75,7 @@ func (hs *Hosts) FollowOperatorIntents(ctx context.Context, handle func(hostID s
 		}
 		w := &protocol.OperatorIntent{}
 		if err := protocol.Decode(value, w); err != nil || w.HostID != key {
-			hs.log.Error("could not read the operator intent for a host", "host", key, "error", err)
+			hs.log.Error("could not decode the operator intent for a host", "host", key, "error", err)
 			return
 		}
 		handle(key, w)

@@ -15,21 +15,21 @@ import (
 // ChunkSize is the largest number of bytes of output in one message.
 const ChunkSize = 256 << 10
 
-// OutputWindow is how many chunks of one stream may be in flight. A chunk that is not stored, during an election, is
-// sent again and then stored after some of the chunks that follow it, at most this many.
+// OutputWindow is how many chunks of one stream may be in flight. A chunk that was not stored, for example during an
+// election, is sent again. It is then stored after some of the chunks that follow it, at most this many.
 const OutputWindow = 16
 
 // Chunk is a piece of an exec's output.
 type Chunk struct {
 	Stream string // "stdout" or "stderr"
-	Offset int64  // of the first byte in its stream
+	Offset int64  // offset of the first byte in the stream
 	Data   []byte
 
-	// At is when it was stored; zero for a chunk that was received live or is not stored yet.
+	// At is when the chunk was stored; zero if the chunk was received live or is not stored yet.
 	At time.Time
 
-	// NextStdout and NextStderr are the offsets up to which everything is stored once this chunk is. They let a
-	// publisher continue from the last chunk alone.
+	// NextStdout and NextStderr are the offsets up to which each stream is stored without a gap once this chunk is
+	// stored. From the last chunk alone, a publisher thus knows where to continue.
 	NextStdout, NextStderr int64
 }
 
@@ -42,8 +42,8 @@ const (
 // OutputLog stores and reads the output of execs.
 type OutputLog struct{ *streams }
 
-// PublishOutput sends a chunk and returns before it is acknowledged; the channel delivers the result. Chunks of one
-// exec that are sent one after another are stored in that order, with the exception of [OutputWindow].
+// PublishOutput sends a chunk and returns before the chunk is acknowledged; the channel delivers the result. Chunks of
+// one exec are stored in the order in which they are sent, except as described at [OutputWindow].
 func (o *OutputLog) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan error, error) {
 	m := nats.NewMsg(protocol.LogSubject(tenant, sandbox, exec))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
@@ -71,15 +71,15 @@ func (o *OutputLog) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan
 	return done, nil
 }
 
-// Reconnects counts the reconnects.
+// Reconnects returns the number of reconnects so far.
 func (c *connection) Reconnects() uint64 { return c.nc.Stats().Reconnects }
 
-// MayLoseOutput reports whether the server may lose output that it acknowledged shortly before it was killed: a single
-// server writes output to disk a little later. [Conn.Open] must have succeeded.
+// MayLoseOutput reports whether the server may lose output that it acknowledged shortly before it was killed, because a
+// single server writes output to disk a little later. [Conn.Open] must have succeeded.
 func (o *OutputLog) MayLoseOutput() bool { return o.singleReplica() }
 
-// OutputEnd reads up to where the output of an exec was published without a gap. Some of the output after that may also
-// be stored.
+// OutputEnd reads the offsets up to which an exec's output is stored without a gap. Some later output may be stored
+// too.
 func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
 	m, err := o.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -92,9 +92,9 @@ func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string)
 	return k.NextStdout, k.NextStderr, err
 }
 
-// ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record of the output
-// stream on. It returns the record after the last one. A chunk may come twice, and after some that follow it, as its
-// offset shows.
+// ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record of the output's
+// stream on. It returns the record after the last chunk. A chunk may come twice, and after some of the chunks that
+// follow it: callers compare offsets.
 func (o *OutputLog) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
 	visit func(Chunk) error) (next uint64, err error) {
 	next = from
@@ -116,18 +116,18 @@ func (o *OutputLog) ReadStoredOutput(ctx context.Context, tenant, sandbox, exec 
 		if err != nil {
 			return false, err
 		}
-		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server writes it
+		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server writes a valid time
 		return visit(m.sequence, k), nil
 	})
 }
 
-// LiveOutput receives the chunks of an exec as they are published, until stop is called. Messages are lost while the
-// connection is away, as the offsets show.
+// LiveOutput receives the chunks of an exec as they are published, until stop is called. Chunks are missed while the
+// connection is down; the offsets then show a gap.
 func (o *OutputLog) LiveOutput(tenant, sandbox, exec string, handle func(Chunk)) (stop func(), err error) {
 	sub, err := o.nc.Subscribe(protocol.LogSubject(tenant, sandbox, exec), func(m *nats.Msg) {
 		k, err := chunkOf(m.Header, m.Data)
 		if err != nil {
-			o.log.Warn("could not read a chunk of output", "subject", m.Subject, "error", err)
+			o.log.Warn("could not decode a chunk of output", "subject", m.Subject, "error", err)
 			return
 		}
 		handle(k)
@@ -154,7 +154,7 @@ func chunkOf(h nats.Header, data []byte) (Chunk, error) {
 	} {
 		v, err := strconv.ParseInt(h.Get(f.header), 10, 64)
 		if err != nil || v < 0 {
-			return k, undecodable("a chunk of output has no %s", f.header)
+			return k, undecodable("a chunk of output has no valid header %s", f.header)
 		}
 		*f.value = v
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// publishChunks sends n chunks of stdout, each followed by one of stderr, and waits for their acknowledgements.
+// publishChunks sends n chunks of stdout, each followed by a chunk of stderr, and waits for their acknowledgements.
 func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string, size, n int) error {
 	t.Helper()
 	var acks []<-chan error
@@ -44,7 +44,7 @@ func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string
 	return nil
 }
 
-// reader concatenates chunks and reports one that does not follow its predecessor.
+// reader concatenates chunks, and fails on a chunk that does not follow the one before.
 type reader struct {
 	stdout, stderr bytes.Buffer
 	chunks         int
@@ -73,7 +73,8 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		stop, err := listener.LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
 		must(t, err)
 		defer stop()
-		// A subscription is known to the server before later requests of the same connection.
+		// The server of this connection knows a subscription before later requests of the same connection. Other
+		// servers learn of it later.
 		probes := make(chan jetstream.Chunk, 1000)
 		stopProbes, err := listener.LiveOutput(d.tenant, "s1", "probe", func(k jetstream.Chunk) { probes <- k })
 		must(t, err)
@@ -84,7 +85,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 			return len(probes) > 0
 		})
 		must(t, publishChunks(t, c, d.tenant, "s1", "x1", size, chunks))
-		must(t, publishChunks(t, c, d.tenant, "s1", "x2", 1, 1)) // somebody else's
+		must(t, publishChunks(t, c, d.tenant, "s1", "x2", 1, 1)) // output of another exec
 		stdout, stderr, err := other.OutputEnd(ctx, d.tenant, "s1", "x1")
 		if stdout != chunks*size || stderr != chunks || err != nil {
 			t.Fatalf("the output ends at %d and %d, %v", stdout, stderr, err)
@@ -101,7 +102,8 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		}
 		if !bytes.Equal(read.stdout.Bytes(), live.stdout.Bytes()) || read.stdout.Len() != chunks*size ||
 			read.stderr.Len() != chunks {
-			t.Fatalf("%d and %d bytes read, %d live", read.stdout.Len(), read.stderr.Len(), live.stdout.Len())
+			t.Fatalf("%d bytes of stdout and %d of stderr were read, and %d of stdout received live",
+				read.stdout.Len(), read.stderr.Len(), live.stdout.Len())
 		}
 		// A reader that stopped after a chunk continues with the next one.
 		var rest reader
@@ -117,11 +119,11 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		if err != stopped {
 			t.Fatal(err)
 		}
-		// The record after the last delivered chunk, which is that of the refused one.
+		// next is the record after the last chunk that was visited, which is the chunk that was not added.
 		_, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", next-1, rest.add)
 		must(t, err)
 		if rest.chunks != 2*chunks {
-			t.Fatalf("%d chunks in two reads", rest.chunks)
+			t.Fatalf("two reads returned %d chunks, want %d", rest.chunks, 2*chunks)
 		}
 	})
 }
@@ -129,13 +131,8 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 func TestAnExecWithoutOutputEndsAtZero(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
-		if stdout, stderr, err := c.OutputEnd(
-			t.Context(),
-			d.tenant,
-			"s1",
-			"none",
-		); stdout != 0 || stderr != 0 ||
-			err != nil {
+		stdout, stderr, err := c.OutputEnd(t.Context(), d.tenant, "s1", "none")
+		if stdout != 0 || stderr != 0 || err != nil {
 			t.Fatal(stdout, stderr, err)
 		}
 		if next, err := c.ReadOutput(t.Context(), d.tenant, "s1", "none", 7, nil); next != 7 || err != nil {
@@ -144,7 +141,7 @@ func TestAnExecWithoutOutputEndsAtZero(t *testing.T) {
 	})
 }
 
-// A batched read returns more than a subscription buffers by default.
+// A batched read returns more messages than a subscription buffers by default.
 func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -154,7 +151,7 @@ func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 	var total int
 	_, err := c.ReadOutput(t.Context(), d.tenant, "s1", "x1", 0, func(k jetstream.Chunk) error {
 		if total == 0 {
-			// The first batch arrives completely while nothing is read.
+			// The first batch arrives completely while no chunk is read.
 			must(t, c.Flush(t.Context()))
 		}
 		total += len(k.Data)
@@ -162,7 +159,7 @@ func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 	})
 	must(t, err)
 	if total != chunks*(jetstream.ChunkSize+1) {
-		t.Fatalf("%d bytes", total)
+		t.Fatalf("read %d bytes, want %d", total, chunks*(jetstream.ChunkSize+1))
 	}
 }
 

@@ -8,14 +8,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A page of output is found by its offset. The messages of a log are stored in the order of their offsets, except those
-// that were sent again, which come after some that follow them, by at most outputReach. So the position is found by
-// binary search, and the messages before it are read only if a chunk is missing there.
+// A page of output is found by its offset. The messages of a log are stored in the order of their offsets, except
+// messages that were sent again: such a message may come after up to outputReach bytes of later output. So the position
+// of a page is found by binary search, and earlier or later messages are searched only if a chunk is missing there.
 
 const (
-	// outputReach is how far output may be stored ahead of a missing byte.
+	// outputReach is how many bytes of output may be stored while an earlier byte is still missing.
 	outputReach = OutputWindow * ChunkSize
-	// pageSteps is the most messages that one page reads: commands that print in many small pieces get shorter pages.
+	// pageSteps is how many messages one page reads at most. Commands that print in many small pieces get shorter
+	// pages.
 	pageSteps = 64
 	// replicaPause is the pause before a replica that is behind its leader is read again.
 	replicaPause = 20 * time.Millisecond
@@ -31,10 +32,11 @@ type outputPager struct {
 	page    *protocol.OutputPage
 }
 
-// OutputPage reads at most limit bytes of an output stream from an offset on. log is an exec's id or a name as of
-// [protocol.ServiceLog]. total is the number of bytes after the command has ended, and negative before. If the
+// OutputPage reads at most limit bytes of an output stream from an offset on. log is an exec's id or a name that
+// [protocol.ServiceLog] returned. total is the stream's length if the command has ended, otherwise negative. If the
 // requested bytes are no longer stored, the page begins after them and says how many are missing. A page without data
-// means that there is none yet, unless the output has ended. Error: out_of_range for an offset beyond the end.
+// means that no more output is stored yet, unless the output has ended. Error: out_of_range for an offset beyond the
+// end.
 func (o *OutputLog) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int,
 	total int64) (*protocol.OutputPage, error) {
 	p := &outputPager{
@@ -53,7 +55,7 @@ func (o *OutputLog) OutputPage(ctx context.Context, tenant, sandbox, log, stream
 	return p.page, nil
 }
 
-// beyondEnd refuses an offset at which nothing was written.
+// beyondEnd refuses an offset at which the command cannot have written yet.
 func (p *outputPager) beyondEnd() error {
 	if p.at <= p.page.End || !p.page.Ended && p.at <= p.page.End+outputReach {
 		return nil
@@ -80,7 +82,7 @@ func (p *outputPager) read(ctx context.Context, total int64) error {
 		p.page.End = end
 	}
 	first, err := p.oldest(ctx)
-	if protocol.CodeOf(err) == protocol.NotFound { // removed meanwhile
+	if protocol.CodeOf(err) == protocol.NotFound { // the output was removed in the meantime
 		return p.empty(total)
 	}
 	if err != nil {
@@ -91,7 +93,7 @@ func (p *outputPager) read(ctx context.Context, total int64) error {
 	}
 	switch {
 	case p.at >= p.page.End:
-		return nil // there is nothing yet, or no more
+		return nil // no more output is stored yet, or the output has ended
 	case end > p.at:
 		found, err := p.bisect(ctx, p.at, first, last)
 		if err != nil {
@@ -105,8 +107,8 @@ func (p *outputPager) read(ctx context.Context, total int64) error {
 	return p.search(ctx, first, last)
 }
 
-// empty makes the page of a log that has no messages any more. The length of output that has not ended is then unknown:
-// a reader that has read up to its offset gets an empty page.
+// empty makes the page of a log that no longer has messages. If the output has not ended, its length is then unknown: a
+// reader gets an empty page at its offset.
 func (p *outputPager) empty(total int64) error {
 	if total < 0 {
 		p.page.Oldest, p.page.End = p.at, p.at
@@ -117,7 +119,7 @@ func (p *outputPager) empty(total int64) error {
 	return p.beyondEnd()
 }
 
-// position returns how much of the stream was published when a message was stored, as far as the message tells.
+// position returns how much of the stream was published when a message was stored, as far as the message shows.
 func (p *outputPager) position(m *stored) (int64, error) {
 	k, err := chunkOf(m.header, m.data)
 	if k.Stream == p.stream {
@@ -134,7 +136,7 @@ func (p *outputPager) vouched(k *Chunk) int64 {
 	return k.NextStdout
 }
 
-// oldest reads the oldest message and notes the oldest stored byte.
+// oldest reads the oldest message and records the oldest stored byte.
 func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 	if first, err = p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
 		return nil, err
@@ -150,18 +152,19 @@ func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 	return first, nil
 }
 
-// bisect finds the message at which the stream passes an offset. It does so at last, and may do so before first.
+// bisect finds the first message at which the stream's position is beyond an offset. The position at last must be
+// beyond the offset. If the position at first is too, bisect returns first.
 func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *stored) (*stored, error) {
 	if at, err := p.position(first); err != nil || at > offset {
 		return first, err
 	}
-	// The stream does not pass the offset at low. It does at found, the first message from high on.
+	// The position at low is not beyond the offset. The position at found, the first message from high on, is.
 	low, high := first.sequence, last.sequence
 	found := last
 	for high-low > 1 {
 		middle := low + (high-low)/2
 		m, err := p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, middle)
-		if protocol.CodeOf(err) == protocol.NotFound { // removed meanwhile
+		if protocol.CodeOf(err) == protocol.NotFound { // the messages from middle on were removed in the meantime
 			high = middle
 			continue
 		}
@@ -183,7 +186,8 @@ func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *sto
 	return found, nil
 }
 
-// take adds the requested bytes of a message to the page. covers says whether the message has the next byte.
+// take adds the requested bytes of a message to the page. covers says whether the message has the next byte of the
+// page.
 func (p *outputPager) take(m *stored) (covers bool, err error) {
 	k, err := chunkOf(m.header, m.data)
 	end := k.Offset + int64(len(k.Data))
@@ -197,7 +201,7 @@ func (p *outputPager) take(m *stored) (covers bool, err error) {
 	return true, nil
 }
 
-// extend adds the messages after one, as far as they are stored in order.
+// extend adds the messages after a sequence, as far as they are stored in order.
 func (p *outputPager) extend(ctx context.Context, after uint64, err error) error {
 	for range pageSteps {
 		if err != nil || len(p.page.Data) == p.limit {
@@ -218,8 +222,8 @@ func (p *outputPager) extend(ctx context.Context, after uint64, err error) error
 	return nil
 }
 
-// search looks for the next byte wherever it may be stored, and skips to the next stored byte if it was removed. last
-// is the newest message according to the leader.
+// search finds the next byte among all messages that may have it. If that byte was removed, search skips to the next
+// stored byte. last is the newest message according to the leader.
 func (p *outputPager) search(ctx context.Context, first, last *stored) error {
 	from, err := p.bisect(ctx, p.at-outputReach-ChunkSize, first, last)
 	if err != nil {
@@ -253,7 +257,7 @@ func (p *outputPager) search(ctx context.Context, first, last *stored) error {
 		_, err := p.take(found)
 		return p.extend(ctx, found.sequence, err)
 	case !p.page.Ended && !gone:
-		return nil // it is in flight
+		return nil // the next byte is in flight
 	case next < 0:
 		p.at = p.page.End
 		return nil
@@ -267,8 +271,8 @@ func (p *outputPager) search(ctx context.Context, first, last *stored) error {
 	return p.extend(ctx, from.sequence, err)
 }
 
-// scanTo visits the messages of the log from one sequence to another at least, which a replica that is behind may not
-// have yet.
+// scanTo visits the messages of the log from one sequence to another, and perhaps some after them. It waits for a
+// replica that is behind and does not have all of them yet.
 func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*stored) (bool, error)) error {
 	ctx, cancel := p.output.bound(ctx)
 	defer cancel()
@@ -282,7 +286,7 @@ func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*s
 			return err
 		}
 		if m, err := p.output.lastOnSubject(ctx, protocol.StreamLogs, p.subject); err != nil || m.sequence < from {
-			return err // it was removed meanwhile
+			return err // the output was removed in the meantime
 		}
 		if !backoff.Sleep(ctx, replicaPause) {
 			return ctx.Err()

@@ -28,18 +28,10 @@ func pages(
 			return nil, 0, err
 		}
 		if p.Offset != offset+p.Missing || p.Next != p.Offset+int64(len(p.Data)) || len(p.Data) > limit ||
-			p.End < p.Next ||
-			p.Oldest > p.Offset {
+			p.End < p.Next || p.Oldest > p.Offset {
 			return nil, 0, fmt.Errorf(
-				"from %d: %d bytes at %d, next %d, %d missing, %d to %d are kept",
-				offset,
-				len(p.Data),
-				p.Offset,
-				p.Next,
-				p.Missing,
-				p.Oldest,
-				p.End,
-			)
+				"inconsistent page from %d: %d bytes at %d, next %d, %d missing, %d to %d are stored",
+				offset, len(p.Data), p.Offset, p.Next, p.Missing, p.Oldest, p.End)
 		}
 		if p.Next == offset {
 			return data, missing, nil
@@ -78,45 +70,28 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 				p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, limit, total)
 				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) ||
 					p.End != int64(len(stdout)) {
-					t.Errorf("one byte: %+v, %v", p, err)
+					t.Errorf("a page of one byte: %+v, %v", p, err)
 				}
 				continue
 			}
 			got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, offset, limit, total)
 			if err != nil || !bytes.Equal(got, stdout[offset:]) || missing != 0 {
-				t.Errorf("from %d by %d of %d: %d bytes, %v", offset, limit, total, len(got), err)
+				t.Errorf("from %d in pages of %d, total %d: %d bytes, %v", offset, limit, total, len(got), err)
 			}
 		}
 	}
-	if got, _, err := pages(
-		t.Context(),
-		c,
-		d.tenant,
-		"x",
-		jetstream.Stderr,
-		3,
-		10,
-		n,
-	); err != nil ||
-		!bytes.Equal(got, stderr[3:]) {
+	got, _, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stderr, 3, 10, n)
+	if err != nil || !bytes.Equal(got, stderr[3:]) {
 		t.Errorf("stderr: %d bytes, %v", len(got), err)
 	}
-	_, err := c.OutputPage(
-		t.Context(),
-		d.tenant,
-		"s",
-		"x",
-		jetstream.Stdout,
-		int64(len(stdout))+1,
-		1,
-		int64(len(stdout)),
-	)
+	end := int64(len(stdout))
+	_, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, end+1, 1, end)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 	_, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 1<<40, 1, -1)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 }
 
-// Chunks that were sent again are stored after their successors, and some are stored twice.
+// Chunks that were sent again are stored after chunks that follow them, and some are stored twice.
 func TestPagesOfOutputStoredOutOfOrder(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -137,53 +112,27 @@ func TestPagesOfOutputStoredOutOfOrder(t *testing.T) {
 	publishInOrder(t, c, d.tenant, "x", in...)
 	for offset := range int64(len(text)) {
 		for limit := 1; limit < 9; limit += 3 {
-			if got, missing, err := pages(
-				t.Context(),
-				c,
-				d.tenant,
-				"x",
-				jetstream.Stdout,
-				offset,
-				limit,
-				int64(len(text)),
-			); err != nil || string(got) != text[offset:] ||
-				missing != 0 {
-				t.Errorf("from %d by %d: %q, %d missing, %v", offset, limit, got, missing, err)
+			got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, offset, limit, int64(len(text)))
+			if err != nil || string(got) != text[offset:] || missing != 0 {
+				t.Errorf("from %d in pages of %d: %q, %d missing, %v", offset, limit, got, missing, err)
 			}
 		}
 	}
 	// While a chunk is in flight, the page ends before it and skips nothing.
 	publishInOrder(t, c, d.tenant, "y", in[:2]...)
-	if got, missing, err := pages(
-		t.Context(),
-		c,
-		d.tenant,
-		"y",
-		jetstream.Stdout,
-		0,
-		100,
-		-1,
-	); err != nil || string(got) != text[:4] ||
-		missing != 0 {
+	got, missing, err := pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 0, 100, -1)
+	if err != nil || string(got) != text[:4] || missing != 0 {
 		t.Errorf("before the gap: %q, %d missing, %v", got, missing, err)
 	}
-	publishInOrder(t, c, d.tenant, "y", in[3:5]...) // from the first that was not stored on
-	if got, _, err := pages(
-		t.Context(),
-		c,
-		d.tenant,
-		"y",
-		jetstream.Stdout,
-		4,
-		100,
-		-1,
-	); err != nil ||
-		string(got) != text[4:12] {
-		t.Errorf("after it: %q, %v", got, err)
+	publishInOrder(t, c, d.tenant, "y", in[3:5]...) // the missing chunk, and those after it again
+	got, _, err = pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 4, 100, -1)
+	if err != nil || string(got) != text[4:12] {
+		t.Errorf("after the gap: %q, %v", got, err)
 	}
 }
 
-// Another exec printed so much that all of a quiet log was removed: its readers keep waiting.
+// Another exec printed so much that the server removed all output of this exec. Readers of this exec's output keep
+// waiting for more.
 func TestAReaderOfRemovedOutputKeepsWaiting(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -196,13 +145,13 @@ func TestAReaderOfRemovedOutputKeepsWaiting(t *testing.T) {
 	must(t, c.PurgeOutput(t.Context(), d.tenant, "s", room.Last))
 	p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
 	if err != nil || p.Next != at+10 || p.Missing != 0 || len(p.Data) != 0 || p.Ended {
-		t.Errorf("without stored output: %+v, %v", p, err)
+		t.Errorf("the page without stored output: %+v, %v", p, err)
 	}
 	chunk.Offset, chunk.NextStdout = at+10, at+20
 	publishInOrder(t, c, d.tenant, "x", chunk)
 	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
 	if err != nil || string(p.Data) != "0123456789" {
-		t.Errorf("later output: %+v, %v", p, err)
+		t.Errorf("the page with later output: %+v, %v", p, err)
 	}
 }
 
@@ -213,31 +162,16 @@ func TestAPageOfOutputReportsMissingBytes(t *testing.T) {
 	must(t, publishChunks(t, c, d.tenant, "s", "x", 100, 10))
 	p, err := c.OutputPage(t.Context(), d.tenant, "s", "none", jetstream.Stdout, 5, 10, 700)
 	if err != nil || p.Missing != 695 || p.Next != 700 || p.Oldest != 700 || len(p.Data) != 0 || !p.Ended {
-		t.Errorf("without stored output: %+v, %v", p, err)
+		t.Errorf("the page without stored output: %+v, %v", p, err)
 	}
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
 	stream, err := js.Stream(t.Context(), protocol.StreamLogs)
 	must(t, err)
-	must(
-		t,
-		stream.Purge(
-			t.Context(),
-			natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x")),
-			natsjs.WithPurgeSequence(8),
-		),
-	) // 4 of stdout
-	if p, err = c.OutputPage(
-		t.Context(),
-		d.tenant,
-		"s",
-		"x",
-		jetstream.Stdout,
-		30,
-		1000,
-		1000,
-	); err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 ||
-		p.Oldest != 400 {
+	subject := natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x"))
+	must(t, stream.Purge(t.Context(), subject, natsjs.WithPurgeSequence(8))) // stdout up to 400
+	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 30, 1000, 1000)
+	if err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 || p.Oldest != 400 {
 		t.Errorf("without the beginning: %d bytes, %+v, %v", len(p.Data), p, err)
 	}
 	for seq := uint64(13); seq <= 16; seq++ { // stdout 600 to 800
@@ -250,17 +184,8 @@ func TestAPageOfOutputReportsMissingBytes(t *testing.T) {
 	for seq := uint64(17); seq <= 20; seq++ {
 		must(t, stream.DeleteMsg(t.Context(), seq))
 	}
-	if got, missing, err = pages(
-		t.Context(),
-		c,
-		d.tenant,
-		"x",
-		jetstream.Stdout,
-		450,
-		70,
-		1000,
-	); err != nil || missing != 400 ||
-		len(got) != 150 {
+	got, missing, err = pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, 450, 70, 1000)
+	if err != nil || missing != 400 || len(got) != 150 {
 		t.Errorf("without the end: %d bytes, %d missing, %v", len(got), missing, err)
 	}
 }
@@ -274,20 +199,10 @@ func TestAPageOfOutputDoesNotReadEarlierOutput(t *testing.T) {
 	must(t, publishChunks(t, c, d.tenant, "s", "x", size, n))
 	before := c.Received()
 	for _, offset := range []int64{0, 50 * size, 99 * size, 100 * size} {
-		if _, err := c.OutputPage(
-			t.Context(),
-			d.tenant,
-			"s",
-			"x",
-			jetstream.Stdout,
-			offset,
-			1000,
-			100*size,
-		); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, 1000, 100*size)
+		must(t, err)
 	}
 	if got := c.Received() - before; got > 4<<20 {
-		t.Errorf("4 pages of 1000 bytes took %d bytes", got)
+		t.Errorf("the server sent %d bytes for 4 pages of at most 1000 bytes", got)
 	}
 }

@@ -13,23 +13,23 @@ import (
 // StoredOutput is the size of a stored chunk of output.
 type StoredOutput struct {
 	Tenant, Sandbox string
-	Record          uint64 // in the output stream
-	Bytes           int64  // approximate, as stored
+	Record          uint64 // record in the output's stream
+	Bytes           int64  // approximate size in the store
 }
 
 // OutputRoom is the size and limit of the stored output.
 type OutputRoom struct {
 	First uint64 // the oldest record
-	Last  uint64 // the newest
+	Last  uint64 // the newest record
 	Bytes int64
-	Limit int64 // beyond it the server removes the oldest output of all sandboxes; 0: no limit
+	Limit int64 // size at which the server removes the oldest output of all sandboxes; 0: no limit
 }
 
-// storedBeside is the server's overhead for each message.
+// storedBeside is how many bytes the server needs for each message in addition to its content.
 const storedBeside = 34
 
 // OutputSizes reads the sizes of the chunks from a record on, without their data, and returns the record to continue
-// from. [IsRewound] says that the stream no longer has what was read before.
+// from. It fails if the stream no longer has what was read before; [IsRewound] recognizes this error.
 func (o *OutputLog) OutputSizes(ctx context.Context, from uint64, visit func(StoredOutput)) (next uint64, err error) {
 	ctx, enough := context.WithCancelCause(ctx)
 	defer enough(nil)
@@ -56,10 +56,10 @@ var errAllRead = errors.New("everything stored at the start has been read")
 
 // storedSize returns the approximate stored size of a message that was read without its data.
 func storedSize(m *stored) int64 {
-	size, _ := strconv.ParseInt(m.header.Get(nats.MsgSize), 10, 64) // 0: no data
+	size, _ := strconv.ParseInt(m.header.Get(nats.MsgSize), 10, 64) // without the header, the message has no data
 	size += int64(len(m.subject)) + storedBeside
 	for name, values := range m.header {
-		if name == nats.MsgSize { // added by the server for readers of headers
+		if name == nats.MsgSize { // the server adds this header for consumers that get only headers
 			continue
 		}
 		for _, v := range values {
@@ -81,7 +81,8 @@ func (o *OutputLog) OutputRoom(ctx context.Context) (OutputRoom, error) {
 	}, nil
 }
 
-// PurgeOutput removes a sandbox's output up to a record. Readers learn from their next page where it begins now.
+// PurgeOutput removes a sandbox's output up to a record. Readers learn from their next page where the output begins
+// now.
 func (o *OutputLog) PurgeOutput(ctx context.Context, tenant, sandbox string, through uint64) error {
 	return o.purgeThrough(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), through)
 }

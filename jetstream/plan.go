@@ -25,9 +25,10 @@ type plan struct {
 	problems       []string        // configurations that are less safe than intended, with the remedy
 }
 
-// planned compares the wanted configuration with the current one. It changes nothing, and refuses whatever would weaken
-// the current one: would_weaken, or needs_migration for more replicas, with the field at fault. deliberate says that an
-// operator changes settings, which may lower ages and sizes.
+// planned compares the wanted configuration with the current one. It changes nothing, and refuses everything that would
+// weaken the current configuration. deliberate says that an operator changes settings, which may lower ages and sizes.
+// Errors: failed_precondition with reason would_weaken, or with reason needs_migration for more replicas, and with the
+// field at fault.
 func planned(a Assets, existing map[string]found, deliberate bool) (plan, error) {
 	p := plan{standard: map[string]bool{}, late: map[string]bool{}}
 	replicas, err := plannedReplicas(a.Replicas, existing)
@@ -38,7 +39,7 @@ func planned(a Assets, existing map[string]found, deliberate bool) (plan, error)
 	for _, want := range a.assets() {
 		old, exists := existing[want.config.Name]
 		if want.config.Name == protocol.StreamLogs && moving {
-			p.problems = append(p.problems, "the move of "+protocol.StreamLogs+
+			p.problems = append(p.problems, "the move of the stream "+protocol.StreamLogs+
 				" to more replicas is not finished: run boxfleet storage grow again")
 			continue
 		}
@@ -51,7 +52,7 @@ func planned(a Assets, existing map[string]found, deliberate bool) (plan, error)
 		}
 		if r := old.config.Replicas; r < replicas {
 			p.problems = append(p.problems, fmt.Sprintf(
-				"%s has %d replica(s) where others have %d: run boxfleet storage grow --replicas %d",
+				"%s has %d replica(s), but other streams have %d: run boxfleet storage grow --replicas %d",
 				want.config.Name, r, replicas, replicas))
 		}
 		changed, late, err := want.changed(old, deliberate)
@@ -66,7 +67,7 @@ func planned(a Assets, existing map[string]found, deliberate bool) (plan, error)
 	return p, nil
 }
 
-// plannedReplicas returns how many replicas new streams get: as many as the existing ones.
+// plannedReplicas returns how many replicas new streams get: as many as the existing streams have.
 func plannedReplicas(wanted int, existing map[string]found) (int, error) {
 	current := 0
 	for _, f := range existing {
@@ -95,8 +96,8 @@ func plannedReplicas(wanted int, existing map[string]found) (int, error) {
 	}
 }
 
-// persistMode is async for output on a single server: workers publish lost output again from its offset, so it need not
-// share the event log's fsyncs. The server allows no replicas for async streams and never changes a stream's mode.
+// persistMode is async for output on a single server: workers publish lost output again, so output need not wait for
+// the disk as events do. The server allows no replicas for async streams and never changes a stream's mode.
 func persistMode(name string, replicas int) jetstream.PersistModeType {
 	if name == protocol.StreamLogs && replicas == 1 {
 		return jetstream.AsyncPersistMode
@@ -104,7 +105,7 @@ func persistMode(name string, replicas int) jetstream.PersistModeType {
 	return jetstream.DefaultPersistMode
 }
 
-// sized reports whether the configuration sets the size.
+// sized reports whether the configuration sets the stream's size limit.
 func (a *asset) sized() bool {
 	for _, s := range a.settings {
 		if s.late && s.wanted != 0 {
@@ -132,7 +133,7 @@ func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, 
 	if want.MaxMsgSize > 0 && c.MaxMsgSize > 0 {
 		c.MaxMsgSize = max(c.MaxMsgSize, want.MaxMsgSize)
 	}
-	late = !differs // a description alone must not fail the update
+	late = !differs // a new description must not make the update fail
 	if text := descriptionOf(c.Name, c.Description); text != c.Description {
 		c.Description, differs = text, true
 	}
@@ -155,16 +156,16 @@ func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, 
 	return &c, late, nil
 }
 
-// next returns the new value of a setting whose current value is is, 0 for no limit.
-func (s setting) next(is, bytes int64, deliberate bool) (int64, error) {
-	weaker := s.wanted != 0 && (is == 0 || s.wanted < is)
+// next returns the new value of a setting. current is its value now, 0 for no limit. bytes is the stream's size.
+func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
+	weaker := s.wanted != 0 && (current == 0 || s.wanted < current)
 	switch {
 	case s.wanted == 0 && s.free:
 		return s.standard, nil
-	case s.wanted == 0 && s.late && is == 0 && 2*bytes < s.standard:
+	case s.wanted == 0 && s.late && current == 0 && 2*bytes < s.standard:
 		return s.standard, nil
-	case s.wanted == 0 || s.wanted == is:
-		return is, nil
+	case s.wanted == 0 || s.wanted == current:
+		return current, nil
 	case s.free || !weaker:
 		return s.wanted, nil
 	case s.late && s.wanted < bytes && s.field != "log_max_bytes":
@@ -172,11 +173,12 @@ func (s setting) next(is, bytes int64, deliberate bool) (int64, error) {
 			formatBytes(bytes), s.format(s.wanted))
 	case deliberate:
 		return s.wanted, nil
-	case is == 0 && s.late: // a first limit, with room below it
+	case current == 0 && s.late: // the first limit, above the stream's size
 		return s.wanted, nil
 	}
-	return 0, s.refusal("it is %s, and %s would store less: leave it out, or run boxfleet storage set %s %s",
-		s.format(is), s.format(s.wanted), flagOf(s.field), s.format(s.wanted))
+	return 0, s.refusal(
+		"the current value is %s, and %s would store less: leave it out, or run boxfleet storage set %s %s",
+		s.format(current), s.format(s.wanted), flagOf(s.field), s.format(s.wanted))
 }
 
 func (s setting) refusal(format string, args ...any) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// serverProcess is the variable that makes the test binary run a NATS server, which a test can kill.
+// serverProcess is the environment variable that makes the test binary run a NATS server, which a test can kill.
 const serverProcess = "BOXFLEET_TEST_NATS_SERVER"
 
 func serve(config string) {
@@ -29,7 +29,7 @@ func serve(config string) {
 		panic(err)
 	}
 	fmt.Println("ready")
-	_, _ = bufio.NewReader(os.Stdin).ReadByte() // the end of the test closes it
+	_, _ = bufio.NewReader(os.Stdin).ReadByte() // returns when the test closes stdin at its end
 	os.Exit(0)
 }
 
@@ -41,7 +41,7 @@ type processes struct {
 
 func (p *processes) conn(t testing.TB) *jetstream.Conn { return p.connTo(t, strings.Join(p.urls, ",")) }
 
-// startProcesses runs a cluster of three processes; kill kills one by its name, as kill -9 does.
+// startProcesses runs a cluster of three processes. kill kills the process with a name, as kill -9 does.
 func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 	t.Helper()
 	ports, err := embedded.FreePorts(6)
@@ -94,9 +94,9 @@ func startProcess(t *testing.T, cfg embedded.Config) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = stdin.Close() // it ends, where it was not killed
-		_ = cmd.Wait()    // its code says nothing
+		_ = stdin.Close() // ends the process, unless it was killed
+		_ = cmd.Wait()    // fails if the process was killed
 	})
-	go func() { _, _ = bufio.NewReader(stdout).ReadString(0) }()
+	go func() { _, _ = bufio.NewReader(stdout).ReadString(0) }() // discards what the process prints
 	return cmd
 }

@@ -19,11 +19,11 @@ import (
 type Provisioner struct{ *streams }
 
 // Provision makes missing streams and buckets and updates the others. It reads and compares all of them before it
-// changes anything, and refuses any setting that would weaken one. Several coordinators may run it at once, and any
-// number of times. While a cluster is starting, it waits until ctx ends.
+// changes anything, and refuses any setting that would weaken one of them. Several coordinators may call Provision at
+// once, and any number of times. While a cluster is starting, Provision waits until ctx ends.
 //
-// Errors: failed_precondition with reason would_weaken or needs_migration, and the field; with reason server_settings
-// if the server has no room for the limits; unavailable.
+// Errors: failed_precondition with reason would_weaken or needs_migration, and the field; failed_precondition with
+// reason server_settings if the server has no room for the limits; unavailable.
 func (pr *Provisioner) Provision(ctx context.Context, a Assets) error {
 	return pr.provision(ctx, a, false)
 }
@@ -61,7 +61,7 @@ func (pr *Provisioner) found(ctx context.Context, a *Assets) (map[string]found, 
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
 	}
-	for _, name := range append(names, streamMoving) { // last: it replaces the stream of output during a move
+	for _, name := range append(names, streamMoving) { // last: it replaces the output's stream during a move
 		info, err := pr.streamInfo(ctx, name)
 		switch {
 		case err == nil:
@@ -77,7 +77,7 @@ func isReason(err error, reason string) bool {
 	return err != nil && protocol.AsError(err).Reason == reason
 }
 
-// carryOut executes a plan. If it returns again, another process has made a stream in the meantime, and the caller must
+// carryOut executes a plan. If again is true, another process has made a stream in the meantime, and the caller must
 // make a new plan.
 func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err error) {
 	if again, err := pr.createAll(ctx, p); again || err != nil {
@@ -146,8 +146,8 @@ func (pr *Provisioner) createStream(ctx context.Context, cfg jetstream.StreamCon
 	})
 }
 
-// apply sends an idempotent change until it is answered, since a starting cluster drops some requests. The error is the
-// server's, not translated.
+// apply sends an idempotent change until it is answered, since a starting cluster drops some requests. It returns the
+// server's error, not translated.
 func (pr *Provisioner) apply(ctx context.Context, doing string, change func(context.Context) error) error {
 	ctx, cancel := pr.bound(ctx)
 	defer cancel()
@@ -194,11 +194,11 @@ func (pr *Provisioner) provisioned(ctx context.Context, name string, make func(c
 		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return err
 		}
-		pr.log.Warn("waiting for NATS to make its streams", "what", name, "error", err)
+		pr.log.Warn("waiting for NATS to make or change streams", "what", name, "error", err)
 	}
 }
 
-// readAssets reads the deployment's properties again, since it may have grown.
+// readAssets reads the deployment's properties again, since the deployment may have grown.
 func (pr *Provisioner) readAssets(ctx context.Context) error {
 	pr.mu.Lock()
 	pr.meta = nil

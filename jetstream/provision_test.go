@@ -46,7 +46,8 @@ func TestConcurrentProvisioningAgreesOnTheDeployment(t *testing.T) {
 	}
 }
 
-// A cluster that has just started drops some requests and loses answers. Waiting for one of them took 10 s.
+// A cluster that has just started drops some requests and loses answers. The client alone would wait 10 s for such an
+// answer.
 func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
 	t.Parallel()
 	servers, err := embedded.StartCluster(t.TempDir(), 3)
@@ -67,11 +68,11 @@ func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
 		must(t, receive(t, 60*time.Second, "the end of provisioning", errs))
 	}
 	if took := time.Since(began); took > 9*time.Second {
-		t.Errorf("took %s", took)
+		t.Errorf("provisioning took %s, want at most 9 s", took)
 	}
 }
 
-// someStreams has a stream or bucket of each kind; limited those that get a limit.
+// someStreams has a stream or bucket of each kind. limited has those that get a size limit.
 var (
 	someStreams = []string{
 		protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs,
@@ -100,7 +101,7 @@ func TestProvisioningAgainOnlyAdds(t *testing.T) {
 		t.Fatalf("the deployment was %s and is %s", before, c.Deployment())
 	}
 	if age := configOf(t, d, protocol.StreamLogs).MaxAge; age != 7*time.Hour {
-		t.Fatalf("the output's max age is %s without a change of the setting", age)
+		t.Fatalf("the output's max age is %s although the setting did not change, want 7h", age)
 	}
 	must(t, c.Provision(t.Context(), jetstream.Assets{LogMaxAge: 8 * time.Hour}))
 	if age := configOf(t, d, protocol.StreamLogs).MaxAge; age != 8*time.Hour {
@@ -124,12 +125,12 @@ func TestProvisioningRefusesToWeakenBeforeItChangesAnything(t *testing.T) {
 		"replicas":        {Replicas: 3},
 	} {
 		if a.EventMaxBytes == 0 {
-			a.EventMaxBytes = 2 * events // would be fine alone
+			a.EventMaxBytes = 2 * events // alone, this change would be accepted
 		}
 		err := c.Provision(t.Context(), a)
 		wantError(t, err, protocol.FailedPrecondition, "")
 		if got := protocol.AsError(err).Field; got != field || !strings.Contains(err.Error(), "boxfleet storage") {
-			t.Errorf("%s: field %q: %v", field, got, err)
+			t.Errorf("%s: the error names field %q: %v", field, got, err)
 		}
 		if got := configOf(t, d, protocol.StreamEvents).MaxBytes; got != events {
 			t.Fatalf("%s was refused, after the event log's limit was changed to %d", field, got)
@@ -137,23 +138,19 @@ func TestProvisioningRefusesToWeakenBeforeItChangesAnything(t *testing.T) {
 	}
 	must(t, c.Change(t.Context(), jetstream.Assets{LogMaxAge: time.Hour, Requests: 10}))
 	if got := configOf(t, d, protocol.StreamRequests).MaxMsgs; got != 10 {
-		t.Fatalf("the explicit command left %d requests", got)
+		t.Fatalf("after the operator's change, the limit is %d requests, want 10", got)
 	}
 }
 
 func TestProvisioningWithoutReplicasLeavesThree(t *testing.T) {
 	t.Parallel()
 	d := sharedCluster(t)
-	wantError(
-		t,
-		d.conn(t).Provision(t.Context(), jetstream.Assets{Replicas: 1, LockTTL: lockTTL}),
-		protocol.FailedPrecondition,
-		protocol.ReasonWouldWeaken,
-	)
+	err := d.conn(t).Provision(t.Context(), jetstream.Assets{Replicas: 1, LockTTL: lockTTL})
+	wantError(t, err, protocol.FailedPrecondition, protocol.ReasonWouldWeaken)
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 	for _, stream := range someStreams {
 		if got := configOf(t, d, stream).Replicas; got != 3 {
-			t.Errorf("%s has %d replicas", stream, got)
+			t.Errorf("%s has %d replicas, want 3", stream, got)
 		}
 	}
 }
@@ -177,7 +174,7 @@ func TestStreamsWithoutLimitsGetThemAndLoseNothing(t *testing.T) {
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 	for _, name := range limited {
 		if cfg := configOf(t, d, name); cfg.MaxBytes <= 0 || cfg.Discard != natsjs.DiscardNew {
-			t.Errorf("%s: %d bytes, %v", name, cfg.MaxBytes, cfg.Discard)
+			t.Errorf("%s has a limit of %d bytes and discards %v", name, cfg.MaxBytes, cfg.Discard)
 		}
 	}
 	readHistory(t, c, d.tenant, "s1")
@@ -214,7 +211,9 @@ func TestNobodyCanRemoveAReservedID(t *testing.T) {
 			"raw rollup":     func() error { return publish("Nats-Rollup", "sub") },
 			"raw rollup all": func() error { return publish("Nats-Rollup", "all") },
 			"raw marker":     func() error { return publish("KV-Operation", "DEL") },
-			"raw expected":   func() error { return publish("X", "y", natsjs.WithExpectLastSequencePerSubject(entry.Revision())) },
+			"raw expected": func() error {
+				return publish("X", "y", natsjs.WithExpectLastSequencePerSubject(entry.Revision()))
+			},
 			"message delete": func() error { return stream.DeleteMsg(ctx, entry.Revision()) },
 			"secure delete":  func() error { return stream.SecureDeleteMsg(ctx, entry.Revision()) },
 			"stream purge":   func() error { return stream.Purge(ctx) },
@@ -227,21 +226,16 @@ func TestNobodyCanRemoveAReservedID(t *testing.T) {
 		}
 		for name, attack := range attacks {
 			if err := attack(); err == nil {
-				t.Errorf("%s works", name)
+				t.Errorf("the server accepts %s of a reserved id", name)
 			}
 			r, err := c.SandboxReservation(ctx, d.tenant, "s1")
 			if err != nil || r.Request != "r1" {
 				t.Fatalf("after %s the reservation is %+v, %v", name, r, err)
 			}
 		}
-		if before, err := c.ReserveSandbox(
-			ctx,
-			d.tenant,
-			"s1",
-			protocol.Reservation{Request: "r2"},
-		); err != nil ||
-			before == nil {
-			t.Fatalf("taken again: %+v, %v", before, err)
+		before, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r2"})
+		if err != nil || before == nil {
+			t.Fatalf("the id was reserved again: %+v, %v", before, err)
 		}
 	})
 }
@@ -265,19 +259,17 @@ func TestAppendsAreStoredUnderTheSandboxAndPublishedLive(t *testing.T) {
 		must(t, err)
 		if m.Header.Get("Nats-Sequence") == "" ||
 			m.Header.Get("Nats-Subject") != protocol.EventSubject(d.tenant, "s1") {
-			t.Fatalf("headers of the live message: %v", m.Header)
+			t.Fatalf("the live message lacks the server's headers: %v", m.Header)
 		}
-		if k := m.Header.Get(
-			protocol.HeaderKind,
-		); !strings.HasPrefix(k, "sandbox.accepted,") ||
-			m.Header.Get(protocol.HeaderWriter) != "writer-7" {
-			t.Fatalf("headers for people: %v", m.Header)
+		kinds, writer := m.Header.Get(protocol.HeaderKind), m.Header.Get(protocol.HeaderWriter)
+		if !strings.HasPrefix(kinds, "sandbox.accepted,") || writer != "writer-7" {
+			t.Fatalf("the live message lacks the headers with the kinds and the writer: %v", m.Header)
 		}
 		b := receive(t, 5*time.Second, "the batch", heard)
 		if b.Record != events[0].Record || b.First() != 1 || b.Last() != 3 {
-			t.Fatalf("heard %+v, appended at %d", b, events[0].Record)
+			t.Fatalf("received the live batch %+v, want events 1 to 3 at record %d", b, events[0].Record)
 		}
-		// Read from the leader: a replica may not have it yet.
+		// Read the message from the leader: a replica may not have it yet.
 		stored, err := nc.Request(
 			"$JS.API.STREAM.MSG.GET."+protocol.StreamEvents,
 			fmt.Appendf(nil, `{"seq":%d}`, b.Record),
@@ -285,7 +277,7 @@ func TestAppendsAreStoredUnderTheSandboxAndPublishedLive(t *testing.T) {
 		)
 		must(t, err)
 		if !strings.Contains(string(stored.Data), `"subject":"`+protocol.EventSubject(d.tenant, "s1")+`"`) {
-			t.Fatalf("stored as %s", stored.Data)
+			t.Fatalf("the message is stored under another subject: %s", stored.Data)
 		}
 	})
 }

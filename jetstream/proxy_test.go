@@ -9,17 +9,17 @@ import (
 	"testing"
 )
 
-// proxy is a TCP proxy between clients and a server that breaks their connections.
+// proxy is a TCP proxy between clients and a server. Tests make it break and disturb their connections.
 type proxy struct {
 	listener net.Listener
 	server   string
-	mute     atomic.Bool // discard what the server sends
-	closed   atomic.Bool // refuse new connections
-	held     sync.Mutex  // delays what the server sends
+	mute     atomic.Bool // discards what the server sends
+	closed   atomic.Bool // refuses new connections
+	held     sync.Mutex  // while a test holds it, nothing that the server sends is forwarded
 
-	fromClient, fromServer atomic.Pointer[func(said []byte) []byte] // transform what either side sends
+	fromClient, fromServer atomic.Pointer[func(said []byte) []byte] // transform what each side sends
 
-	lostConsumers atomic.Int64 // answers to requests for a consumer that mute discarded
+	lostConsumers atomic.Int64 // how many answers to requests for a consumer were discarded because of mute
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -36,7 +36,7 @@ func throughProxy(t testing.TB, d *deployment) *proxy {
 	p := &proxy{listener: l, server: u.Host, conns: map[net.Conn]bool{}}
 	p.wg.Go(p.accept)
 	t.Cleanup(func() {
-		_ = l.Close() // the accept loop says so by ending
+		_ = l.Close() // if this fails, Wait does not return
 		p.cut()
 		p.wg.Wait()
 	})
@@ -52,12 +52,12 @@ func (p *proxy) accept() {
 			return
 		}
 		if p.closed.Load() {
-			_ = client.Close()
+			_ = client.Close() // the client may have closed the connection already
 			continue
 		}
 		server, err := net.Dial("tcp", p.server)
 		if err != nil {
-			_ = client.Close()
+			_ = client.Close() // the client may have closed the connection already
 			continue
 		}
 		p.mu.Lock()
@@ -90,7 +90,7 @@ func (p *proxy) pump(to, from net.Conn, through *atomic.Pointer[func([]byte) []b
 	}
 }
 
-// pass forwards what was read, but holds back the server's part while a test asks for that.
+// pass forwards data. A test can hold back the server's data with p.held.
 func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	if fromServer {
 		p.held.Lock()
@@ -113,7 +113,7 @@ func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 	t.Cleanup(func() { p.fromClient.Store(nil) })
 }
 
-// whenServerSays forwards f's result in place of what the server sends.
+// whenServerSays makes the proxy forward the result of f in place of what the server sends.
 func (p *proxy) whenServerSays(t testing.TB, f func(said []byte) []byte) {
 	p.fromServer.Store(&f)
 	t.Cleanup(func() { p.fromServer.Store(nil) })
@@ -123,17 +123,17 @@ func (p *proxy) end(conns ...net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range conns {
-		_ = c.Close() // may be closed already
+		_ = c.Close() // the connection may be closed already
 		delete(p.conns, c)
 	}
 }
 
-// cut ends every connection; new ones are accepted unless the proxy is closed.
+// cut ends every connection. The proxy accepts new connections unless it is closed.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.conns {
-		_ = c.Close()
+		_ = c.Close() // the connection may be closed already
 	}
 }
 

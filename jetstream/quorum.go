@@ -20,39 +20,39 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A failover of NATS takes 7 to 8 s, during which calls are retried. Without a majority of the servers retries are
+// A failover of NATS takes 7 to 8 s, during which calls are retried. Without a majority of the servers, retries are
 // pointless, and the caller gets an error instead.
 const (
-	quorumAfter  = time.Second            // without an answer, check whether there is a majority
-	quorumPause  = 250 * time.Millisecond // between checks
-	quorumFailed = 2 * time.Second        // checks must fail for this long: a single failure may be a slow machine's
-	dialWithin   = 700 * time.Millisecond
+	quorumAfter  = time.Second            // time without an answer after which the majority is checked
+	quorumPause  = 250 * time.Millisecond // between two checks
+	quorumFailed = 2 * time.Second        // how long checks must fail: a single one may fail because a machine is slow
+	dialWithin   = 700 * time.Millisecond // time for the servers to greet or answer
 
-	serversRead = 5 * time.Second  // how often the list of servers is read, at most
+	serversRead = 5 * time.Second  // least time between two reads of the list of servers
 	serversKept = 10 * time.Minute // how long a server that left the cluster's list still counts as a member
 )
 
-// quorum tells whether a majority of the NATS servers can be reached. It remembers the members of the cluster and the
+// quorum checks whether a majority of the NATS servers can be reached. It remembers the members of the cluster and the
 // last check, which concurrent calls share.
 type quorum struct {
 	*core
 
 	mu       sync.Mutex
 	servers  map[string]time.Time // when each server was last in the cluster's list, or configured
-	greeted  map[string]bool      // servers that only the cluster listed: whether one ever greeted this process
+	greeted  map[string]bool      // for servers that only the cluster listed: whether the server ever greeted this process
 	read     time.Time            // when the list was last read
 	checking chan struct{}        // closed when the current check has ended
 	since    time.Time            // start of the first of the successive failed checks
 	why      string               // what the last check found missing; empty: there is a majority
-	at       time.Time
+	at       time.Time            // when the last check ended
 }
 
-// errNoQuorum is not worth an immediate retry.
+// errNoQuorum returns the error for a missing majority. Callers do not retry it immediately.
 func errNoQuorum(why string) error {
 	return protocol.Errorf(protocol.Unavailable, protocol.ReasonNoQuorum, "NATS: %s", why)
 }
 
-// whileQuorum bounds a call: if there is no answer for long and no majority of the NATS servers, ctx ends with an
+// whileQuorum bounds a call. If there is no answer for a while and no majority of the NATS servers, ctx ends with an
 // error of reason no_quorum as its cause.
 func (q *quorum) whileQuorum(ctx context.Context) (context.Context, context.CancelFunc) {
 	q.rememberServers()
@@ -69,13 +69,13 @@ func (q *quorum) whileQuorum(ctx context.Context) (context.Context, context.Canc
 	return ctx, func() { check.Stop(); end(nil) }
 }
 
-// orNoQuorum returns err, or that there is no majority if checks have failed for long enough. Calls that fail at once,
-// because no server takes their requests, start a check in the background.
+// orNoQuorum returns err, or errNoQuorum if checks have failed for long enough. It starts a check in the background,
+// because a call may fail immediately when no server takes its request.
 func (q *quorum) orNoQuorum(err error) error {
 	if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) {
 		return err
 	}
-	go q.checkQuorum(context.Background()) // ends soon: checks are bounded
+	go q.checkQuorum(context.Background()) // ends soon, since a check is bounded
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.why == "" || time.Since(q.at) > quorumFailed || time.Since(q.since) < quorumFailed {
@@ -84,7 +84,7 @@ func (q *quorum) orNoQuorum(err error) error {
 	return errNoQuorum(q.why)
 }
 
-// checkQuorum returns what is missing and since when. Concurrent callers share one check.
+// checkQuorum returns what is missing for a majority, and since when. Concurrent callers share one check.
 func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) {
 	q.mu.Lock()
 	if time.Since(q.at) < quorumPause {
@@ -102,7 +102,7 @@ func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) 
 		return q.why, q.since
 	}
 	q.checking = make(chan struct{})
-	stale := time.Since(q.at) > quorumFailed // the last check tells nothing about the time since then
+	stale := time.Since(q.at) > quorumFailed // the last check says nothing about the present
 	q.mu.Unlock()
 	began := time.Now()
 	why = q.missing()
@@ -117,7 +117,7 @@ func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) 
 	return q.why, q.since
 }
 
-// missing returns one sentence about why there can be no majority; empty: there may be one.
+// missing returns one sentence about why there can be no majority, or an empty text if there may be one.
 func (q *quorum) missing() string {
 	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
 	defer cancel()
@@ -158,7 +158,8 @@ func whyNoJetStream(err error) string {
 	return "JetStream does not answer: it is disabled on every server, or has no leader, or NATS is unreachable"
 }
 
-// rememberServers notes the servers in the cluster's list. A server that dies leaves the list but is still missing.
+// rememberServers records the servers in the cluster's list. A server that dies leaves the list but still counts as
+// missing.
 func (q *quorum) rememberServers() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -182,8 +183,8 @@ func (q *quorum) rememberServers() {
 	maps.DeleteFunc(q.greeted, func(s string, _ bool) bool { return q.servers[s].IsZero() })
 }
 
-// tryServer notes whether a server can be reached at all. A cluster may list addresses of its own network, whose
-// silence means nothing.
+// tryServer records whether a server can be reached from here at all. A cluster may list addresses of its own network,
+// which this process can never reach.
 func (q *quorum) tryServer(server string) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
 	defer cancel()
@@ -195,8 +196,8 @@ func (q *quorum) tryServer(server string) {
 	q.greeted[server] = true
 }
 
-// knownServers returns the addresses of the cluster's servers, each once: a server that was configured by name is also
-// known by its address.
+// knownServers returns the addresses of the cluster's servers, each once. It resolves names, because a server that was
+// configured by its name may also be listed by its address.
 func (q *quorum) knownServers(ctx context.Context) []string {
 	q.mu.Lock()
 	var known []string
@@ -220,7 +221,7 @@ func (q *quorum) knownServers(ctx context.Context) []string {
 	return slices.Compact(known)
 }
 
-// reachable counts the servers that greet a client now. A paused server accepts connections and says nothing.
+// reachable counts the servers that greet a client now. A paused server accepts connections but does not greet.
 func (q *quorum) reachable(ctx context.Context, servers []string) int {
 	greeted := make(chan bool, len(servers))
 	for _, s := range servers {
@@ -238,7 +239,7 @@ func (q *quorum) reachable(ctx context.Context, servers []string) int {
 func greets(ctx context.Context, server string) bool {
 	u, err := url.Parse(server)
 	if err != nil || u.Port() == "" {
-		return true // nothing suggests otherwise
+		return true // without a port to try, assume that the server can be reached
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
 	if err != nil {

@@ -20,7 +20,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "0.0.1", map[string]jetstream.Endpoint{
 			protocol.EndpointGet: func(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
-				select { // it waits for the log, as a coordinator does
+				select { // waits for the log, as a coordinator does
 				case <-ctx.Done():
 				case <-time.After(20 * time.Second):
 				}
@@ -39,11 +39,11 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 	} {
 		eventually.Holds(t, 10*time.Second, "connected again", c.Connected)
 		began := time.Now()
-		err := f()
-		for err != nil && protocol.AsError(err).Reason != protocol.ReasonNoQuorum && time.Since(began) < 10*time.Second {
-			time.Sleep(100 * time.Millisecond) // as a client does between tries
-			err = f()
-		}
+		var err error
+		eventually.Holds(t, 20*time.Second, what+" reports the missing majority", func() bool {
+			err = f() // repeated as a client does
+			return err == nil || protocol.AsError(err).Reason == protocol.ReasonNoQuorum
+		})
 		took := time.Since(began)
 		if protocol.CodeOf(err) != protocol.Unavailable || !strings.Contains(err.Error(), "NATS") ||
 			took > 5*time.Second {
@@ -67,7 +67,7 @@ func TestAFailoverDoesNotCountAsAMissingMajority(t *testing.T) {
 			break
 		}
 		if protocol.AsError(err).Reason == protocol.ReasonNoQuorum {
-			t.Fatalf("after %s: %v", time.Since(began), err)
+			t.Fatalf("a failover was reported as a missing majority after %s: %v", time.Since(began), err)
 		}
 		if time.Since(began) > 25*time.Second {
 			t.Fatalf("no request is accepted after %s: %v", time.Since(began), err)
@@ -76,6 +76,7 @@ func TestAFailoverDoesNotCountAsAMissingMajority(t *testing.T) {
 	t.Logf("requests are accepted again after %s", time.Since(began))
 }
 
+// configLeader returns the name of the server that leads a stream.
 func configLeader(t *testing.T, d interface {
 	conn(testing.TB) *jetstream.Conn
 }, stream string) string {
@@ -94,40 +95,33 @@ func TestStorageReportsWhereJetStreamIsDisabled(t *testing.T) {
 	d := startCluster(t)
 	c := d.opened(t)
 	s := c.Storage(t.Context())
-	eventually.Holds(
-		t,
-		20*time.Second,
-		"everything is in sync",
-		func() bool { s = c.Storage(t.Context()); return len(s.Problems) == 0 },
-	)
-	if promise := c.Durability(
-		s,
-		false,
-	); !strings.Contains(promise, "3 replicas") ||
-		!strings.Contains(promise, "all in sync") {
-		t.Errorf("with all servers: %s", promise)
+	eventually.Holds(t, 20*time.Second, "all streams are in sync", func() bool {
+		s = c.Storage(t.Context())
+		return len(s.Problems) == 0
+	})
+	promise := c.Durability(s, false)
+	if !strings.Contains(promise, "3 replicas") || !strings.Contains(promise, "all in sync") {
+		t.Errorf("the durability with all servers: %s", promise)
 	}
 	for n, server := range d.servers {
 		must(t, server.DisableJetStream())
-		eventually.Holds(t, 20*time.Second, fmt.Sprintf("a problem with JetStream disabled on %d", n+1), func() bool {
+		eventually.Holds(t, 20*time.Second, fmt.Sprintf("a problem, with JetStream disabled on %d", n+1), func() bool {
 			s = c.Storage(t.Context())
 			return len(s.Problems) > 0
 		})
-		t.Logf("disabled on %d: %q; durability: %s", n+1, s.Problems, c.Durability(s, false))
+		t.Logf("JetStream is disabled on %d servers: %q; durability: %s", n+1, s.Problems, c.Durability(s, false))
 		if promise := c.Durability(s, false); strings.Contains(promise, "survives the loss of a minority") {
-			t.Errorf("disabled on %d: %s", n+1, promise)
+			t.Errorf("the durability with JetStream disabled on %d servers: %s", n+1, promise)
 		}
 	}
-	if promise := c.Durability(
-		s,
-		false,
-	); !strings.Contains(s.Problems[0], "disabled on every server") ||
-		!strings.HasPrefix(promise, "none now") {
-		t.Errorf("disabled on all: %s; durability: %s", s.Problems[0], promise)
+	promise = c.Durability(s, false)
+	if !strings.Contains(s.Problems[0], "disabled on every server") || !strings.HasPrefix(promise, "none now") {
+		t.Errorf("with JetStream disabled on all servers: %s; durability: %s", s.Problems[0], promise)
 	}
 }
 
-// Servers behind the one that a client connects to may advertise addresses of their own network.
+// The server that a client connects to may list other servers by addresses of their own network, which the client
+// cannot reach.
 func TestUnreachableAdvertisedServersDoNotCountAsMissing(t *testing.T) {
 	t.Parallel()
 	p := throughProxy(t, startCluster(t))
@@ -135,7 +129,7 @@ func TestUnreachableAdvertisedServersDoNotCountAsMissing(t *testing.T) {
 		return bytes.ReplaceAll(said, []byte("127.0.0.1:"), []byte("192.0.2.1:"))
 	})
 	var c *jetstream.Conn
-	eventually.Holds(t, 30*time.Second, "the cluster names its servers", func() bool {
+	eventually.Holds(t, 30*time.Second, "the cluster lists its servers", func() bool {
 		conn, err := jetstream.Connect(t.Context(), jetstream.Config{URL: p.url(), Logger: quiet})
 		must(t, err)
 		t.Cleanup(conn.Close)
@@ -143,6 +137,6 @@ func TestUnreachableAdvertisedServersDoNotCountAsMissing(t *testing.T) {
 		return len(conn.Servers()) >= 3
 	})
 	if why := c.Missing(); why != "" {
-		t.Error(why)
+		t.Errorf("the majority counts as missing: %s", why)
 	}
 }

@@ -31,7 +31,7 @@ func (reg *Registry) reserve(
 		if err == nil {
 			return nil, nil
 		}
-		// Only the registry knows the id's owner: the write may have succeeded in spite of an error.
+		// Only the registry knows the id's owner: the write may have succeeded despite the error.
 		value, _, getErr := b.get(ctx, key)
 		if getErr == nil {
 			before := &protocol.Reservation{}
@@ -65,8 +65,9 @@ func (reg *Registry) SandboxReservation(ctx context.Context, tenant, sandbox str
 	return &r, protocol.Decode(value, &r)
 }
 
-// FollowReservations handles every sandbox id that was reserved after a revision of the registry, and each new one,
-// until ctx ends. caughtUp is called once, after everything that existed at the start was handled; it may be nil.
+// FollowReservations calls handle for every sandbox id that was reserved after a revision of the registry, and for each
+// new one, until ctx ends. caughtUp is called once, after all reservations that existed at the start were handled; it
+// may be nil.
 func (reg *Registry) FollowReservations(
 	ctx context.Context,
 	after uint64,
@@ -78,7 +79,7 @@ func (reg *Registry) FollowReservations(
 		tenant, sandbox, ok := cutKey(key)
 		r := &protocol.Reservation{}
 		if !ok || protocol.Decode(value, r) != nil {
-			reg.log.Error("could not read a reservation", "key", key)
+			reg.log.Error("could not decode the reservation of a sandbox id", "key", key)
 			return
 		}
 		handle(tenant, sandbox, r, revision)

@@ -30,12 +30,8 @@ func TestExactlyOneOfEightReservationsOfAnIDWins(t *testing.T) {
 			for i, c := range conns {
 				mine := fmt.Sprintf("r%d", i)
 				go func() {
-					before, err := c.ReserveSandbox(
-						context.WithoutCancel(t.Context()),
-						d.tenant,
-						id,
-						protocol.Reservation{Request: mine},
-					)
+					ctx := context.WithoutCancel(t.Context())
+					before, err := c.ReserveSandbox(ctx, d.tenant, id, protocol.Reservation{Request: mine})
 					results <- result{mine, before, err}
 				}()
 			}
@@ -45,7 +41,7 @@ func TestExactlyOneOfEightReservationsOfAnIDWins(t *testing.T) {
 				must(t, r.err)
 				if r.before == nil {
 					if winner != "" {
-						t.Fatalf("%s and %s both have %s", winner, r.mine, id)
+						t.Fatalf("requests %s and %s both reserved %s", winner, r.mine, id)
 					}
 					winner = r.mine
 				} else {
@@ -53,7 +49,7 @@ func TestExactlyOneOfEightReservationsOfAnIDWins(t *testing.T) {
 				}
 			}
 			if len(others) != 1 || !others[winner] {
-				t.Fatalf("%s has %s, the others got %v", winner, id, others)
+				t.Fatalf("request %s reserved %s, but the other callers got the reservations of %v", winner, id, others)
 			}
 		}
 	})
@@ -97,7 +93,7 @@ func TestAReservationWithALostAnswerIsRecognized(t *testing.T) {
 		})
 		p.cut()
 		p.heal()
-		_ = receive(t, 10*time.Second, "the end of the first try", errs) // its outcome is open
+		_ = receive(t, 10*time.Second, "the end of the first attempt", errs) // it may succeed or fail
 		eventually.Holds(t, 5*time.Second, "the connection", c.Connected)
 		before, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		if err != nil || before == nil || before.Request != "r1" {
@@ -117,7 +113,7 @@ func TestPagesOfExecIDsAreReadBack(t *testing.T) {
 		c, ctx := d.opened(t), t.Context()
 		writeExecIDs(t, c, d.tenant, "s1", 0, []uint64{1, 1 << 63})
 		writeExecIDs(t, c, d.tenant, "s1", 1, []uint64{3})
-		writeExecIDs(t, c, d.tenant, "s1", 1, []uint64{3, 4}) // grown
+		writeExecIDs(t, c, d.tenant, "s1", 1, []uint64{3, 4}) // the page grows
 		writeExecIDs(t, c, d.tenant, "s2", 0, nil)
 		got := map[string][]uint64{}
 		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, page int, hashes []uint64) {
@@ -148,12 +144,12 @@ func TestEveryReservationIsFollowed(t *testing.T) {
 				}
 			}, nil)
 		})
-		if got := receive(t, 5*time.Second, "the one before", heard); got != "before r-before" {
-			t.Fatal(got)
+		if got := receive(t, 5*time.Second, "the existing reservation", heard); got != "before r-before" {
+			t.Fatalf("received %q as the existing reservation", got)
 		}
 		reserve("after")
-		if got := receive(t, 5*time.Second, "the one after", heard); got != "after r-after" {
-			t.Fatal(got)
+		if got := receive(t, 5*time.Second, "the new reservation", heard); got != "after r-after" {
+			t.Fatalf("received %q as the new reservation", got)
 		}
 	})
 }

@@ -28,11 +28,12 @@ type RequestQueue struct {
 }
 
 // Submit publishes a request. If it returns nil, the request is stored and will be decided. The answer goes to inbox
-// but may be lost; then the client finds the outcome by the request's id. Publishing the same id again is harmless:
-// it is decided once, and each publish is answered. Errors: resource_exhausted with reason queue_full;
-// invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome is unknown.
+// but may be lost; then the client finds the outcome by the request's id. Publishing a request again under the same id
+// is harmless: the request is decided once, and each publish is answered. Errors: resource_exhausted with reason
+// queue_full; invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome is unknown.
 //
-// The message has no JetStream message id: the server would drop a repeat as a duplicate, and nobody would answer it.
+// The message has no JetStream message id: the server would drop a repeated message as a duplicate, and no coordinator
+// would answer it.
 func (q *RequestQueue) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
 	ctx, done := q.quorum.whileQuorum(ctx)
 	defer done()
@@ -73,11 +74,11 @@ func (q *RequestQueue) Answers() (*Answers, error) {
 	return a, translate(err, "open an inbox")
 }
 
-// Expect returns an inbox for the answer to one request and the channel that it arrives on, possibly after replies that
-// only say what the request waits for. Each call returns an inbox of its own, even for a request that another call
-// waits for.
+// Expect returns an inbox for the answer to one request and the channel that the answer arrives on. Replies that only
+// say what the request waits for may arrive before the answer. Each call returns an inbox of its own, even for a
+// request that another call waits for.
 func (a *Answers) Expect(request string) (inbox string, answer <-chan *protocol.Reply, stop func()) {
-	ch := make(chan *protocol.Reply, 2) // leaves room for the answer itself
+	ch := make(chan *protocol.Reply, 2) // for one reply of a waiting request, and the answer
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next++
@@ -104,7 +105,7 @@ func (a *Answers) deliver(m *nats.Msg) {
 	case r.Waiting == nil:
 		delete(a.waiting, own)
 		ch <- r
-	case len(ch) == 0: // otherwise the previous one is still unread and says the same
+	case len(ch) == 0: // otherwise an earlier reply that says "still waiting" is unread
 		ch <- r
 	}
 }
@@ -116,7 +117,7 @@ func (a *Answers) Close() { _ = a.sub.Unsubscribe() } // fails only when the con
 type Delivery struct {
 	Tenant, Verb, Sandbox string
 	User                  string // who published it, proven by the subject; empty: a client without a user
-	ID                    string // of the request
+	ID                    string // id of the request
 	ContentType           string
 	Payload               []byte
 	Attempt               int // 1 for the first delivery
@@ -148,7 +149,7 @@ func answerType(header string, payload []byte) string {
 	return protocol.ContentMsgpack
 }
 
-// Answer sends the reply to the request's inbox, if it has one. It may be lost.
+// Answer sends the reply to the request's inbox, if the request has one. The reply may be lost.
 func (q *RequestQueue) Answer(d *Delivery, r *protocol.Reply) {
 	if !protocol.MayAnswer(d.inbox, d.Tenant, d.User) {
 		return
@@ -162,8 +163,8 @@ func (q *RequestQueue) Answer(d *Delivery, r *protocol.Reply) {
 	}
 }
 
-// AnswerWaiting tells the client why its request is not decided yet, unless the client would take that for the outcome.
-// It may be lost.
+// AnswerWaiting tells the client why its request is not decided yet, unless the client would mistake this reply for the
+// outcome. The reply may be lost.
 func (q *RequestQueue) AnswerWaiting(d *Delivery, why *protocol.Error) {
 	if d.waits {
 		q.Answer(d, &protocol.Reply{Version: protocol.Version, Waiting: why})
@@ -177,7 +178,7 @@ const (
 	requestsHeld = 1024
 	endingHeld   = 64
 	requestsPull = 512
-	// requestAckWait is how long a dead coordinator's requests wait before they go to another one. Taking a request
+	// requestAckWait is how long a dead coordinator's requests wait before they go to another one. Handling a request
 	// twice is harmless.
 	requestAckWait = 4 * time.Second
 	// extendPeriod is how often the ack wait of held requests is extended.
@@ -189,8 +190,8 @@ const (
 	MaxAttempts = 6
 )
 
-// HandleRequest decides one request. nil means decided and answered. After an error the request is delivered again, to
-// another coordinator if there is one.
+// HandleRequest decides one request. A nil error means that the request was decided and answered. After an error the
+// request is delivered again, to another coordinator if there is one.
 type HandleRequest func(ctx context.Context, d *Delivery) error
 
 // Requests is one coordinator's side of the queue of requests.
@@ -207,14 +208,14 @@ func (q *RequestQueue) ConsumeRequests(ctx context.Context, handle HandleRequest
 	return q.Requests().Consume(ctx, handle)
 }
 
-// Consume calls handle with each request until ctx ends, with all delivered requests concurrently. At the end it waits
+// Consume calls handle with each request until ctx ends, concurrently for all delivered requests. At the end it waits
 // for the calls in flight. A request stays with this coordinator while handle runs. If the coordinator dies in handle,
 // the request goes to another one.
 //
 // The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
 // own, which cost a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
-// trimRequests removes many settled requests at once, up to four times a second. A server that restarts in between
-// delivers them again, but no request is decided twice.
+// trimRequests removes many settled requests at once, up to four times a second. If the server restarts before that, it
+// delivers settled requests again, but no request is decided twice.
 func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	var settled atomic.Int64
 	background, stop := context.WithCancel(ctx)
@@ -275,7 +276,7 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 	})
 }
 
-// take holds a request. It returns false if it is already held or is not a request.
+// take adds a message to the held requests. ok is false if the message is already held or has no metadata.
 func (q *Requests) take(m jetstream.Msg) (name heldName, ok bool) {
 	meta, err := m.Metadata()
 	if err != nil {
@@ -336,8 +337,8 @@ func (q *RequestQueue) remove(ctx context.Context, sequence uint64) {
 	}
 }
 
-// trimRequests removes requests up to the first unsettled one. It does so after requests were settled, and repeats it
-// until the server reports all delivered requests as settled.
+// trimRequests removes all requests before the first unsettled one. It begins after requests were settled, and repeats
+// the removal until the server reports all delivered requests as settled.
 func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	trimmed, retries := int64(0), backoff.New(trimPeriod, trimMost)
 	for pause := retries.Next(); backoff.Sleep(ctx, pause); {
@@ -352,7 +353,7 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 		if err != nil && ctx.Err() == nil {
 			q.log.Warn("could not remove settled requests; retrying", "error", err)
 		}
-		if all && err == nil { // otherwise keep asking, at longer intervals: a request may take long to settle
+		if all && err == nil { // if not, repeat at longer intervals: a request may take long to settle
 			trimmed = n
 			retries.Reset()
 		}
@@ -360,18 +361,18 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 	}
 }
 
-// trimRequestsOnce removes the requests that the server knows to be settled, and reports whether those are all
-// delivered ones. The server may not have received the latest acknowledgements yet.
+// trimRequestsOnce removes the requests that the server knows to be settled. all says whether these are all delivered
+// requests. The server may not have received the latest acknowledgements yet.
 func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()
 	stream, err := q.js.Stream(ctx, protocol.StreamRequests)
 	if err != nil {
-		return false, translate(err, "trim requests")
+		return false, translate(err, "remove settled requests")
 	}
 	consumer, err := stream.Consumer(ctx, requestsConsumer)
 	if err != nil {
-		return false, translate(err, "trim requests")
+		return false, translate(err, "remove settled requests")
 	}
 	info := consumer.CachedInfo()
 	floor := info.AckFloor.Stream
@@ -379,7 +380,7 @@ func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err erro
 	if floor < stream.CachedInfo().State.FirstSeq {
 		return all, nil
 	}
-	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "trim requests")
+	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "remove settled requests")
 }
 
 // requestID returns a request's id: its own header, or the message id that simple clients set.
@@ -390,8 +391,8 @@ func requestID(h nats.Header) string {
 	return h.Get(jetstream.MsgIDHeader)
 }
 
-// StoreDeadLetter stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if
-// two coordinators store it, or if a client sends the same request again and it fails again.
+// StoreDeadLetter stores a dead letter: a request that cannot be processed, with the reason. The request is stored only
+// once, even if two coordinators call StoreDeadLetter, or if a client sends the same request again.
 func (q *RequestQueue) StoreDeadLetter(ctx context.Context, d *Delivery, why *protocol.Error) error {
 	subject := protocol.DeadSubject(d.Tenant, d.Verb, d.Sandbox)
 	last, err := q.lastOnSubject(ctx, protocol.StreamDead, subject)
@@ -426,7 +427,7 @@ type consumption struct {
 	handle func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup)
 }
 
-// consume calls the handler with messages until ctx ends. It makes the consumer again whenever the server has lost it.
+// consume calls k.handle with messages until ctx ends. It makes the consumer again each time the server has lost it.
 // The server keeps the consumer only in memory, but messages that are not acknowledged stay in the stream.
 func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
 	var inHand sync.WaitGroup
@@ -436,7 +437,7 @@ func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		q.log.Warn("reopening a queue", "stream", k.stream, "error", err)
+		q.log.Warn("could not read a queue; opening it again", "stream", k.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
@@ -457,8 +458,8 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *s
 	stop := context.AfterFunc(ctx, messages.Stop)
 	defer stop()
 	defer messages.Stop()
-	// A restarted server has lost the consumer. Without this, the client would notice only after missed heartbeats.
-	// Messages that have already arrived are still handled.
+	// A restarted server has lost the consumer. Ending the read at each reconnect is faster than waiting for missing
+	// heartbeats. Messages that have already arrived are still handled.
 	defer q.OnReconnect(messages.Drain)()
 	for {
 		m, err := messages.Next()
@@ -480,7 +481,7 @@ func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.
 	})
 }
 
-// settle acknowledges a decided message and returns an undecided one to the queue. It reports whether the message was
+// settle acknowledges a decided message, and returns an undecided one to the queue. It reports whether the message was
 // acknowledged.
 func (q *RequestQueue) settle(m jetstream.Msg, undecided error) bool {
 	var err error
@@ -488,12 +489,12 @@ func (q *RequestQueue) settle(m jetstream.Msg, undecided error) bool {
 		err = m.Ack()
 	} else {
 		if !errors.Is(undecided, context.Canceled) {
-			q.log.Warn("a message will be delivered again", "subject", m.Subject(), "error", undecided)
+			q.log.Warn("could not decide a request; it will be delivered again", "subject", m.Subject(), "error", undecided)
 		}
 		err = m.NakWithDelay(retryPause)
 	}
 	if err != nil {
-		q.log.Warn("could not settle a message; it will be delivered again", "subject", m.Subject(), "error", err)
+		q.log.Warn("could not settle a request; it will be delivered again", "subject", m.Subject(), "error", err)
 	}
 	return undecided == nil && err == nil
 }

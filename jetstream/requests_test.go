@@ -40,13 +40,12 @@ func TestARequestIsDeliveredAnsweredAndRemoved(t *testing.T) {
 		defer stop()
 		submit(t, client, d.tenant, id, inbox)
 		if r := receive(t, 5*time.Second, "the answer", answer); r.Sequence != 7 {
-			t.Fatalf("%+v", r)
+			t.Fatalf("the answer is %+v", r)
 		}
 		r := receive(t, time.Second, "the request", seen)
 		if r.Tenant != d.tenant || r.Verb != protocol.VerbCreate || r.Sandbox != "s-"+id || r.ID != id ||
-			r.Attempt != 1 ||
-			string(r.Payload) != "payload of "+id {
-			t.Fatalf("%+v", r)
+			r.Attempt != 1 || string(r.Payload) != "payload of "+id {
+			t.Fatalf("the delivered request is %+v", r)
 		}
 		awaitEmptyQueue(t, d)
 	})
@@ -64,7 +63,7 @@ func waiting(t testing.TB, nc *nats.Conn) uint64 {
 
 func awaitEmptyQueue(t testing.TB, d *deployment) {
 	t.Helper()
-	nc := d.raw(t) // once: a dial beside a busy machine may itself take as long
+	nc := d.raw(t) // outside the condition: on a busy machine, connecting alone may take 5 s
 	eventually.Holds(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, nc) == 0 })
 }
 
@@ -84,7 +83,7 @@ func TestAnUndecidedRequestIsDeliveredAgain(t *testing.T) {
 		submit(t, c, d.tenant, "again", "")
 		for want := 1; want <= 3; want++ {
 			if got := receive(t, 5*time.Second, "the next attempt", attempts); got != want {
-				t.Fatalf("attempt %d, want %d", got, want)
+				t.Fatalf("the delivery says attempt %d, want %d", got, want)
 			}
 		}
 		awaitEmptyQueue(t, d)
@@ -110,26 +109,26 @@ func TestADeadCoordinatorsRequestGoesToAnother(t *testing.T) {
 		})
 		submit(t, next, d.tenant, "orphan", "")
 		receive(t, 5*time.Second, "the first delivery", taken)
-		dying.Close() // it settles nothing any more
+		dying.Close() // from now on it settles no request
 		died := time.Now()
 		again := make(chan *jetstream.Delivery, 1)
 		background(t, func(ctx context.Context) error {
-			return next.ConsumeRequests(
-				ctx,
-				func(_ context.Context, r *jetstream.Delivery) error { again <- r; return nil },
-			)
+			return next.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+				again <- r
+				return nil
+			})
 		})
-		// It is due after four seconds; the rest is the machine's delay. The server's own default is 30 s.
+		// The second delivery is due after four seconds; the machine may delay it. The server's own default is 30 s.
 		r := receive(t, 4*time.Second+10*time.Second, "the second delivery", again)
 		t.Logf("delivered again after %s, attempt %d", time.Since(died), r.Attempt)
 		if r.ID != "orphan" || r.Attempt != 2 {
-			t.Fatalf("%+v", r)
+			t.Fatalf("the second delivery is %+v, want attempt 2 of orphan", r)
 		}
 		awaitEmptyQueue(t, d)
 	})
 }
 
-// The server may report what is settled before it has processed the last acknowledgement.
+// The server may report which requests are settled before it has processed the last acknowledgement.
 func TestARequestIsRemovedAfterALateAcknowledgement(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -151,30 +150,34 @@ func TestARequestIsRemovedAfterALateAcknowledgement(t *testing.T) {
 	background(t, func(ctx context.Context) error { c.TrimRequests(ctx, &settled); return nil })
 	_, err = asked.NextMsg(5 * time.Second)
 	must(t, err)
-	_, err = consumer.Info(t.Context()) // the server answers in order: it has reported that nothing is settled
+	_, err = consumer.Info(t.Context()) // answers come in order: the server has reported that no request is settled
 	must(t, err)
 	must(t, m.Ack())
 	awaitEmptyQueue(t, d)
 }
 
-// A request that waits long does not mean that its holder is dead: each is handled once, however long that takes.
+// A request that waits long does not mean that its coordinator is dead. Each request is handled once, however long it
+// waits.
 func TestRequestsThatWaitLongerThanTheAckWaitAreHandledOnce(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
-	const requests, atOnce, each = 600, 20, 200 * time.Millisecond // 6 s of work
+	const requests, each = 600, 10 * time.Millisecond // 6 s of work
 	for i := range requests {
 		submit(t, c, d.tenant, fmt.Sprint("r", i), "")
 	}
 	var handled [requests]atomic.Int64
 	var all atomic.Int64
-	turns := make(chan struct{}, atOnce)
-	for range 2 { // two coordinators share them
+	turn := time.NewTicker(each) // a request is handled when its turn comes
+	defer turn.Stop()
+	for range 2 { // two coordinators share the requests
 		background(t, func(ctx context.Context) error {
-			return d.opened(t).ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
-				turns <- struct{}{}
-				defer func() { <-turns }()
-				time.Sleep(each) // the work
+			return d.opened(t).ConsumeRequests(ctx, func(ctx context.Context, r *jetstream.Delivery) error {
+				select {
+				case <-turn.C:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
 				var n int
 				if _, err := fmt.Sscanf(r.ID, "r%d", &n); err != nil {
 					return err
@@ -185,19 +188,19 @@ func TestRequestsThatWaitLongerThanTheAckWaitAreHandledOnce(t *testing.T) {
 			})
 		})
 	}
-	eventually.Holds(t, 60*time.Second, "all are handled", func() bool { return all.Load() >= requests })
+	eventually.Holds(t, 60*time.Second, "all requests are handled", func() bool { return all.Load() >= requests })
 	awaitEmptyQueue(t, d)
 	for i := range handled {
 		if n := handled[i].Load(); n != 1 {
-			t.Errorf("request %d is handled %d times", i, n)
+			t.Errorf("request %d was handled %d times, want once", i, n)
 		}
 	}
 	if n := all.Load(); n != requests {
-		t.Errorf("%d requests are handled %d times", requests, n)
+		t.Errorf("%d requests were handled %d times in total", requests, n)
 	}
 }
 
-// Nobody would answer a repeat that the server dropped.
+// If the server dropped a repeated request, no coordinator would answer it.
 func TestARequestPublishedTwiceIsDeliveredTwiceAndAnsweredTwice(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
@@ -219,7 +222,7 @@ func TestARequestPublishedTwiceIsDeliveredTwiceAndAnsweredTwice(t *testing.T) {
 			waiting = append(waiting, answer)
 		}
 		for _, answer := range waiting {
-			receive(t, 5*time.Second, "an answer to each", answer)
+			receive(t, 5*time.Second, "the answer to each caller", answer)
 		}
 		awaitEmptyQueue(t, d)
 	})
@@ -239,7 +242,7 @@ func TestAFullQueueRefusesUntilThereIsRoom(t *testing.T) {
 	background(t, func(ctx context.Context) error {
 		return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { return nil })
 	})
-	eventually.Holds(t, 5*time.Second, "room", func() bool { return over() == nil })
+	eventually.Holds(t, 5*time.Second, "the queue has room", func() bool { return over() == nil })
 }
 
 func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
@@ -305,7 +308,7 @@ func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 			ContentType: protocol.ContentJSON,
 			Payload:     []byte("{}"),
 		}
-		for range 3 { // two coordinators, or the same one after a crash
+		for range 3 { // by several coordinators, or by one after a crash
 			must(t, c.StoreDeadLetter(t.Context(), r, protocol.Errorf(protocol.Internal, "", "two\r\nlines")))
 		}
 		js, err := natsjs.New(d.raw(t))
@@ -317,19 +320,17 @@ func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 			m, err = stream.GetLastMsgForSubject(t.Context(), protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1"))
 			return err == nil
 		})
-		same(t, "headers", nats.Header{
+		same(t, "the headers of the dead letter", nats.Header{
 			protocol.HeaderContentType: m.Header[protocol.HeaderContentType],
 			protocol.HeaderRequest:     m.Header[protocol.HeaderRequest],
 			protocol.HeaderReason:      m.Header[protocol.HeaderReason],
 		}, nats.Header{
-			protocol.HeaderContentType: {
-				protocol.ContentJSON,
-			},
-			protocol.HeaderRequest: {"r1"},
-			protocol.HeaderReason:  {"internal: two  lines"},
+			protocol.HeaderContentType: {protocol.ContentJSON},
+			protocol.HeaderRequest:     {"r1"},
+			protocol.HeaderReason:      {"internal: two  lines"},
 		})
 		if string(m.Data) != "{}" {
-			t.Fatalf("%q", m.Data)
+			t.Fatalf("the dead letter contains %q, want the request's payload", m.Data)
 		}
 		info, err := stream.Info(
 			t.Context(),
@@ -337,7 +338,7 @@ func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 		)
 		must(t, err)
 		if n := info.State.Subjects[protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1")]; n != 1 {
-			t.Fatalf("stored %d times", n)
+			t.Fatalf("the dead letter is stored %d times, want once", n)
 		}
 	})
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// followEverything starts each kind of follower on a connection. heard has what each received; twice has the records
-// that the follower of the log received a second time.
+// followEverything starts a follower of each kind on a connection. heard has a channel for each, with what it received.
+// twice delivers the records that the follower of the log received a second time.
 func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
 	heard map[string]chan string, twice <-chan uint64) {
 	t.Helper()
@@ -38,18 +38,14 @@ func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
 		return k.FollowHosts(ctx, func(worker string, h *protocol.Host, _ uint64) { heard["hosts"] <- worker }, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.FollowReservations(
-			ctx,
-			0,
-			func(_, sandbox string, _ *protocol.Reservation, _ uint64) { heard["reservations"] <- sandbox },
-			nil,
-		)
+		handle := func(_, sandbox string, _ *protocol.Reservation, _ uint64) { heard["reservations"] <- sandbox }
+		return k.FollowReservations(ctx, 0, handle, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.ConsumeRequests(
-			ctx,
-			func(_ context.Context, r *jetstream.Delivery) error { heard["requests"] <- r.ID; return nil },
-		)
+		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+			heard["requests"] <- r.ID
+			return nil
+		})
 	})
 	stop, err := k.Work("w1", func(_, sandbox string, _ *protocol.Batch) { heard["work"] <- sandbox })
 	must(t, err)
@@ -68,8 +64,8 @@ func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
 	return heard, twiceFollowed
 }
 
-// Every follower receives what is new within three seconds of the server's return, and misses nothing. Followers of the
-// log receive nothing twice.
+// Within three seconds of the server's return, every follower receives new messages, and it misses none. Followers of
+// the log receive no message twice.
 func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -80,7 +76,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 
 	heard, twice := followEverything(t, d, k)
 
-	// write makes something new for each follower as soon as the server accepts it.
+	// write makes a new message for each follower as soon as the server accepts it.
 	write := func(id string) {
 		for what, f := range map[string]func() error{
 			"event": func() error { _, err := writer.Do(ctx, acceptExec(id)); return err },
@@ -99,22 +95,22 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 	for name, ch := range heard {
 		if name != "reconnect" {
 			if got := receive(t, 5*time.Second, name, ch); got != "first" {
-				t.Fatalf("%s: %s", name, got)
+				t.Fatalf("the follower of %s received %q first, want \"first\"", name, got)
 			}
 		}
 	}
 	for round := range 2 {
 		id := fmt.Sprintf("after%d", round)
 		back := d.restart(t)
-		// Core messages reach only present subscribers: their follower is told that it was away.
+		// Core messages reach only connected subscribers. OnReconnect tells their follower that it was disconnected.
 		receive(t, 3*time.Second, "reconnect", heard["reconnect"])
-		must(t, k.Flush(ctx)) // what it asks the server next comes after its subscriptions
+		must(t, k.Flush(ctx)) // afterwards the server has the subscriptions of k
 		write(id)
 		for name, ch := range heard {
 			if name == "reconnect" {
 				continue
 			}
-			for got := ""; got != id; { // a queue may deliver again what was not settled
+			for got := ""; got != id; { // a queue may deliver unsettled messages again
 				got = receive(t, 3*time.Second-time.Since(back), name+" after the restart", ch)
 			}
 		}
@@ -122,7 +118,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 	}
 	select {
 	case record := <-twice:
-		t.Errorf("record %d was followed twice", record)
+		t.Errorf("the follower of the log received record %d twice", record)
 	default:
 	}
 }
@@ -143,17 +139,17 @@ func TestEveryFollowerInAClusterRecoversFromTheLossOfAServer(t *testing.T) {
 		}, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.ConsumeRequests(
-			ctx,
-			func(_ context.Context, r *jetstream.Delivery) error { requests <- r.ID; return nil },
-		)
+		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+			requests <- r.ID
+			return nil
+		})
 	})
 	for round := range 2 {
 		id := fmt.Sprintf("x%d", round)
 		_, err := writer.Do(ctx, acceptExec(id))
 		must(t, err)
 		lost := time.Now()
-		eventually.Holds(t, 15*time.Second, "the request stored", func() bool {
+		eventually.Holds(t, 15*time.Second, "the request is stored", func() bool {
 			bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 			defer cancel()
 			return c.Submit(bounded, d.tenant, protocol.VerbStop, id, id, "", nil) == nil
@@ -163,7 +159,7 @@ func TestEveryFollowerInAClusterRecoversFromTheLossOfAServer(t *testing.T) {
 				got = receive(t, 15*time.Second, what, ch)
 			}
 		}
-		t.Logf("round %d heard after %s", round, time.Since(lost))
+		t.Logf("round %d: both followers received their message after %s", round, time.Since(lost))
 		if round == 0 {
 			d.servers[0].Stop()
 		}

@@ -13,13 +13,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The log can be behind what was folded from it. After a restored backup, or a power loss that cost the last
-// acknowledged writes, a coordinator or a worker that kept running, or that started from a snapshot, has folded the
-// end of a history that no longer exists. It cannot append to that, since each append expects a record that never
-// comes. So journals and followers check for it, and fold the history again from its beginning.
+// The log can lose messages that were folded from it: when a backup is restored, or when a power loss costs the last
+// acknowledged writes. A coordinator or a worker that kept running, or that started from a snapshot, has then folded
+// the end of a history that no longer exists. It cannot append to that history, since each append expects a record that
+// the log no longer has. So journals and followers check whether the log still has what they read. If not, the history
+// is folded again from its beginning.
 
-// Position is a point in the log: a record, and the id of its batch, which distinguishes it from a record with the same
-// number in another history of the log. The id is empty if it is unknown.
+// Position is a point in the log: a record and the id of its batch. The id distinguishes the record from a record with
+// the same number in another history of the log. The id is empty if it is unknown.
 type Position struct {
 	Record uint64
 	Batch  string
@@ -32,8 +33,8 @@ const recheckAfter = 250 * time.Millisecond
 // entry is a message of a history.
 type entry struct {
 	record     uint64
-	batch      *protocol.Batch // nil: the message names another sandbox than its subject
-	after      uint64          // the record that its writer expected as the last one
+	batch      *protocol.Batch // nil if the message names another sandbox than its subject
+	after      uint64          // the record that the writer of the message expected as the last one
 	afterKnown bool            // after was recorded
 }
 
@@ -101,12 +102,12 @@ func (j *Journal) Position() Position {
 	return j.at
 }
 
-// errRewound says that a stream no longer has what a follower read from it: a server lost the messages, or has another
-// stream in its place.
+// errRewound says that a stream no longer has messages that a follower read from it: a server lost them, or the stream
+// was replaced by another one.
 var errRewound = protocol.Errorf(protocol.Unavailable, "rewound", "the stream no longer has what was read from it")
 
-// IsRewound reports whether a follower ended because the log no longer has what it handled. Whatever was derived from
-// that is void, and the caller must follow the log from its beginning.
+// IsRewound reports whether a follower ended because the log no longer has messages that it handled. The caller must
+// discard what it derived from them and follow the log from its beginning.
 func IsRewound(err error) bool { return err == error(errRewound) }
 
 // check returns errRewound if the stream no longer has the last handled message.
@@ -137,7 +138,7 @@ func (f *follower) lost(ctx context.Context) (bool, error) {
 	}
 	m, err := f.streams.leaderGet(ctx, f.stream, map[string]any{"seq": f.next - 1})
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return false, nil // purged or expired
+		return false, nil // the message was purged or has expired
 	}
 	return err == nil && !m.time.Equal(f.handled), err
 }

@@ -40,12 +40,13 @@ func (b *backup) around(t testing.TB, f func()) {
 	b.servers[0] = s
 }
 
+// take copies the server's store.
 func (b *backup) take(t testing.TB) {
 	t.Helper()
 	b.around(t, func() { must(t, os.CopyFS(b.copied, os.DirFS(b.dir))) })
 }
 
-// restore replaces the server's store by the copy.
+// restore replaces the server's store with the copy.
 func (b *backup) restore(t testing.TB) {
 	t.Helper()
 	b.around(t, func() {
@@ -62,25 +63,27 @@ func accept(t testing.TB, j *jetstream.Journal, ids ...string) {
 		cancel()
 		must(t, err)
 		if len(events) != 1 {
-			t.Fatalf("exec %s: %d events", id, len(events))
+			t.Fatalf("accepting exec %s appended %d events, want 1", id, len(events))
 		}
 	}
 }
 
-// A journal keeps running while the log is restored from a backup, as those of coordinators and workers do.
+// A journal keeps running while the log is restored from a backup, as the journals of coordinators and workers do.
 func TestAJournalAheadOfTheLogFoldsItAgain(t *testing.T) {
 	for name, then := range map[string]func(t *testing.T, d *backup, lives *jetstream.Journal){
-		"it is read": func(t *testing.T, _ *backup, lives *jetstream.Journal) { must(t, lives.Refresh(t.Context())) },
-		"it decides": func(*testing.T, *backup, *jetstream.Journal) {},
+		"the journal is read": func(t *testing.T, _ *backup, lives *jetstream.Journal) {
+			must(t, lives.Refresh(t.Context()))
+		},
+		"the journal decides": func(*testing.T, *backup, *jetstream.Journal) {},
 		// Another history has other batches at the same records.
-		"somebody else writes first": func(t *testing.T, d *backup, _ *jetstream.Journal) {
+		"another writer appends first": func(t *testing.T, d *backup, _ *jetstream.Journal) {
 			accept(t, journal(d.opened(t), d.tenant, "s1", "w1"), "y1", "y2")
 		},
-		"somebody else writes more": func(t *testing.T, d *backup, _ *jetstream.Journal) {
+		"another writer appends more": func(t *testing.T, d *backup, _ *jetstream.Journal) {
 			accept(t, journal(d.opened(t), d.tenant, "s1", "w1"), "y1", "y2", "y3", "y4")
 		},
 		// The next event has the number that the journal expects.
-		"what somebody else writes is heard of": func(t *testing.T, d *backup, lives *jetstream.Journal) {
+		"the journal receives another writer's batches": func(t *testing.T, d *backup, lives *jetstream.Journal) {
 			c := d.opened(t)
 			accept(t, journal(c, d.tenant, "s1", "w1"), "y1", "y2", "y3")
 			_, batches := readHistory(t, c, d.tenant, "s1")
@@ -108,12 +111,8 @@ func TestAJournalAheadOfTheLogFoldsItAgain(t *testing.T) {
 			got, _ := lives.State()
 			same(t, "the journal's fold and the log's", got, want)
 			if resets != 1 || got.Execs["x1"] == nil || got.Execs["x2"] != nil {
-				t.Errorf(
-					"it was folded again %d times, and has x1: %t, x2: %t",
-					resets,
-					got.Execs["x1"] != nil,
-					got.Execs["x2"] != nil,
-				)
+				t.Errorf("the history was folded again %d times, want once; the state has x1: %t, x2: %t",
+					resets, got.Execs["x1"] != nil, got.Execs["x2"] != nil)
 			}
 		})
 	}
@@ -130,16 +129,16 @@ func TestAJournalOfALostHistoryIsEmpty(t *testing.T) {
 	d.restore(t)
 	must(t, lives.Refresh(t.Context()))
 	if s, record := lives.State(); s.Exists() || record != 0 {
-		t.Fatalf("it is %s at %d", s.Sandbox.State, record)
+		t.Fatalf("the lost sandbox is %s at record %d", s.Sandbox.State, record)
 	}
 	events, err := lives.Do(t.Context(), becomeReady)
 	must(t, err)
 	if len(events) != 3 {
-		t.Fatalf("%d events", len(events))
+		t.Fatalf("the first decision appended %d events, want 3", len(events))
 	}
 }
 
-// A refresh without new batches costs one request, whatever the history.
+// A refresh without new batches costs one request, regardless of the history's length.
 func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
@@ -170,7 +169,7 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 }
 
 func TestAFollowerReportsARewoundLog(t *testing.T) {
-	logs := map[string][]string{"it is shorter": nil, "it has grown meanwhile": {"y1", "y2", "y3", "y4"}}
+	logs := map[string][]string{"the log is shorter": nil, "the log has grown again": {"y1", "y2", "y3", "y4"}}
 	for name, more := range logs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -187,20 +186,21 @@ func TestAFollowerReportsARewoundLog(t *testing.T) {
 				handle := func(b *protocol.Batch) { last = b.Record }
 				done <- follows.FollowEvents(t.Context(), 1, handle, func() { close(caughtUp) })
 			}()
-			receive(t, 5*time.Second, "the log", caughtUp)
+			receive(t, 5*time.Second, "the call of caughtUp", caughtUp)
 			through.closed.Store(true)
 			through.cut()
 			d.restore(t)
 			accept(t, journal(d.opened(t), d.tenant, "s1", "k1"), more...)
 			through.closed.Store(false)
 			if err := receive(t, 10*time.Second, "the end of following", done); !jetstream.IsRewound(err) {
-				t.Errorf("after record %d it ends with %v", last, err)
+				t.Errorf("after record %d, the follower ended with %v, want the error for a rewound log", last, err)
 			}
 		})
 	}
 }
 
-// A restored queue assigns the sequence of a request that is being handled to another one, which must be handled too.
+// A restored queue assigns the sequence of a request that is being handled to another request, which must be handled
+// too.
 func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 	t.Parallel()
 	b := startBackup(t)
@@ -222,7 +222,7 @@ func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 	defer close(free)
 	submit(t, client, b.tenant, "lost", "")
 	if id := <-heard; id != "lost" {
-		t.Fatal(id)
+		t.Fatalf("received request %s, want lost", id)
 	}
 	b.restore(t)
 	eventually.Holds(t, 10*time.Second, "connected again", func() bool { return c.Connected() && client.Connected() })
@@ -230,7 +230,7 @@ func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 	select {
 	case id := <-heard:
 		if id != "next" {
-			t.Error(id)
+			t.Errorf("received request %s, want next", id)
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("the request with a reused sequence was not handled")

@@ -13,11 +13,11 @@ import (
 
 // Room is how much room the event log has.
 type Room struct {
-	Bytes   int64  // used
-	Limit   int64  // bytes at which the server refuses every append; 0: no limit
+	Bytes   int64  // size of the log
+	Limit   int64  // size at which the server refuses every append; 0: no limit
 	Reserve int64  // the last bytes below Limit, reserved for ends and deletes, not for new work
-	Short   string // why new work must wait although Limit is not near, such as a nearly full disk; else empty
-	Failed  string // why the log accepts no append, such as a write error that the server remembers; else empty
+	Short   string // why new work must wait although Limit is not near, such as a nearly full disk; may be empty
+	Failed  string // why the log accepts no append, such as a write error that the server remembers; may be empty
 }
 
 const (
@@ -66,17 +66,17 @@ func (r Room) String() string {
 	return fmt.Sprintf("%s of %s used", protocol.Bytes(r.Bytes), protocol.Bytes(r.Limit))
 }
 
-// roomState is the last answer about the room and what else this process knows about it.
+// roomState is the last answer about the room in the event log, and what else this process knows about it.
 type roomState struct {
 	mu            sync.Mutex
 	room          Room
 	at            time.Time
 	short, failed string
-	unanswered    bool // an append got no answer: it was lost, or the store refuses writes
+	unanswered    bool // an append got no answer: the answer was lost, or the store refuses writes
 	disk          func() (free, size int64)
 }
 
-// suspect notes that an append got no answer.
+// suspect records that an append got no answer.
 func (k *roomState) suspect() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,8 +92,8 @@ func (k *roomState) suspected() bool {
 	return was
 }
 
-// LogRoom returns how much room the event log has. An answer is reused for a second, so that calling it before each
-// request costs no round trip. Errors: unavailable, deadline_exceeded, not_provisioned.
+// LogRoom returns how much room the event log has. An answer is reused for a second, so that callers can ask before
+// each request without a round trip. Errors: unavailable, deadline_exceeded, not_provisioned.
 func (h *StoreHealth) LogRoom(ctx context.Context) (Room, error) {
 	k := &h.room
 	k.mu.Lock()
@@ -129,8 +129,8 @@ func (s *streams) streamInfo(ctx context.Context, name string) (*jetstream.Strea
 	})
 }
 
-// readStream requests a stream once. The answer carries the clock of the server that leads it; that of the event log's
-// leader is the store's time.
+// readStream requests the state of a stream once. The answer carries the time of the server that leads the stream. The
+// time of the event log's leader is the store's time.
 func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
 	sent := c.sinceBoot()
 	stream, err := c.js.Stream(ctx, name)
@@ -145,7 +145,7 @@ func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, e
 	return stream, nil
 }
 
-// setFailed notes why the log accepts no append, or with an empty text that it does again.
+// setFailed records why the log accepts no append. An empty text means that it accepts appends.
 func (k *roomState) setFailed(why string) (changed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -168,7 +168,8 @@ func (h *StoreHealth) SetDisk(disk func() (free, size int64)) {
 	h.room.disk = disk
 }
 
-// SetWorkMustWait sets why new work must wait although the log's limit is not near; empty: it need not wait.
+// SetWorkMustWait sets why new work must wait although the log's limit is not near. An empty text means that it need
+// not wait.
 func (h *StoreHealth) SetWorkMustWait(why string) {
 	h.room.mu.Lock()
 	defer h.room.mu.Unlock()

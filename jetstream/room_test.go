@@ -17,33 +17,18 @@ func TestAFullEventLogKeepsAReserveAndReportsThatItIsFull(t *testing.T) {
 	room, err := c.LogRoom(t.Context())
 	must(t, err)
 	if room.RefusesNew() || room.Err() != nil || room.Limit != 256<<10 || room.Reserve != 32<<10 {
-		t.Fatalf("at first %+v", room)
+		t.Fatalf("the room of an empty log is %+v", room)
 	}
 	refusedAt, stored := 0, 0
 	for {
-		_, err = c.Append(
-			t.Context(),
-			&protocol.Batch{
-				Writer:  "k1",
-				Tenant:  d.tenant,
-				Sandbox: fmt.Sprintf("s%d", stored),
-				Events: []protocol.Event{
-					{
-						Sequence: 1,
-						Kind:     protocol.SandboxAccepted,
-						Request:  strings.Repeat("r", 2000),
-						Phase:    &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
-					},
-				},
-			},
-			0,
-		)
-		if err != nil {
+		b := accepted(d.tenant, fmt.Sprintf("s%d", stored), "k1")
+		b.Events[0].Request = strings.Repeat("r", 2000)
+		if _, err = c.Append(t.Context(), b, 0); err != nil {
 			break
 		}
 		stored++
 		if refusedAt == 0 && stored%5 == 0 {
-			room, err := d.opened(t).LogRoom(t.Context()) // a connection of its own remembers no answer
+			room, err := d.opened(t).LogRoom(t.Context()) // a new connection has no cached answer
 			must(t, err)
 			if room.RefusesNew() {
 				wantError(t, room.Err(), protocol.ResourceExhausted, protocol.ReasonLogFull)
@@ -53,16 +38,16 @@ func TestAFullEventLogKeepsAReserveAndReportsThatItIsFull(t *testing.T) {
 	}
 	wantError(t, err, protocol.ResourceExhausted, protocol.ReasonLogFull)
 	if refusedAt == 0 || stored < refusedAt+5 {
-		t.Fatalf("new work is refused at %d, everything at %d", refusedAt, stored)
+		t.Fatalf("new work is refused after %d batches, and every append after %d", refusedAt, stored)
 	}
 	c = d.opened(t)
 	if room, err := c.LogRoom(t.Context()); err != nil || !room.RefusesNew() {
-		t.Fatalf("%+v, %v", room, err)
+		t.Fatalf("the room of a full log is %+v, %v", room, err)
 	}
 	must(t, c.Provision(t.Context(), jetstream.Assets{EventMaxBytes: 1 << 20}))
 	readySandbox(t, c, d.tenant, "after")
 	if s := d.opened(t).Storage(t.Context()); len(s.Problems) > 0 || len(s.Streams) == 0 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("the storage after the limit was raised: %+v", s)
 	}
 }
 

@@ -3,14 +3,14 @@ package jetstream
 import "github.com/boxfleet/boxfleet/protocol"
 
 // scratch is a copy of the fold on which decisions are tried. A large sandbox's scratch is reused for the next append
-// and updated where it differs from the fold, so that an append costs what it changes, regardless of the number of
+// and updated where it differs from the fold. So the cost of an append depends on what it changes, not on the number of
 // execs. A small sandbox's state is copied each time, which is cheaper than having every sandbox in memory twice.
 type scratch struct {
-	state  *protocol.State     // owned by the commit
-	differ map[string]struct{} // execs that may differ in the fold; under the journal's lock
+	state  *protocol.State     // only the commit in progress uses it
+	differ map[string]struct{} // execs that may differ in the fold; guarded by the journal's lock
 }
 
-// reuseScratch is the number of execs from which on a scratch is reused.
+// reuseScratch is the number of execs at which a scratch is reused.
 const reuseScratch = 256
 
 // takeScratchLocked returns a copy of the fold for a commit.
@@ -28,7 +28,7 @@ func (j *Journal) takeScratchLocked() *protocol.State {
 	return j.scratch.state
 }
 
-// returnScratch notes which execs the decisions changed in the state that they were tried on.
+// returnScratch records which execs the decisions changed in the state that they were tried on.
 func (j *Journal) returnScratch(tried *protocol.State, events []protocol.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -36,13 +36,13 @@ func (j *Journal) returnScratch(tried *protocol.State, events []protocol.Event) 
 		return
 	}
 	if j.scratch.state != tried {
-		j.scratch = nil // a decision corrupted it
+		j.scratch = nil // a decision corrupted the scratch
 		return
 	}
 	j.scratch.changed(events)
 }
 
-// changed notes that the execs of events may differ.
+// changed records that the execs of these events may differ.
 func (s *scratch) changed(events []protocol.Event) {
 	if s == nil {
 		return
@@ -54,7 +54,7 @@ func (s *scratch) changed(events []protocol.Event) {
 	}
 }
 
-// trimmed notes that the execs that a state is about to drop may differ.
+// trimmed records that the execs that a state is about to drop may differ.
 func (s *scratch) trimmed(state *protocol.State, keep int) {
 	if s == nil {
 		return

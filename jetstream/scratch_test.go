@@ -13,13 +13,8 @@ import (
 func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
-	_, err := journal(
-		c,
-		tenant,
-		sandbox,
-		"k1",
-	).Do(t.Context(), func(s *protocol.State, _ time.Time) (events []protocol.Event, _ error) {
-		for i := range execs { // those that are not there: it is asked again where they take several messages
+	decide := func(s *protocol.State, _ time.Time) (events []protocol.Event, _ error) {
+		for i := range execs { // only the missing ones: Do calls decide again if they take several messages
 			if s.Execs[fmt.Sprint("active", i)] != nil {
 				continue
 			}
@@ -27,12 +22,13 @@ func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 				ID: fmt.Sprint("active", i), Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
 		}
 		return events, nil
-	})
+	}
+	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), decide)
 	must(t, err)
 }
 
-// Decisions of a busy sandbox are tried on the same scratch state again and again. It always equals the fold, whichever
-// writer appended, and refused or lost decisions leave nothing in it.
+// Decisions of a busy sandbox are tried on the same scratch state repeatedly. The scratch state always equals the fold,
+// regardless of which writer appended. Refused or lost decisions leave no changes in the scratch state.
 func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
@@ -43,7 +39,7 @@ func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 			return protocol.Event{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: id, Inline: true}}
 		}
 		for i := range 30 {
-			if i%3 == 0 { // somebody else writes first
+			if i%3 == 0 { // another writer appends first
 				_, err := other.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
 					return []protocol.Event{end(fmt.Sprint("active", i))}, nil
 				})
@@ -58,7 +54,7 @@ func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 			_, err := mine.Do(t.Context(), func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 				var is *protocol.State
 				mine.View(func(state *protocol.State, _ uint64) { is = state.Clone() })
-				same(t, "what a decision sees and the fold", s, is)
+				same(t, "the state that a decision sees and the fold", s, is)
 				events := []protocol.Event{end(fmt.Sprint("active", 200+i))}
 				more, err := acceptExec(fmt.Sprint("x", i))(s, time.Time{})
 				return append(events, more...), err
@@ -72,7 +68,7 @@ func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 	})
 }
 
-// BenchmarkAppendWithActiveExecs measures one append; most of its time is the store's.
+// BenchmarkAppendWithActiveExecs measures one append, most of whose time is spent in the store.
 func BenchmarkAppendWithActiveExecs(b *testing.B) {
 	for _, execs := range []int{0, 100, 1000, 8000} {
 		b.Run(fmt.Sprintf("active=%d", execs), func(b *testing.B) {

@@ -21,7 +21,7 @@ import (
 )
 
 // A segment is a part of a history that was moved out of the log: its messages as they were stored, compressed into one
-// object. It never changes.
+// object. A segment never changes.
 
 // segmentMessage is a message of the log as it was stored.
 type segmentMessage struct {
@@ -45,30 +45,31 @@ type segment struct {
 	FirstRecord uint64    `json:"first_record"`
 	LastRecord  uint64    `json:"last_record"`
 	LastBatch   string    `json:"last_batch,omitempty"`
-	After       uint64    `json:"after,omitempty"` // the record before the first one
+	After       uint64    `json:"after,omitempty"` // the record before the first message
 	Until       time.Time `json:"until"`           // when the last message was stored
 	Messages    int       `json:"messages"`
-	Size        int64     `json:"size"`   // uncompressed
-	Stored      int64     `json:"stored"` // compressed
+	Size        int64     `json:"size"`   // size of the uncompressed content
+	Stored      int64     `json:"stored"` // size of the compressed content
 	Digest      string    `json:"digest"` // SHA-256 of the compressed content, in hexadecimal
 }
 
 const (
-	// segmentSize is the size of messages at which a segment is full, before compression.
+	// segmentSize is the total size of messages, before compression, at which a segment is full.
 	segmentSize = 1 << 20
-	// segmentMost bounds the uncompressed size: a full segment plus a last message of 1 MiB, with their encoding.
+	// segmentMost bounds the size of a segment before compression: a full segment plus a last message of 1 MiB, with
+	// their encoding.
 	segmentMost = 8 << 20
 	// segmentsCached is how many bytes of segment messages a connection caches.
 	segmentsCached = 16 << 20
 )
 
-// directHeaders are the headers that a server adds to messages that are read in a batch.
+// directHeaders are the headers that a server adds to messages that are read by a direct get.
 var directHeaders = []string{
 	"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp",
 	"Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence",
 }
 
-// segmentMessageOf converts a message that was read in a batch.
+// segmentMessageOf converts a message that was read by a direct get.
 func segmentMessageOf(m *stored) (segmentMessage, error) {
 	at, err := time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp"))
 	if err != nil {
@@ -138,7 +139,7 @@ func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
 		return nil, protocol.Errorf(
 			protocol.Internal,
 			"",
-			"the content of segment %s does not have its digest",
+			"the content of segment %s does not match its digest",
 			s.Object,
 		)
 	}
@@ -200,8 +201,8 @@ func (sg *segments) segmentContent(ctx context.Context, s *segment) ([]byte, err
 	return content, err
 }
 
-// removeSegment removes a segment's object, or the remains of one after a crash. It writes nothing, because a write
-// would fail in a full bucket.
+// removeSegment removes a segment's object, or what a crash left of it. It writes nothing, because a write would fail
+// in a full bucket.
 func (sg *segments) removeSegment(ctx context.Context, object string) error {
 	if err := sg.purge(
 		ctx,
@@ -225,7 +226,7 @@ type segmentCache struct {
 
 	mu    sync.Mutex
 	size  int64
-	order list.List // of *cachedSegment, newest first
+	order list.List // of *cachedSegment, the last used first
 	byID  map[string]*list.Element
 }
 
@@ -293,7 +294,7 @@ func (sg *segments) segmentMessages(ctx context.Context, s *segment) ([]segmentM
 	}
 }
 
-// readMoved visits the messages between two records of a history that were moved out of the log, if any.
+// readMoved visits the messages of a history between two records that were moved to segments.
 func (sg *segments) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64,
 	visit func(e *entry) (bool, error)) error {
 	for try := 1; ; try++ {
@@ -340,7 +341,7 @@ func (sg *segments) readSegments(ctx context.Context, tenant, sandbox string, af
 	})
 }
 
-// movedEntry reads the message at a record that was moved out of the log, nil if there is none.
+// movedEntry reads the message at a record from a segment. It returns nil if no segment has the record.
 func (sg *segments) movedEntry(ctx context.Context, tenant, sandbox string, record uint64) (found *entry, err error) {
 	if record == 0 {
 		return nil, nil

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// needPayload is the largest message that a server must accept. Boxfleet's largest are batches of events, 768 KiB and
-// one event more, and answers with a page of 512 KiB and a row.
+// needPayload is the largest message that a server must accept. Boxfleet's largest messages are batches of events (768
+// KiB and one more event) and answers (a page of 512 KiB and one more row).
 const needPayload = 1 << 20
 
 const awaitPause = 5 * time.Second
@@ -36,15 +36,15 @@ func (c *connection) checkServer(ctx context.Context) error {
 	return nil
 }
 
-// awaitServer is checkServer, but waits for JetStream if wait is set: a server whose disk was full has it disabled
-// until it is restarted.
+// awaitServer is checkServer, but it waits for JetStream if wait is set. A server whose disk was full has JetStream
+// disabled until it is restarted.
 func (c *connection) awaitServer(ctx context.Context, wait bool) error {
 	for {
 		err := c.checkServer(ctx)
 		if err == nil || !wait || c.checkPayload() != nil {
 			return err
 		}
-		c.log.Error("waiting for JetStream", "error", err)
+		c.log.Error("waiting for JetStream on the NATS server", "error", err)
 		if !backoff.Sleep(ctx, awaitPause) {
 			return err
 		}

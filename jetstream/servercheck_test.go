@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// plainServer runs NATS with an operator's settings.
+// plainServer runs a NATS server with settings of an operator.
 func plainServer(t *testing.T, set func(*server.Options)) string {
 	t.Helper()
 	o := &server.Options{
@@ -28,7 +28,7 @@ func plainServer(t *testing.T, set func(*server.Options)) string {
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("the server does not start")
+		t.Fatal("the server is not ready after 10 s")
 	}
 	return s.ClientURL()
 }
@@ -56,10 +56,10 @@ func TestUnsuitableServerSettingsAreReportedInOneSentence(t *testing.T) {
 			}
 			wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
 			if !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("the error is: %v", err)
+				t.Errorf("the error is not one sentence with %q: %v", test.says, err)
 			}
 			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("after %s", took)
+				t.Errorf("the error came only after %s", took)
 			}
 			t.Log(err)
 		})

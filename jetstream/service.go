@@ -22,9 +22,9 @@ import (
 // Endpoint answers a query of the read service.
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
-// readService is a service as NATS defines them: `nats service info boxfleet` shows it. The client's own package
-// answers the queries of an endpoint one after another, or else counts neither errors nor times, so Boxfleet
-// implements the protocol itself.
+// readService is a service in the sense of NATS: `nats service info boxfleet` shows it. The client's package for
+// services answers the queries of an endpoint one after another, or else counts neither errors nor times. So Boxfleet
+// implements the protocol of services itself.
 type readService struct {
 	queries   *Queries
 	identity  micro.ServiceIdentity
@@ -34,8 +34,8 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
-// answersAtOnce is the most queries of one endpoint that are answered concurrently. More wait as messages, and the NATS
-// client drops messages beyond its limit, so a flood of queries takes no more memory than that.
+// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait as messages. The
+// NATS client drops messages beyond its own limit, which also limits the memory that a flood of queries takes.
 const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"
@@ -120,7 +120,8 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 	return nil
 }
 
-// serveDiscovery answers what `nats service` asks of all services, of all instances of this one, and of this instance.
+// serveDiscovery answers the questions that `nats service` asks all services, all instances of this service, or this
+// instance.
 func (s *readService) serveDiscovery() error {
 	discovery := map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats}
 	for verb, content := range discovery {
@@ -244,13 +245,13 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	}
 }
 
-// ask calls an endpoint. A panic becomes the error of this query alone.
+// ask calls an endpoint. If the endpoint panics, only this query fails.
 func (s *readService) ask(ctx context.Context, endpoint Endpoint, tenant string, q *protocol.Query) (
 	reply *protocol.Reply, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.queries.log.Error("a query panicked", "panic", p, "stack", string(debug.Stack()))
-			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
+			err = protocol.Errorf(protocol.Internal, "", "the query panicked: %v", p)
 		}
 	}()
 	return endpoint(ctx, tenant, q)
@@ -259,7 +260,7 @@ func (s *readService) ask(ctx context.Context, endpoint Endpoint, tenant string,
 // headerRoom is the room for the headers of an answer.
 const headerRoom = 4 << 10
 
-// headerText makes a text fit for a header: one line, short enough to leave room for other headers.
+// headerText turns a text into the value of a header: one line, short enough to leave room for other headers.
 func headerText(s string) string {
 	if len(s) > headerRoom/2 {
 		s = strings.ToValidUTF8(s[:headerRoom/2], "") + "…"
@@ -276,7 +277,7 @@ func headerText(s string) string {
 // nothing about who wrote it.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
-// Query queries the read service. Errors: the service's own; unavailable if no coordinator runs.
+// Query sends a query to the read service. Errors: those of the service; unavailable if no coordinator runs.
 func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
 	q.Version = protocol.Version
 	subject := protocol.APISubject(tenant, endpoint)

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Snapshot is the fold of a sandbox's history at a record. It saves replaying the history at a start, and may be
-// lost: the log remains the source of truth. A snapshot without a state says that the state is too large for a
+// Snapshot is the fold of a sandbox's history at a record. It saves a starting process the replay of the history. It
+// may be lost: the log remains the source of truth. A snapshot without a state says that the state is too large for a
 // message and must be folded from the history.
 type Snapshot struct {
 	Version int             `json:"v"`
@@ -17,14 +17,14 @@ type Snapshot struct {
 	Batch   string          `json:"batch,omitempty"` // id of the batch at Record
 	Fold    int             `json:"fold,omitempty"`  // [protocol.FoldVersion] of the writer
 
-	// Reserved is a revision of the id registry, in a checkpoint: all ids that were reserved up to it have a history.
-	// 0: unknown.
+	// Reserved is a revision of the registry of ids. Only checkpoints have it: all ids that were reserved up to this
+	// revision have a history. 0: unknown.
 	Reserved uint64 `json:"reserved,omitempty"`
 }
 
 func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
 
-// Usable reports whether this code would have folded the same state.
+// Usable reports whether the snapshot has a state, and this version of the code would have folded the same state.
 func (s *Snapshot) Usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
 
 // checkpointKey is the key of the record up to which the snapshots of all sandboxes are current.
@@ -41,9 +41,9 @@ type Snapshots struct {
 	segments *segments
 }
 
-// WriteSnapshot replaces a sandbox's snapshot, which is stored at revision, and returns the new revision. Either is 0
-// if unknown. A newer snapshot is not replaced. A snapshot too large for a message is stored without its state.
-// WriteSnapshot may change s.State.
+// WriteSnapshot replaces a sandbox's snapshot and returns the new revision. revision is that of the stored snapshot.
+// Both are 0 if unknown. A newer snapshot is not replaced. A snapshot too large for a message is stored without its
+// state. WriteSnapshot may change s.State.
 func (sn *Snapshots) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (
 	uint64, error) {
 	data := protocol.Encode(s)
@@ -92,7 +92,7 @@ func (sn *Snapshots) WriteCheckpoint(ctx context.Context, at Position, reserved 
 	return err
 }
 
-// checkpoint reads the checkpoint. It returns the zero value if there is no usable one.
+// checkpoint reads the checkpoint. It returns the zero value if there is no usable checkpoint.
 func (sn *Snapshots) checkpoint(ctx context.Context) (Snapshot, error) {
 	value, _, err := sn.kv(protocol.BucketSandboxes).get(ctx, checkpointKey)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -109,7 +109,7 @@ func (sn *Snapshots) checkpoint(ctx context.Context) (Snapshot, error) {
 }
 
 // Checkpoint returns the position up to which snapshots have every event, and the revision of the registry up to which
-// every id has a history; 0: unknown. A checkpoint of another history of the log counts as none.
+// every id has a history; 0: unknown. It ignores a checkpoint of another history of the log.
 func (sn *Snapshots) Checkpoint(ctx context.Context) (at Position, reserved uint64, err error) {
 	s, err := sn.checkpoint(ctx)
 	if err != nil || s.Version == 0 {
@@ -152,9 +152,9 @@ func (sn *Snapshots) storedIsNewer(
 	return sn.segments.holds(ctx, tenant, sandbox, old.position())
 }
 
-// ReadSnapshots reads the snapshot of every living sandbox and returns the record to follow the log from. It visits a
-// sandbox with a nil s if its snapshot is unusable, so its history must be folded. It visits nothing and returns 1 if
-// there is no checkpoint, or if the log ends before the checkpoint or has another history.
+// ReadSnapshots reads the snapshot of every living sandbox and returns the record to follow the log from. If a
+// sandbox's snapshot is unusable, s is nil, and the caller must fold the history. ReadSnapshots visits nothing and
+// returns 1 if there is no checkpoint, or if the log ends before the checkpoint or has another history.
 func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (
 	from uint64, err error) {
 	b := sn.kv(protocol.BucketSandboxes)
@@ -172,7 +172,7 @@ func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandb
 	if held, err := sn.reaches(ctx, checkpoint.position(), last); err != nil {
 		return 0, err
 	} else if !held {
-		sn.log.Warn("the log lacks messages that the snapshots include; reading the log from its beginning",
+		sn.log.Warn("the event log lacks messages that the snapshots include; reading the event log from its beginning",
 			"checkpoint", checkpoint.Record, "log", last)
 		return 1, nil
 	}
@@ -209,8 +209,8 @@ func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandb
 	return checkpoint.Record + 1, err
 }
 
-// reaches reports whether the log, whose last record is given, contains a position. A purged message cannot be checked
-// and counts as contained.
+// reaches reports whether the log contains a position. last is the log's last record. A purged message cannot be
+// checked and counts as contained.
 func (sn *Snapshots) reaches(ctx context.Context, p Position, last uint64) (bool, error) {
 	if p.Record > last {
 		return false, nil
@@ -226,7 +226,7 @@ func (sn *Snapshots) reaches(ctx context.Context, p Position, last uint64) (bool
 	return e.isAt(p), err
 }
 
-// reachesNow is reaches for the current log.
+// reachesNow is reaches with the log's current last record.
 func (sn *Snapshots) reachesNow(ctx context.Context, p Position) (bool, error) {
 	last, err := sn.lastSequence(ctx, protocol.StreamEvents)
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *streams) readAll(ctx context.Context, b kv, visit func(key string, valu
 	return s.readKeys(ctx, b, ">", visit)
 }
 
-// readKeys reads every key of a pattern that has a value.
+// readKeys reads every key that matches a pattern and has a value.
 func (s *streams) readKeys(ctx context.Context, b kv, pattern string, visit func(key string, value []byte)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

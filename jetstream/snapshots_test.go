@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshots reads all usable snapshots, and nil for each of the others.
+// snapshots reads all snapshots of a tenant. Those that are unusable are nil.
 func snapshots(t testing.TB, c *jetstream.Conn, tenant string) (from uint64, all map[string]*jetstream.Snapshot) {
 	t.Helper()
 	all = map[string]*jetstream.Snapshot{}
@@ -23,7 +23,7 @@ func snapshots(t testing.TB, c *jetstream.Conn, tenant string) (from uint64, all
 	return from, all
 }
 
-// An old leader's write comes after that of the next leader.
+// The write of an old leader comes after the write of the next leader.
 func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
@@ -38,7 +38,7 @@ func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 		next, err := c.WriteSnapshot(ctx, d.tenant, "s1", j.Snapshot(), 0)
 		must(t, err)
 		if next <= was {
-			t.Fatalf("revision %d after %d", next, was)
+			t.Fatalf("the next revision is %d, not after %d", next, was)
 		}
 		for _, revision := range []uint64{was, 0} {
 			late := *old
@@ -50,10 +50,10 @@ func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 		must(t, c.WriteCheckpoint(ctx, at, 0))
 		from, all := snapshots(t, c, d.tenant)
 		if s := all["s1"]; s == nil || s.State.Execs["x2"] == nil {
-			t.Errorf("the late snapshot was stored: %+v", s)
+			t.Errorf("the late snapshot replaced the newer one: %+v", s)
 		}
 		if len(d.servers) == 1 && from != j.Position().Record+1 {
-			t.Errorf("the checkpoint is before %d", from)
+			t.Errorf("the log is to be followed from record %d, want %d", from, j.Position().Record+1)
 		}
 		// A page of exec ids keeps the ids that another process stored, in its order.
 		ids := func() (got []uint64) {
@@ -80,7 +80,7 @@ func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 		_, err = c.WriteSnapshot(ctx, d.tenant, "s1", old, was)
 		must(t, err)
 		if _, all := snapshots(t, c, d.tenant); len(all) != 0 {
-			t.Errorf("a snapshot of a sandbox that was purged: %v", all)
+			t.Errorf("a snapshot was stored for a purged sandbox: %v", all)
 		}
 	})
 }
@@ -103,7 +103,7 @@ func TestASnapshotLargerThanAMessageIsStoredWithoutItsState(t *testing.T) {
 	must(t, c.WriteCheckpoint(ctx, j.Position(), 0))
 	from, all := snapshots(t, c, d.tenant)
 	if s, there := all["s1"]; !there || s != nil || from != j.Position().Record+1 {
-		t.Errorf("from %d, the snapshot is %+v", from, s)
+		t.Errorf("the log is to be followed from record %d, and the snapshot is %+v", from, s)
 	}
 }
 
@@ -118,24 +118,24 @@ func TestASnapshotOfAnotherFoldVersionIsNotUsed(t *testing.T) {
 		t.Run(fmt.Sprint(fold), func(t *testing.T) {
 			s := j.Snapshot()
 			s.Fold = fold
-			// As an older coordinator writes it, without an expected revision.
+			// An earlier version of the coordinator writes the snapshot like this, without an expected revision.
 			m := &jetstream.Snapshot{Version: s.Version, Record: s.Record, State: s.State, Fold: fold}
 			d.put(t, protocol.BucketSandboxes, d.tenant+".s1", protocol.Encode(m))
 			must(t, c.WriteCheckpoint(ctx, j.Position(), 0))
 			from, all := snapshots(t, c, d.tenant)
 			if got, there := all["s1"]; !there || (got != nil) != usable || from != s.Record+1 {
-				t.Errorf("from %d, the snapshot is %+v", from, got)
+				t.Errorf("the log is to be followed from record %d, and the snapshot is %+v", from, got)
 			}
 		})
 	}
-	// A snapshot of an older fold version is replaced, though the history has not grown.
+	// A snapshot of an older fold version is replaced even if the history has not grown.
 	s := j.Snapshot()
 	s.Fold = 0
 	d.put(t, protocol.BucketSandboxes, d.tenant+".s1", protocol.Encode(s))
 	_, err := c.WriteSnapshot(ctx, d.tenant, "s1", j.Snapshot(), 0)
 	must(t, err)
 	if _, all := snapshots(t, c, d.tenant); all["s1"] == nil {
-		t.Error("the snapshot is unusable")
+		t.Error("the snapshot of an older fold version was not replaced")
 	}
 }
 
@@ -158,25 +158,21 @@ func TestSnapshotsAheadOfTheLogAreIgnored(t *testing.T) {
 		return s
 	}
 	good := put("s1", 0, "")
-	put("s2", 0, "another") // at its record there is another batch
-	put("s3", 9, "")        // the log does not go so far
-	d.put(
-		t,
-		protocol.BucketSandboxes,
-		"_checkpoint",
-		protocol.Encode(&jetstream.Snapshot{Version: 1, Record: good.Record, Batch: good.Batch}),
-	)
+	put("s2", 0, "another") // the log has another batch at this record
+	put("s3", 9, "")        // the log ends before this record
+	checkpoint := &jetstream.Snapshot{Version: 1, Record: good.Record, Batch: good.Batch}
+	d.put(t, protocol.BucketSandboxes, "_checkpoint", protocol.Encode(checkpoint))
 	from, all := snapshots(t, c, d.tenant)
 	if from != good.Record+1 || len(all) != 3 || all["s1"] == nil || all["s2"] != nil || all["s3"] != nil {
-		t.Errorf("from %d: %+v", from, all)
+		t.Errorf("the log is to be followed from record %d, and the snapshots are %+v", from, all)
 	}
-	// A newer snapshot of a history that is lost is replaced.
+	// A snapshot of a lost history is replaced, even if its record is higher.
 	j := journal(c, d.tenant, "s3", "k1")
 	must(t, j.Refresh(ctx))
 	_, err := c.WriteSnapshot(ctx, d.tenant, "s3", j.Snapshot(), 0)
 	must(t, err)
 	if _, all := snapshots(t, c, d.tenant); all["s3"] == nil {
-		t.Error("the snapshot was not written")
+		t.Error("the snapshot of the lost history was not replaced")
 	}
 	for what, checkpoint := range map[string]jetstream.Snapshot{
 		"ahead of the log":   {Version: 1, Record: 99, Batch: good.Batch},
@@ -184,12 +180,12 @@ func TestSnapshotsAheadOfTheLogAreIgnored(t *testing.T) {
 	} {
 		d.put(t, protocol.BucketSandboxes, "_checkpoint", protocol.Encode(&checkpoint))
 		if from, all := snapshots(t, c, d.tenant); from != 1 || len(all) != 0 {
-			t.Errorf("%s: from %d: %+v", what, from, all)
+			t.Errorf("a checkpoint %s: the log is to be followed from record %d, and the snapshots are %+v", what, from, all)
 		}
 	}
 	must(t, c.WriteCheckpoint(ctx, jetstream.Position{Record: good.Record, Batch: good.Batch}, 0))
 	if from, _ := snapshots(t, c, d.tenant); from != good.Record+1 {
-		t.Errorf("from %d", from)
+		t.Errorf("the log is to be followed from record %d, want %d", from, good.Record+1)
 	}
 }
 

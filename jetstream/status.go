@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PublishStatus publishes what prevents a coordinator from deciding, or that nothing does. The message may be lost. Error:
-// unavailable.
+// PublishStatus publishes what prevents a coordinator from deciding, or that nothing does. The message may be lost.
+// Error: unavailable.
 func (n *Notifications) PublishStatus(s *protocol.Status) error {
 	m := nats.NewMsg(protocol.StatusSubject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
@@ -20,13 +20,12 @@ func (n *Notifications) PublishStatus(s *protocol.Status) error {
 func (n *Notifications) FollowStatus(handle func(*protocol.Status)) (stop func(), err error) {
 	sub, err := n.nc.Subscribe(protocol.StatusSubject, func(m *nats.Msg) {
 		s := &protocol.Status{}
-		if err := protocol.DecodeAs(
-			m.Header.Get(protocol.HeaderContentType),
-			m.Data,
-			s,
-		); err != nil ||
-			protocol.CheckVersion(s.Version) != nil {
-			n.log.Warn("could not read a coordinator's status", "error", err)
+		err := protocol.DecodeAs(m.Header.Get(protocol.HeaderContentType), m.Data, s)
+		if err == nil {
+			err = protocol.CheckVersion(s.Version)
+		}
+		if err != nil {
+			n.log.Warn("could not decode a coordinator's status", "error", err)
 			return
 		}
 		handle(s)

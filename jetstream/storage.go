@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	checkWithin = 1800 * time.Millisecond // bounds one check of a stream: a stream without a leader does not answer
-	warnPercent = 80
-	plenty      = 20 << 30 // a disk with this much free never counts as nearly full
+	checkWithin = 1800 * time.Millisecond // time for one check: a stream without a leader does not answer
+	warnPercent = 80                      // how full something may be without a warning
+	plenty      = 20 << 30                // a disk with this much free never counts as nearly full
 )
 
 // storageCheck is a check of the storage, running or finished.
 type storageCheck struct {
 	done  chan struct{}
-	found *protocol.Storage // once done is closed
+	found *protocol.Storage // set once done is closed
 	at    time.Time
 }
 
@@ -32,12 +32,13 @@ type storageCheck struct {
 type StoreHealth struct {
 	*streams
 
-	checked *storageCheck // the last check; under mu
+	checked *storageCheck // the last check; guarded by mu
 }
 
-// Storage returns the current state of the storage: leaders, replicas in sync, used and free space. Whatever it cannot
-// determine becomes a problem in the result, so it always returns one: within 4 s, or when ctx ends. Concurrent calls,
-// and calls within a second, share one result: otherwise a caller that times out and asks again would never get one.
+// Storage returns the current state of the storage: leaders, replicas in sync, used and free space. What it cannot
+// determine becomes a problem in the result, so that it always returns a result, within 4 s or when ctx ends. Calls
+// that overlap or follow within a second share one check. Otherwise a caller that times out and asks again would never
+// get a result.
 func (h *StoreHealth) Storage(ctx context.Context) *protocol.Storage {
 	h.mu.Lock()
 	l := h.checked
@@ -84,7 +85,7 @@ func (h *StoreHealth) checkStorage(ctx context.Context) *protocol.Storage {
 	return s
 }
 
-// jetStreamAnswers checks that JetStream is available, and otherwise returns one sentence about why it is not.
+// jetStreamAnswers checks that JetStream is available. If it is not, it returns one sentence about the reason.
 func (h *StoreHealth) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, string) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
@@ -145,8 +146,8 @@ func streamStorage(name string, info *jetstream.StreamInfo, err error) protocol.
 	return s
 }
 
-// behind returns the problems of streams that are stored less safely than others or than they should be. Streams with
-// the same problem share one sentence.
+// behind returns the problems of streams that are stored less safely than other streams, or than they should be.
+// Streams with the same problem share one sentence.
 func behind(streams []protocol.StreamStorage) []string {
 	most := 0
 	for _, s := range streams {
@@ -163,7 +164,7 @@ func behind(streams []protocol.StreamStorage) []string {
 				s.InSync, s.Replicas, strings.Join(s.Behind, ", "))
 			affected[why] = append(affected[why], s.Name)
 		case s.Replicas < most:
-			why := fmt.Sprintf("%d replica(s) where others have %d: run boxfleet storage grow --replicas %d",
+			why := fmt.Sprintf("%d replica(s), but other streams have %d: run boxfleet storage grow --replicas %d",
 				s.Replicas, most, most)
 			affected[why] = append(affected[why], s.Name)
 		}
@@ -175,7 +176,7 @@ func behind(streams []protocol.StreamStorage) []string {
 	return problems
 }
 
-// filling returns a warning for everything that is filled beyond warnPercent of its limit.
+// filling returns a warning for each stream, account or disk that is filled beyond warnPercent of its limit.
 func filling(s *protocol.Storage) []string {
 	var warnings []string
 	warn := func(what string, used, limit int64, do string) {
@@ -186,7 +187,7 @@ func filling(s *protocol.Storage) []string {
 	}
 	for _, stream := range s.Streams {
 		if stream.Name != protocol.StreamLogs &&
-			stream.Name != protocol.StreamDead { // those remove their oldest messages
+			stream.Name != protocol.StreamDead { // these two remove their oldest messages
 			warn(stream.Name, stream.Bytes, stream.MaxBytes,
 				"delete what is not needed, or raise its limit with boxfleet storage set")
 		}

@@ -12,23 +12,23 @@ import (
 )
 
 const (
-	probePeriod  = 500 * time.Millisecond // between checks whether an append got no answer
-	probeAnyway  = 5 * time.Second        // between probes without a suspicion
-	reportPeriod = 30 * time.Second
-	firstReport  = 5 * time.Second // a starting cluster's replicas need a moment to get in sync
-	recoverPause = 2 * time.Second // first pause between attempts to recover the log
+	probePeriod  = 500 * time.Millisecond // between two checks for appends that got no answer
+	probeAnyway  = 5 * time.Second        // between two probes if all appends got an answer
+	reportPeriod = 30 * time.Second       // between two checks of the storage
+	firstReport  = 5 * time.Second        // a starting cluster's replicas need a moment to get in sync
+	recoverPause = 2 * time.Second        // first pause between attempts to recover the log
 	recoverMost  = 30 * time.Second
 
 	// probeSubject belongs to no sandbox: no tenant has such a name.
 	probeSubject = "boxfleet.v1.event.-.-"
 )
 
-// WatchStore checks until ctx ends whether the event log accepts writes, and otherwise recovers it: by restart, which
-// may be nil, for a server in this process; by a change of leader in a cluster. For another single server it names
-// the one to restart. A server's file store remembers a write error, such as that of a full disk, and refuses all
-// later writes.
+// WatchStore checks until ctx ends whether the event log accepts writes, and otherwise recovers it. A server's file
+// store remembers a write error, such as that of a full disk, and refuses all later writes. If the server runs in this
+// process, restart restarts it; otherwise restart is nil. In a cluster, WatchStore has another server lead the log. If
+// the log is on a single separate server, WatchStore only logs that a person must restart that server.
 //
-// It also logs what [StoreHealth.Storage] reports as less safe than it should be, each time that changes.
+// WatchStore also logs what [StoreHealth.Storage] reports as less safe than it should be, each time that changes.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)
@@ -51,7 +51,7 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 			continue
 		}
 		if h.room.setFailed(why) {
-			h.log.Error("the event log accepts no writes", "why", why)
+			h.log.Error("the event log accepts no writes; recovering it", "why", why)
 		}
 		if err := h.RecoverStore(ctx, restart); err != nil {
 			h.log.Error("could not recover the event log", "error", err)
@@ -59,7 +59,7 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 				break
 			}
 			if protocol.CodeOf(err) == protocol.ResourceExhausted {
-				pause.Reset() // notice soon when the disk has room again
+				pause.Reset() // try again soon after the disk has room
 			}
 		}
 		h.room.suspect()
@@ -67,9 +67,9 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 	return ctx.Err()
 }
 
-// RecoverStore makes an event log that refuses writes although it has room accept them again: it calls restart if
-// that is not nil, and in a cluster has another server become the leader. Error: failed_precondition with reason
-// server_settings, naming the single server that a person must restart.
+// RecoverStore recovers an event log that refuses writes although it has room. It calls restart if that is not nil. In
+// a cluster it has another server become the leader. Error: failed_precondition with reason server_settings, naming the
+// single server that a person must restart.
 func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)
@@ -89,8 +89,8 @@ func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Con
 		"NATS server %s remembers a write error of its store: make room on its disk, and restart it", server)
 }
 
-// probeLog purges a subject without messages: a store that refuses writes refuses that too, and any other answers at
-// once. known is false without an answer.
+// probeLog purges a subject without messages. A store that refuses writes also refuses the purge, and any other store
+// answers immediately. known is false if there was no answer.
 func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
@@ -101,16 +101,13 @@ func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	if err == nil {
 		return "", true
 	}
-	if code := protocol.CodeOf(
-		translate(err, "probe"),
-	); code != protocol.Internal &&
-		code != protocol.ResourceExhausted {
+	if !isOneOf(translate(err, "probe"), protocol.Internal, protocol.ResourceExhausted) {
 		return "", false
 	}
 	return err.Error(), true
 }
 
-// reportStorage logs problems and warnings of the storage if they differ from the ones logged last.
+// reportStorage logs the problems and warnings of the storage if they differ from those logged last.
 func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
 	s := h.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")
@@ -118,10 +115,10 @@ func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
 		return said
 	}
 	for _, p := range s.Problems {
-		h.log.Error("storage", "problem", p)
+		h.log.Error("the storage has a problem", "problem", p)
 	}
 	for _, w := range s.Warnings {
-		h.log.Warn("storage", "warning", w)
+		h.log.Warn("the storage is filling up", "warning", w)
 	}
 	return now
 }

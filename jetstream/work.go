@@ -12,9 +12,9 @@ import (
 // Notifications sends notifications between coordinators and workers. They are not stored and may be lost.
 type Notifications struct{ *core }
 
-// Notify notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost: the log has
-// everything in it, and coordinators notify again of what is pending, after a while and whenever the worker or the
-// coordinator was away.
+// Notify notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost. No batch is
+// lost with it: the log has the batch. Coordinators notify a worker again of pending batches after a while, and each
+// time the worker or the coordinator was disconnected.
 func (n *Notifications) Notify(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
@@ -28,10 +28,10 @@ func (n *Notifications) NotifyWithoutBatch(worker, tenant, sandbox string) error
 	return translate(n.nc.PublishMsg(m), "notify "+worker)
 }
 
-// Work calls handle with each notification for a worker, in the order of each sender, until stop has returned. b is
-// nil if the notification carries no batch. Notifications are lost while nothing listens. A worker that starts to
-// listen, or that may have missed some according to [Conn.OnReconnect], says so in its heartbeats. handle must not
-// block.
+// Work calls handle with each notification for a worker, in the order of each sender, until stop has returned. b is nil
+// if the notification carries no batch. handle must not block. Notifications are lost while no worker listens. A worker
+// says in its heartbeats that it has started to listen, or that it may have missed notifications according to
+// [Conn.OnReconnect].
 func (n *Notifications) Work(
 	worker string, handle func(tenant, sandbox string, b *protocol.Batch),
 ) (stop func(), err error) {
@@ -47,13 +47,8 @@ func (n *Notifications) Work(
 		tenant, sandbox, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
 		b, err := newestOf(m.Data, tenant, sandbox)
 		if err != nil {
-			n.log.Error(
-				"could not read a work item; its sandbox is read from the log",
-				"subject",
-				m.Subject,
-				"error",
-				err,
-			)
+			n.log.Error("could not decode a notification; reading its sandbox from the log",
+				"subject", m.Subject, "error", err)
 		}
 		handle(tenant, sandbox, b)
 	})
@@ -71,7 +66,7 @@ func (n *Notifications) Work(
 	}, nil
 }
 
-// newestOf returns the batch of a work item, nil if it has none. The subject names the sandbox.
+// newestOf returns the batch of a notification, nil if it has none. The subject names the sandbox.
 func newestOf(data []byte, tenant, sandbox string) (*protocol.Batch, error) {
 	item := &protocol.WorkItem{}
 	if err := protocol.Decode(data, item); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notification is a work item as its worker receives it.
+// notification is what a worker receives.
 type notification struct {
 	tenant, sandbox string
 	batch           *protocol.Batch
@@ -18,10 +18,9 @@ type notification struct {
 func listenForWork(t testing.TB, c *jetstream.Conn, worker string) <-chan notification {
 	t.Helper()
 	heard := make(chan notification, 100)
-	stop, err := c.Work(
-		worker,
-		func(tenant, sandbox string, b *protocol.Batch) { heard <- notification{tenant, sandbox, b} },
-	)
+	stop, err := c.Work(worker, func(tenant, sandbox string, b *protocol.Batch) {
+		heard <- notification{tenant, sandbox, b}
+	})
 	must(t, err)
 	t.Cleanup(stop)
 	must(t, c.Flush(t.Context()))
@@ -50,16 +49,16 @@ func TestNotificationsReachOnlyTheirWorkerAndInOrder(t *testing.T) {
 			}
 			return w
 		}
-		if w := next("the first worker's", heardOne); w.sandbox != "s0" || w.batch != nil {
-			t.Fatalf("%+v", w)
+		if w := next("the first worker's notification", heardOne); w.sandbox != "s0" || w.batch != nil {
+			t.Fatalf("the first worker's notification is %+v, want one for s0 without a batch", w)
 		}
-		w := next("the first worker's second", heardOne)
+		w := next("the first worker's second notification", heardOne)
 		if w.tenant != d.tenant || w.sandbox != "s1" || w.batch == nil || w.batch.Record != batches[0].Record ||
 			w.batch.Events[0].Record != batches[0].Record {
-			t.Fatalf("%+v", w)
+			t.Fatalf("the first worker's second notification is %+v, want one for s1 with its batch", w)
 		}
-		if w := next("the second worker's", heardTwo); w.sandbox != "s2" || w.batch != nil {
-			t.Fatalf("%+v", w)
+		if w := next("the second worker's notification", heardTwo); w.sandbox != "s2" || w.batch != nil {
+			t.Fatalf("the second worker's notification is %+v, want one for s2 without a batch", w)
 		}
 		select {
 		case w := <-heardOne:
@@ -75,30 +74,30 @@ func TestNoNotificationArrivesAfterStop(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
-	inHand, goOn, stopped := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	inHand, proceed, stopped := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	heard := 0
 	stop, err := c.Work("w1", func(string, string, *protocol.Batch) {
 		heard++
 		close(inHand)
-		<-goOn
+		<-proceed
 	})
 	must(t, err)
 	must(t, c.NotifyWithoutBatch("w1", d.tenant, "s1"))
 	must(t, c.NotifyWithoutBatch("w1", d.tenant, "s2"))
-	receive(t, 5*time.Second, "the first", inHand)
+	receive(t, 5*time.Second, "the first notification", inHand)
 	go func() {
 		stop()
 		close(stopped)
 	}()
 	select {
 	case <-stopped:
-		t.Error("stop returned while an item was being handled")
+		t.Error("stop returned while a notification was being handled")
 	case <-time.After(50 * time.Millisecond):
 	}
-	close(goOn)
-	receive(t, 5*time.Second, "stop", stopped)
+	close(proceed)
+	receive(t, 5*time.Second, "the return of stop", stopped)
 	if heard != 1 {
-		t.Errorf("received %d items", heard)
+		t.Errorf("%d notifications were handled, want 1", heard)
 	}
 }
 
@@ -124,18 +123,13 @@ func TestAnInvalidWorkItemNotifiesWithoutABatch(t *testing.T) {
 		"that is something else": "x",
 	} {
 		must(t, nc.Publish(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(item)))
-		if w := receive(t, 5*time.Second, "the item "+name, heard); w.sandbox != "s1" || w.batch != nil {
-			t.Errorf("an item %s: %+v", name, w)
+		if w := receive(t, 5*time.Second, "the work item "+name, heard); w.sandbox != "s1" || w.batch != nil {
+			t.Errorf("a work item %s notified with %+v, want s1 without a batch", name, w)
 		}
 	}
-	must(
-		t,
-		nc.Publish(
-			protocol.WorkSubject("w1", d.tenant, "s1"),
-			protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9}),
-		),
-	)
-	if w := receive(t, 5*time.Second, "the good item", heard); w.batch == nil || w.batch.Record != 9 {
-		t.Fatalf("%+v", w)
+	item := protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9})
+	must(t, nc.Publish(protocol.WorkSubject("w1", d.tenant, "s1"), item))
+	if w := receive(t, 5*time.Second, "the valid work item", heard); w.batch == nil || w.batch.Record != 9 {
+		t.Fatalf("a valid work item notified with %+v, want the batch of record 9", w)
 	}
 }

@@ -60,7 +60,9 @@ deleted, apply does not create another.`,
 			if err := checkApplied(documents); err != nil {
 				return err
 			}
-			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error { return cmds.apply(ctx, c, documents, wait) })
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return cmds.apply(ctx, c, documents, wait)
+			})
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "YAML `file` of one or more documents, - for stdin")
@@ -162,8 +164,9 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 
 // carryOut creates the missing sandboxes and, with wait, waits until all are ready. A failure does not stop the others;
 // the returned error is that of the first document that failed.
-func (cmds applyCommands) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool,
-	tell func(string)) error {
+func (cmds applyCommands) carryOut(
+	ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string),
+) error {
 	var group errgroup.Group
 	group.SetLimit(createsAtOnce)
 	failures := make([]error, len(documents))

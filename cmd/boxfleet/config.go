@@ -88,7 +88,8 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds the flags of a command; "" stands for the flags of every command.
+// addFlags adds the flags of the settings that have a flag for the named command, or for every command if command is
+// "".
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -102,8 +103,8 @@ func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	}
 }
 
-// read reads the configuration of a command: the defaults, the file, the environment and the flags, where each source
-// overrides the ones before it. The file is c.file, or the default one.
+// read reads the configuration of a command: the defaults, the file, the environment and the flags. Each source
+// overrides the sources before it. The file is c.file, or the default file if c.file is empty.
 func (c *config) read(cmd *cobra.Command) error {
 	v := viper.New()
 	v.AllowEmptyEnv(true)
@@ -162,7 +163,8 @@ func (c *config) unknownEnv(environ []string) []string {
 	return unknown
 }
 
-// hasFlag reports whether the flag with the setting's name sets it. A command may have its own flag of that name.
+// hasFlag reports whether a command's flag with the name of a setting sets that setting. A command may use the same
+// name for a flag of its own.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
 	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
 		return false
@@ -241,8 +243,9 @@ func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.y
 // dataDir returns the default data directory of up, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
-// userDir returns the path of name in Boxfleet's part of a user directory: the one that an XDG variable names, or else
-// the one below the home directory. It returns "" if neither is set, so that nothing is written to the root directory.
+// userDir returns the path of name in the directory boxfleet of a user directory. The XDG variable names the user
+// directory; if it is not set, below is its path in the home directory. userDir returns "" if there is no home
+// directory either, so that nothing is written to the root directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)

@@ -25,7 +25,7 @@ type connection struct {
 
 const connectionFile = "connection.json"
 
-// connect connects to the configured NATS, or to the `boxfleet up` on this machine.
+// connect connects to the configured NATS servers, or else to the NATS server of the `boxfleet up` on this machine.
 func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 	where, err := cl.config.whereNATS()
 	if err != nil {
@@ -51,7 +51,7 @@ func (cl *client) looksForUp() bool {
 	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
 }
 
-// whereNATS returns the configured NATS, or that of the `boxfleet up` on this machine.
+// whereNATS returns the URL and the token of the configured NATS servers, or else of the `boxfleet up` on this machine.
 func (c *config) whereNATS() (connection, error) {
 	where := connection{URL: c.NATS, Token: c.Token}
 	if where.Token == "" && c.TokenFile != "" {
@@ -88,8 +88,8 @@ func (c *config) whereNATS() (connection, error) {
 
 func (c *config) connectionFile() string { return filepath.Join(c.DataDir, connectionFile) }
 
-// login re-reads the configuration of a command and returns its credentials.
-func (srv servers) login(cmd *cobra.Command) (jetstream.Login, error) {
+// login reads the configuration of a command again and returns its credentials.
+func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 	now := config{file: srv.config.file}
 	if err := now.read(cmd); err != nil {
 		return jetstream.Login{}, err
@@ -105,7 +105,7 @@ func (srv servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 	return login, nil
 }
 
-// loginFrom names the sources that credentials are re-read from, for operators who rotate them.
+// loginFrom names the sources from which credentials are read again, for operators who rotate them.
 func (c *config) loginFrom() string {
 	file := c.file
 	if file == "" {
@@ -127,7 +127,7 @@ func (c *config) loginFrom() string {
 	return strings.Join(from, ", ") + "; flags and environment variables are fixed until a restart"
 }
 
-// write stores the connection where clients look for it, readable by this user only.
+// write stores the connection in the file in which clients look for it. Only this user can read the file.
 func (c connection) write(dir string) error {
 	data, err := json.Marshal(c)
 	if err != nil {
@@ -136,7 +136,7 @@ func (c connection) write(dir string) error {
 	return writePrivate(filepath.Join(dir, connectionFile), data)
 }
 
-// writePrivate writes a file atomically, readable by this user only.
+// writePrivate writes a file atomically. Only this user can read the file.
 func writePrivate(file string, data []byte) error {
 	temporary := file + ".new"
 	if err := os.WriteFile(temporary, data, 0o600); err != nil {

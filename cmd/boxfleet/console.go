@@ -74,11 +74,12 @@ func (con *console) say(format string, args ...any) {
 	fmt.Fprintf(con.plain(con.stdout), format+"\n", args...)
 }
 
-// confirm asks the user at the terminal. Without a terminal it is an error.
+// confirm asks the user a question at the terminal. It returns an error unless the answer is yes, and if stdin is not a
+// terminal.
 func (con *console) confirm(question string) error {
 	f, ok := con.stdin.(interface{ Fd() uintptr })
 	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return usage("%s Cannot ask without a terminal; use --yes", question)
+		return usage("cannot ask %q: stdin is not a terminal; use --yes", question)
 	}
 	fmt.Fprintf(con.plain(con.stderr), "%s [y/N] ", question)
 	line, _ := bufio.NewReader(con.stdin).ReadString('\n') // end of input means no

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-func (srv servers) coordinatorCommand() *cobra.Command {
+func (srv *servers) coordinatorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "coordinator --nats URL", Short: "Run a coordinator; a fleet may have several", Args: takes(),
 		Example: "  boxfleet coordinator --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",
@@ -51,7 +51,7 @@ func (c *config) forCoordinator() (coordinator.Config, error) {
 	}, nil
 }
 
-// assets returns the storage settings. Those that are not set stay unchanged in the store.
+// assets returns the storage settings. A stream keeps its value of a setting that is not set.
 func (c *config) assets() jetstream.Assets {
 	k := c.Coordinator
 	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),

@@ -15,12 +15,59 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
+// execOptions are the arguments and flags of exec.
+type execOptions struct {
+	execFlags
+	line                            commandLine
+	env                             []string
+	cwd, user, service, id, request string
+	detach                          bool
+}
+
+func (o *execOptions) add(cmd *cobra.Command) {
+	o.execFlags.add(cmd)
+	cmd.Flags().StringArrayVarP(&o.env, "env", "e", nil,
+		"environment variable `K=V`, overrides the sandbox's; may be repeated")
+	cmd.Flags().StringVar(&o.cwd, "cwd", "", "working directory (default: the sandbox's)")
+	cmd.Flags().StringVar(&o.user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
+	cmd.Flags().StringVar(&o.service, "service", "",
+		"run in the container of this `service` (default: the sandbox's own)")
+	cmd.Flags().StringVar(&o.id, "id", "", "id of the exec (default: generated)")
+	cmd.Flags().StringVar(&o.request, "request-id", "",
+		"id of the request; repeating a request returns the same exec")
+	cmd.Flags().BoolVar(&o.detach, "detach", false,
+		"print the exec's id once it is accepted, and do not wait for the exec to end")
+	o.line.of(cmd, "SANDBOX")
+}
+
+// spec returns the spec of the exec. It chooses the exec's id if none is given, so that messages can name the exec and
+// an interrupted client can cancel it before it is accepted.
+func (o *execOptions) spec(cmd *cobra.Command, stdin io.Reader) (*protocol.ExecSpec, error) {
+	spec, err := o.execFlags.spec(stdin, o.line.command)
+	if err != nil {
+		return nil, err
+	}
+	spec.Cwd, spec.User, spec.Service = o.cwd, o.user, o.service
+	if err := addPairs("--env", &spec.Env, o.env); err != nil {
+		return nil, err
+	}
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := checkIDs(cmd, o.id, o.request); err != nil {
+		return nil, err
+	}
+	if o.id == "" {
+		if o.request == "" {
+			o.request = sdk.NewID()
+		}
+		o.id = o.request
+	}
+	return spec, nil
+}
+
 func (cmds runCommands) execCommand() *cobra.Command {
-	var flags execFlags
-	var line commandLine
-	var env []string
-	var cwd, user, service, id, request string
-	var detach bool
+	var o execOptions
 	cmd := &cobra.Command{
 		Use: "exec [flags] SANDBOX COMMAND [ARGUMENT...]", Short: "Run a command in a sandbox",
 		Long: `Run a command in a sandbox. Its output goes to stdout and stderr. boxfleet exits with the command's exit
@@ -42,53 +89,28 @@ machine goes down.`,
   boxfleet exec --service db web psql -U postgres
   boxfleet exec --detach --id build web make`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			spec, err := flags.spec(cmds.stdin, line.command)
+			spec, err := o.spec(cmd, cmds.stdin)
 			if err != nil {
 				return err
 			}
-			spec.Cwd, spec.User, spec.Service = cwd, user, service
-			if err := addPairs("--env", &spec.Env, env); err != nil {
-				return err
-			}
-			if err := spec.Validate(); err != nil {
-				return err
-			}
-			if err := checkIDs(cmd, id, request); err != nil {
-				return err
-			}
-			if id == "" { // chosen here, so that the exec can be cancelled before it is accepted
-				if request == "" {
-					request = sdk.NewID()
-				}
-				id = request
-			}
 			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				box := c.Sandbox(line.ids[0])
-				cmds.warnOfStdin(flags.stdin)
-				defer func() { cmds.warnOfStdin(flags.stdin) }() // a slow pipe may have data by now
-				if detach {
-					return meantExecs(cmds.startDetached(ctx, box, id, request, spec), &line)
+				cmds.warnOfStdin(o.stdin)
+				defer func() { cmds.warnOfStdin(o.stdin) }() // a slow pipe may have data by now
+				box, do := c.Sandbox(o.line.ids[0]), cmds.exec
+				if o.detach {
+					do = cmds.startDetached
 				}
-				return meantExecs(cmds.exec(ctx, box, id, request, spec), &line)
+				return withHint(do(ctx, box, o.id, o.request, spec), &o.line)
 			}))
 		},
 	}
-	flags.add(cmd)
-	cmd.Flags().StringArrayVarP(&env, "env", "e", nil,
-		"environment variable `K=V`, overrides the sandbox's; may be repeated")
-	cmd.Flags().StringVar(&cwd, "cwd", "", "working directory (default: the sandbox's)")
-	cmd.Flags().StringVar(&user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
-	cmd.Flags().StringVar(&service, "service", "",
-		"run in the container of this `service` (default: the sandbox's own)")
-	cmd.Flags().StringVar(&id, "id", "", "id of the exec (default: generated)")
-	cmd.Flags().StringVar(&request, "request-id", "", "id of the request; repeating a request returns the same exec")
-	cmd.Flags().BoolVar(&detach, "detach", false, "print the exec's id once it is accepted, and do not wait for it to end")
-	line.of(cmd, "SANDBOX")
+	o.add(cmd)
 	return cmd
 }
 
-// meantExecs adds a hint for users who type `boxfleet exec list web` when there is no sandbox called list.
-func meantExecs(err error, line *commandLine) error {
+// withHint adds to the error of an exec what the user may want to type instead: `boxfleet sandbox resume` for a stopped
+// sandbox, or `boxfleet execs list web` for `boxfleet exec list web` if no sandbox is called list.
+func withHint(err error, line *commandLine) error {
 	verb := line.ids[0]
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
 		e.Message == "the sandbox is stopped" {
@@ -112,7 +134,10 @@ func notRun(err error) error {
 	return exitCode{exitNotRun, err}
 }
 
-func (cmds runCommands) startDetached(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
+// startDetached starts an exec and prints its id. It does not wait for the exec to end.
+func (cmds runCommands) startDetached(
+	ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec,
+) error {
 	cmds.noteContinues(box, id)
 	opts := []sdk.StartOption{sdk.WithID(id)}
 	if request != "" {
@@ -177,7 +202,7 @@ func exitOf(r *sdk.Result, err error) error {
 
 const (
 	cancelWithin = 30 * time.Second // time limit for a cancel to be accepted after ctx ends
-	endMargin    = 15 * time.Second // plus the exec's grace: time limit for the exec to end after that
+	endMargin    = 15 * time.Second // plus the exec's grace: time limit for the exec to end after its cancel
 )
 
 // execCancellable runs a command. If the client is interrupted, it cancels the command and waits for it to end. The
@@ -209,7 +234,8 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// because returns the error of a wait that this client ended. It keeps the fleet's reason for not deciding the request.
+// because returns the error of a wait that this client ended. If err says why the fleet has not decided the request,
+// the new error says so too.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -217,7 +243,7 @@ func because(err error, code protocol.Code, message string) error {
 	return protocol.Errorf(code, "", "%s", message)
 }
 
-// noteContinues records that the requested exec continues when the client ends.
+// noteContinues records what to tell the user about a requested exec if the client ends before the exec.
 func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 	cmds.unfinished.set("exec",
 		"exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+

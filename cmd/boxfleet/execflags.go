@@ -43,8 +43,8 @@ func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec,
 			return nil, fmt.Errorf("read stdin: %w", err)
 		}
 		if len(spec.Stdin) > protocol.MaxStdin {
-			return nil, usage("--stdin: there is more than %s, the most that a command gets; `boxfleet run` and `boxfleet "+
-				"sandbox create` bring files with --copy", protocol.Bytes(protocol.MaxStdin))
+			return nil, usage("--stdin: stdin has more than %s, the most that a command gets; copy a file with --copy of "+
+				"`boxfleet run` or `boxfleet sandbox create` instead", protocol.Bytes(protocol.MaxStdin))
 		}
 	}
 	return spec, nil

@@ -13,8 +13,11 @@ import (
 
 func (cmds execsCommands) getCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "get SANDBOX EXEC", Short: "Show an exec", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: cmds.completeExec(),
-		Example: "  boxfleet execs get web build",
+		Use:               "get SANDBOX EXEC",
+		Short:             "Show an exec",
+		Args:              takes("SANDBOX", "EXEC"),
+		ValidArgsFunction: cmds.completeExec(),
+		Example:           "  boxfleet execs get web build",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				x, err := c.Sandbox(args[0]).GetExec(ctx, args[1])

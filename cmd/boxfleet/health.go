@@ -83,7 +83,7 @@ func (h *health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 }
 
 // serveHealth serves /healthz, if an address is configured, until stop is called.
-func (srv servers) serveHealth(h *health) (stop func(), err error) {
+func (srv *servers) serveHealth(h *health) (stop func(), err error) {
 	if srv.config.Health == "" {
 		return func() {}, nil
 	}

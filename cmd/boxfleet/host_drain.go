@@ -21,9 +21,9 @@ func (cmds hostCommands) drainCommand() *cobra.Command {
 		Use: "drain NAME", Short: "Stop placing work on a host and empty it", Args: oneHost,
 		ValidArgsFunction: cmds.completeHost,
 		Annotations:       map[string]string{ownDeadline: "true"},
-		Long: `Stop placing work on a host and empty it. A sandbox with on_host_loss replace is created again on another
-host, once it has no active execs and a host can take it. The drain waits for all other sandboxes. After
---deadline, whatever still runs is ended with reason drained: a sandbox with on_host_loss replace is created again
+		Long: `Stop placing work on a host and empty it. A sandbox with on_host_loss replace is created again on another host,
+once it has no active execs and a host can take it. The drain waits for all other sandboxes. After --deadline,
+everything that still runs is ended with reason drained: a sandbox with on_host_loss replace is created again
 elsewhere, one with fail fails, and one with wait is stopped. Stopped and failed sandboxes stay where they are.
 
 The drain continues if this command is interrupted; run it again to wait for the drain. "boxfleet host uncordon"
@@ -31,18 +31,19 @@ ends the drain.`,
 		Example: "  boxfleet host drain w1\n  boxfleet host drain w1 --deadline 10m",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				return cmds.drain(ctx, c, args[0], deadline,
-					wait)
+				return cmds.drain(ctx, c, args[0], deadline, wait)
 			})
 		},
 	}
 	cmd.Flags().DurationVar(&deadline, "deadline", 0,
-		"end whatever still runs after this time (default: wait for it to end)")
+		"end everything that still runs on the host after this time (default: wait until it ends by itself)")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing runs on the host")
 	return cmd
 }
 
-func (cmds hostCommands) drain(ctx context.Context, c *sdk.Client, name string, deadline time.Duration, wait bool) error {
+func (cmds hostCommands) drain(
+	ctx context.Context, c *sdk.Client, name string, deadline time.Duration, wait bool,
+) error {
 	if err := c.Hosts().Drain(ctx, name, deadline); err != nil {
 		return err
 	}

@@ -24,7 +24,9 @@ stopped ones, fail with reason host_forgotten. Only a host whose lock is free ca
 back after all, it removes its leftovers before it takes work.`,
 		Example: "  boxfleet host forget w1\n  boxfleet host forget w1 --yes",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error { return cmds.forget(ctx, c, args[0], yes) })
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return cmds.forget(ctx, c, args[0], yes)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
@@ -36,13 +38,13 @@ func (cmds hostCommands) forget(ctx context.Context, c *sdk.Client, name string,
 	if err != nil {
 		return err
 	}
-	if h.State != protocol.HostLost { // the fleet refuses it, so do not ask for confirmation
+	if h.State != protocol.HostLost { // the fleet refuses to forget this host, so do not ask
 		return c.Hosts().Forget(ctx, name)
 	}
-	fmt.Fprintf(cmds.plain(cmds.stderr), "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker,
-		ago(c.Now(ctx), h.SeenAt), onHost(h))
+	fmt.Fprintf(cmds.plain(cmds.stderr), "the host %s of worker %s is lost and was last seen %s ago; on it %s\n",
+		h.HostID, h.Worker, ago(c.Now(ctx), h.SeenAt), onHost(h))
 	if !yes {
-		if err := cmds.confirm("forget it and give up everything on it?"); err != nil {
+		if err := cmds.confirm("forget the host and give up everything on it?"); err != nil {
 			return err
 		}
 	}

@@ -45,7 +45,9 @@ image, and hosts that join later also get it, until it is removed.`,
 				return err
 			}
 			defer done()
-			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error { return cmds.importTo(ctx, c, content, f) })
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return cmds.importImage(ctx, c, content, f)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&f.ref, "ref", "", "`NAME[:TAG]` of the image")
@@ -54,7 +56,7 @@ image, and hosts that join later also get it, until it is removed.`,
 	cmd.Flags().StringArrayVar(&f.changes, "change", nil,
 		"Dockerfile `instruction` to apply to a root filesystem; may be repeated")
 	cmds.completeFlag(cmd, "worker", workerNames)
-	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until the hosts have it, not just until it is stored")
+	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until the hosts have the image, not just until it is stored")
 	return cmd
 }
 
@@ -69,7 +71,7 @@ func (cmds imageCommands) open(name string) (content io.ReadSeeker, done func(),
 	}
 	spool, err := os.CreateTemp("", "boxfleet-image-")
 	if err != nil {
-		return nil, nil, protocol.Errorf(protocol.Internal, "", "keep what comes on stdin: %v", err)
+		return nil, nil, protocol.Errorf(protocol.Internal, "", "copy stdin to a temporary file: %v", err)
 	}
 	done = func() { spool.Close() }
 	os.Remove(spool.Name()) // the open file stays readable
@@ -79,13 +81,13 @@ func (cmds imageCommands) open(name string) (content io.ReadSeeker, done func(),
 	}
 	if err != nil {
 		done()
-		return nil, nil, protocol.Errorf(protocol.Internal, "", "keep what comes on stdin: %v", err)
+		return nil, nil, protocol.Errorf(protocol.Internal, "", "copy stdin to a temporary file: %v", err)
 	}
 	return spool, done, nil
 }
 
-// importTo imports an image and shows the result for each host.
-func (cmds imageCommands) importTo(ctx context.Context, c *sdk.Client, content io.ReadSeeker, f importFlags) error {
+// importImage imports an image and shows the result for each host.
+func (cmds imageCommands) importImage(ctx context.Context, c *sdk.Client, content io.ReadSeeker, f importFlags) error {
 	tell, done := cmds.progressing("reading the image")
 	defer done()
 	want, err := c.Images().Import(ctx, f.ref, content, sdk.WithWorkers(f.workers...), sdk.WithChanges(f.changes...),

@@ -19,11 +19,11 @@ import (
 )
 
 // Three things end a client command early: a signal, a closed output pipe, or its deadline. Each cancels the command's
-// context with the reason as the cause. The request may continue in the fleet; the error then says so and names the
-// commands to follow or undo it.
+// context with the reason as the cause. If a request of the command may continue in the fleet, the error names the
+// commands that show the request's progress or undo it.
 
-// leaveWithin bounds how long a client runs on after a termination signal, whatever the fleet does: 2 s, less the time
-// it takes a process to exit. Ctrl-C has no bound; a second one ends the client.
+// leaveWithin is how long a client may continue after TERM, HUP or QUIT, or after its output was closed: 2 s, minus the
+// time that a process takes to exit. After Ctrl-C there is no such limit; a second Ctrl-C ends the client.
 const leaveWithin = 1700 * time.Millisecond
 
 // interruption is the signal that ended a client's context. SIGPIPE stands for a closed output.
@@ -59,7 +59,7 @@ func (cl *client) handleSignals(cmd *cobra.Command) {
 		return
 	}
 	parent := cmd.Context()
-	if cl.ownsProcess { // main's context does not say which signal it was
+	if cl.ownsProcess { // main's context does not say which signal ended it
 		parent = context.WithoutCancel(parent)
 	}
 	ctx, end := context.WithCancelCause(parent)
@@ -86,7 +86,7 @@ func (cl *client) endOnSignals(signals <-chan os.Signal) {
 	var expired <-chan time.Time
 	if last != interruption(syscall.SIGINT) {
 		expired = time.After(leaveWithin)
-	} else if !cl.connecting.Load() { // it may be blocked reading stdin
+	} else if !cl.connecting.Load() { // the client may be blocked reading stdin
 		expired = time.After(0)
 	}
 	select {
@@ -207,7 +207,7 @@ func (cl *client) ended(ctx context.Context, err error) error {
 	return cl.unfinished.appendTo(cl.withCause(ctx, err))
 }
 
-// withCause replaces an error that only says that the client's context ended by the cause of that end.
+// withCause makes an error that only says that the client's context ended say what ended the context.
 func (cl *client) withCause(ctx context.Context, err error) error {
 	e := *protocol.AsError(err)
 	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled &&
@@ -222,7 +222,7 @@ func (cl *client) withCause(ctx context.Context, err error) error {
 	return err
 }
 
-// ignoreInterrupt treats Ctrl-C as the normal end of a command that follows something.
+// ignoreInterrupt treats an interruption as the normal end of a command with --follow.
 func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
 	if follow && ctx.Err() != nil && !overdue(ctx) {
 		return nil

@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// listenAt parses --listen. If the default port is in use, it chooses a free one; an explicitly requested port that is
-// in use is an error. Listening beyond loopback requires --listen-insecurely: the token alone protects every host of
-// the fleet, and it would cross the network as plain text.
+// listenAt returns where up listens; port 0 stands for a free port. If the default port is in use, the result is a free
+// port; it is an error if a port that the user chose is in use. Listening beyond loopback requires --listen-insecurely:
+// the token alone protects every host of the fleet, and it would cross the network as plain text.
 func listenAt(listen string, isDefault, insecurely bool) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -26,10 +26,9 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case err != nil:
 		return "", 0, usage("up.listen: %v", err)
 	case !loopback && !insecurely:
-		return "", 0, usage("up.listen: %s is reached from other machines, and NATS there would have no TLS and one "+
-			"token for everything: "+
-			"who reads it on the network has root on the hosts. Listen on loopback and let others in by ssh or a VPN, run "+
-			"your own NATS server with TLS, or say --listen-insecurely", listen)
+		return "", 0, usage("up.listen: other machines can reach %s, but up's NATS has no TLS and only one token: anyone "+
+			"who reads the token on the network has root on the hosts. Listen on loopback and give others access through "+
+			"ssh or a VPN, run your own NATS server with TLS, or set --listen-insecurely", listen)
 	case port == 0:
 		return host, 0, nil
 	}
@@ -40,8 +39,7 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case isDefault:
 		port = 0
 	default:
-		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; omit the port to use a free one",
-			err)
+		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; omit the port to use a free one", err)
 	}
 	return host, port, nil
 }

@@ -37,7 +37,7 @@ type local struct {
 // startLocal starts a fleet on a data directory and returns when it accepts work. server is the configuration of NATS.
 // If listens is not nil, it is called once NATS listens. An ephemeral fleet is never restarted on its data. The parts
 // report their health to h.
-func (srv servers) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
+func (srv *servers) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
 	ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
 	if f.server, err = embedded.Keep(server, int64(srv.config.Ballast), nil); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
+// printChunk prints one chunk of output: as JSON, or to the stream that it came from.
 func (cl *client) printChunk(k sdk.Chunk) error {
 	if cl.json() {
 		return cl.line(k)
@@ -71,7 +72,7 @@ the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
 
 func addTail(cmd *cobra.Command, tail *int) {
 	cmd.Flags().IntVar(tail, "tail", -1,
-		"only the last so many `lines` of the existing output, stdout and stderr together (default: all)")
+		"print only this many `lines` from the end of the existing output, stdout and stderr together (default: all)")
 	cmd.Flags().Lookup("tail").DefValue = "0" // pflag does not show a zero default
 }
 
@@ -82,7 +83,7 @@ func checkTail(cmd *cobra.Command, tail int) error {
 	return nil
 }
 
-// sinceWhen parses --since: a point in time, or how long ago.
+// sinceWhen parses --since, which is either a point in time or a duration before now.
 func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duration, err error) {
 	if !cmd.Flags().Changed("since") {
 		return at, 0, nil
@@ -99,7 +100,8 @@ func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duratio
 		since)
 }
 
-// printLogs prints the output stored since a time, or only its last lines, and with follow also new output.
+// printLogs prints the output that was stored since a time. If tail is not negative, it prints only the last lines of
+// that output. With follow, it continues with new output.
 func (cl *client) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
 	since time.Time) error {
 	printed := map[string]int64{}

@@ -92,7 +92,7 @@ func (cmds pingCommands) ping(ctx context.Context, c *sdk.Client) error {
 
 // showStorage prints the state of each stream.
 func showStorage(w io.Writer, s *protocol.Storage) {
-	if s == nil { // an older coordinator
+	if s == nil { // an older coordinator does not report its storage
 		return
 	}
 	for _, warning := range s.Warnings {

@@ -20,7 +20,7 @@ func (con *console) progress(what string) (done func()) {
 	return done
 }
 
-// progressing is like progress, but tell can change the text.
+// progressing is like progress, but its caller can change the text with tell.
 func (con *console) progressing(what string) (tell func(what string), done func()) {
 	if !con.watched() {
 		return func(string) {}, func() {}
@@ -39,8 +39,7 @@ func (con *console) progressing(what string) (tell func(what string), done func(
 				return
 			case <-tick.C:
 				spinner := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10]
-				line := fmt.Sprintf("%c %s (%.0fs)", spinner, plainLine(text.Load().(string)),
-					time.Since(started).Seconds())
+				line := fmt.Sprintf("%c %s (%.0fs)", spinner, plainLine(text.Load().(string)), time.Since(started).Seconds())
 				fmt.Fprintf(con.stderr, "\r\x1b[K%s", cut(line, con.width()-1))
 			}
 		}

@@ -12,8 +12,8 @@ const (
 	groupOperate   = "operate"
 )
 
-// roleAnnotation says whether a command is a client of the fleet or one of its servers. It handles signals and warns
-// about the environment accordingly.
+// roleAnnotation is the annotation of a top-level command that says whether the command is a client of the fleet or one
+// of its servers. Client commands handle signals themselves. Server commands warn about unknown BOXFLEET_ variables.
 const (
 	roleAnnotation = "role"
 	roleClient     = "client"
@@ -23,7 +23,7 @@ const (
 // roleOf returns the role of a command, or "" for help and completion.
 func roleOf(cmd *cobra.Command) string { return topOf(cmd).Annotations[roleAnnotation] }
 
-// topOf returns the ancestor of a command directly below the root.
+// topOf returns the top-level command that a command belongs to.
 func topOf(cmd *cobra.Command) *cobra.Command {
 	for cmd.HasParent() && cmd.Parent().HasParent() {
 		cmd = cmd.Parent()
@@ -38,6 +38,7 @@ further settings.
 
 SANDBOX is the name of a sandbox, its id, or a unique prefix of a generated id.`
 
+// root returns the root command with all other commands.
 func (p *program) root() *cobra.Command {
 	var askVersion bool
 	root := &cobra.Command{
@@ -73,6 +74,7 @@ func (p *program) root() *cobra.Command {
 	return root
 }
 
+// addCommands adds the commands in the groups in which the help shows them.
 func (p *program) addCommands(root *cobra.Command) {
 	boxes, runs := sandboxCommands{p.client}, runCommands{p.client}
 	for _, g := range []struct {
@@ -103,7 +105,8 @@ func (p *program) addCommands(root *cobra.Command) {
 	}
 }
 
-// addHelpAndCompletion adds cobra's own commands, with the same usage errors and examples as the others.
+// addHelpAndCompletion adds cobra's commands help and completion. They get usage errors and examples like those of the
+// other commands.
 func addHelpAndCompletion(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -134,7 +137,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// subcommand rejects running a command that only has subcommands.
+// subcommand is the argument check of a command that only has subcommands. It always returns a usage error.
 func subcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return usage("missing subcommand; see %s --help", cmd.CommandPath())

@@ -90,12 +90,12 @@ func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Docu
 	if err != nil {
 		return err
 	}
-	// Whatever ends the client also ends the command. Deleting the sandbox does both, so a client with little time left
-	// requests the delete at once.
+	// When the client is interrupted, the command must end too. The delete of the sandbox also ends the command, so a
+	// client that has little time left requests the delete at once.
 	owned, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() {
 		if i, _ := interruptionOf(ctx); i != 0 && i != interruption(syscall.SIGINT) {
-			_ = cmds.requestDelete(ctx, box) // requested again at the end
+			_ = cmds.requestDelete(ctx, box) // deleteAfter requests the delete again
 		}
 		if i, interrupted := interruptionOf(ctx); interrupted {
 			end(i)
@@ -104,7 +104,7 @@ func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Docu
 		}
 	})()
 	err = cmds.exec(owned, box, sdk.NewID(), "", execSpec)
-	cmds.unfinished.done("exec") // it ends with its sandbox
+	cmds.unfinished.done("exec") // the exec ends with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "",
 			"the command did not end within --deadline %s and was cancelled", cmds.config.Deadline)
@@ -124,8 +124,8 @@ func (cmds runCommands) requestDelete(ctx context.Context, box *sdk.Sandbox) err
 	return err
 }
 
-// deleteAfter deletes a sandbox, even if ctx has ended. after is the error of what came before: if a create was
-// interrupted, its sandbox may appear later or never.
+// deleteAfter deletes a sandbox, even if ctx has ended. after is the error of the steps before the delete: if the
+// create was interrupted, the sandbox may appear later or never.
 func (cmds runCommands) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
 	defer cmds.progress("deleting the sandbox")()
 	err := cmds.requestDelete(ctx, box)
@@ -146,7 +146,7 @@ func (cmds runCommands) deleteAfter(ctx context.Context, box *sdk.Sandbox, after
 	defer cancel()
 	if err = box.WaitDeleted(bounded); err == nil {
 		cmds.unfinished.done("sandbox")
-	} else if within == leaveWithin { // the final error says so
+	} else if within == leaveWithin { // the final error of the program says that the sandbox is being deleted
 		return nil
 	}
 	return err

@@ -13,12 +13,13 @@ type sandboxCommands struct{ *client }
 func (cmds sandboxCommands) group() *cobra.Command {
 	return group("sandbox", "Create, inspect, stop and delete sandboxes",
 		cmds.createCommand(), cmds.getCommand(), cmds.listCommand("boxfleet sandbox", "list", "ls", "ps"),
-		cmds.controlCommand("stop", "Stop sandboxes and end their execs; they can be resumed", (*sdk.Sandbox).Stop),
+		cmds.controlCommand("stop", "Stop sandboxes, which can be resumed, and end their execs", (*sdk.Sandbox).Stop),
 		cmds.controlCommand("resume", "Start stopped sandboxes again", (*sdk.Sandbox).Resume),
 		cmds.extendCommand(), cmds.deleteCommand("boxfleet sandbox", "delete", "rm"), cmds.eventsCommand(),
 		logsCommand(cmds.client, "boxfleet sandbox logs"), cmds.explainCommand())
 }
 
+// stateOf describes the state of a sandbox on one line.
 func stateOf(s *protocol.Sandbox) string {
 	text := string(s.State)
 	if s.State == protocol.StateReady && s.Desired == protocol.StateStopped {

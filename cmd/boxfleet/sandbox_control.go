@@ -28,8 +28,8 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 	group.SetLimit(controlsAtOnce)
 	for i, id := range ids {
 		boxes[i] = c.Sandbox(id)
-		cmds.unfinished.set("sandbox "+id, "the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb,
-			id, id)
+		cmds.unfinished.set("sandbox "+id,
+			"the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb, id, id)
 		group.Go(func() error {
 			if failures[i] = do(boxes[i], ctx, sdk.WithWait(wait)); failures[i] == nil {
 				cmds.unfinished.done("sandbox " + id)
@@ -68,11 +68,10 @@ func (cmds sandboxCommands) controlCommand(verb, short string, do func(*sdk.Sand
 		Example: "  boxfleet sandbox " + verb + " web\n  boxfleet sandbox " + verb + " web db",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				return cmds.controlAll(ctx, c, verb, args, wait,
-					do)
+				return cmds.controlAll(ctx, c, verb, args, wait, do)
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the change is done, not just accepted")
 	return cmd
 }

@@ -10,12 +10,46 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
+// createOptions are the flags of sandbox create.
+type createOptions struct {
+	spec        specFlags
+	id, request string
+	wait        bool
+}
+
+func (o *createOptions) add(cmd *cobra.Command) {
+	o.spec.add(cmd)
+	cmd.Flags().StringVar(&o.id, "id", "",
+		"id of the sandbox; an id can be used only once (default: the file's, else generated)")
+	cmd.Flags().StringVar(&o.request, "request-id", "",
+		"id of the request; repeating a request returns the same sandbox")
+	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the sandbox is ready, not just accepted")
+}
+
+// document returns the document to create. It chooses the sandbox's id if none is given, so that messages can name the
+// sandbox before it is accepted.
+func (o *createOptions) document(cmd *cobra.Command, stdin io.Reader, command []string) (*spec.Document, error) {
+	d, err := o.spec.document(stdin, command)
+	if err != nil {
+		return nil, err
+	}
+	if d.ID != "" && !cmd.Flags().Changed("id") {
+		_ = cmd.Flags().Set("id", d.ID) // a string flag accepts any text
+	}
+	if err := checkIDs(cmd, o.id, o.request); err != nil {
+		return nil, err
+	}
+	if d.ID = cmp.Or(o.id, o.request); d.ID == "" {
+		d.ID = sdk.NewID()
+	}
+	return d, nil
+}
+
 func (cmds sandboxCommands) createCommand() *cobra.Command {
-	var flags specFlags
-	var id, request string
-	var wait bool
+	var o createOptions
 	cmd := &cobra.Command{
 		Use:   "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]",
 		Short: "Create a sandbox and wait until it is ready",
@@ -32,54 +66,47 @@ ends. The create fails if the command cannot be started or ends within half a se
   boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
-			d, err := flags.document(cmds.stdin, command)
+			d, err := o.document(cmd, cmds.stdin, command)
 			if err != nil {
 				return err
 			}
-			if d.ID != "" && !cmd.Flags().Changed("id") {
-				_ = cmd.Flags().Set("id", d.ID) // a string flag accepts any text
-			}
-			if err := checkIDs(cmd, id, request); err != nil {
-				return err
-			}
-			opts := []sdk.CreateOption{sdk.WithWait(wait)}
-			if request != "" {
-				opts = append(opts, sdk.WithRequestID(request))
-			}
-			if d.Name != "" {
-				opts = append(opts, sdk.WithName(d.Name))
-			}
-			if id = cmp.Or(id, request); id == "" { // chosen here, so that messages can name it when the wait ends early
-				id = sdk.NewID()
-			}
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if err := cmds.upload(ctx, c, d); err != nil {
-					return err
-				}
-				done := cmds.creating(ctx, c, id, wait)
-				defer done()
-				cmds.unfinished.set("sandbox", "the create of sandbox %s continues if it was accepted: "+
-					"`boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", id, id, id)
-				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithID(id))...)
-				done()
-				if err != nil {
-					return cmds.notReady(box, err)
-				}
-				cmds.unfinished.done("sandbox")
-				return cmds.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
+				return cmds.create(ctx, c, d, &o)
 			})
 		},
 	}
-	flags.add(cmd)
+	o.add(cmd)
 	cmds.completeFlag(cmd, "image", imageRefs)
-	cmd.Flags().StringVar(&id, "id", "",
-		"id of the sandbox; an id can be used only once (default: the file's, else generated)")
-	cmd.Flags().StringVar(&request, "request-id", "", "id of the request; repeating a request returns the same sandbox")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not just accepted")
 	return cmd
 }
 
-// notReady extends the error of a create by the sandbox's state. box is nil if the create was not accepted.
+// create creates the sandbox of a document and prints its id.
+func (cmds sandboxCommands) create(ctx context.Context, c *sdk.Client, d *spec.Document, o *createOptions) error {
+	if err := cmds.upload(ctx, c, d); err != nil {
+		return err
+	}
+	done := cmds.creating(ctx, c, d.ID, o.wait)
+	defer done()
+	cmds.unfinished.set("sandbox", "the create of sandbox %s continues if it was accepted: "+
+		"`boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", d.ID, d.ID, d.ID)
+	opts := []sdk.CreateOption{sdk.WithID(d.ID), sdk.WithWait(o.wait)}
+	if o.request != "" {
+		opts = append(opts, sdk.WithRequestID(o.request))
+	}
+	if d.Name != "" {
+		opts = append(opts, sdk.WithName(d.Name))
+	}
+	box, err := c.Create(ctx, d.Spec, opts...)
+	done()
+	if err != nil {
+		return cmds.notReady(box, err)
+	}
+	cmds.unfinished.done("sandbox")
+	return cmds.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
+}
+
+// notReady adds to the error of a create what became of the sandbox and what the user can do. box is nil if the create
+// was not accepted.
 func (cmds sandboxCommands) notReady(box *sdk.Sandbox, err error) error {
 	if box == nil {
 		return err
@@ -94,7 +121,7 @@ func (cmds sandboxCommands) notReady(box *sdk.Sandbox, err error) error {
 	case protocol.StateFailed:
 		cmds.unfinished.done("sandbox")
 		e := *protocol.AsError(err)
-		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows how, `boxfleet sandbox "+
+		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows why, `boxfleet sandbox "+
 			"delete %s` deletes it", info.ID, info.ID, info.ID)
 		if info.Name != "" {
 			e.Message += fmt.Sprintf("; the name %s can be used again", info.Name)

@@ -58,6 +58,6 @@ func (cmds sandboxCommands) deleteCommand(below, name string, aliases ...string)
 	}
 	cmd.Flags().StringArrayVar(&labels, "label", nil,
 		"delete every sandbox with the label `K=V`; may be repeated, all must match")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the sandboxes are deleted, not just until the delete is accepted")
 	return cmd
 }

@@ -18,9 +18,9 @@ type servers struct {
 	config *config
 }
 
-// role runs one role against the configured NATS. It waits for NATS if that is unreachable, and re-reads the
-// credentials for every connection attempt.
-func (srv servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
+// role runs one role against the configured NATS. It waits while NATS is unreachable, and reads the
+// credentials again for every connection attempt.
+func (srv *servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := srv.connectionOf(cmd, name)
 	if err != nil {
@@ -56,14 +56,13 @@ func (srv servers) role(cmd *cobra.Command, name string, run func(ctx context.Co
 	err = run(ctx, conn, roleSays)
 	if err == nil && cmd.Context().Err() == nil {
 		return protocol.Errorf(protocol.Unavailable, "",
-			"the connection to NATS is closed and will not be retried; restart this %s",
-			name)
+			"the connection to NATS was closed and will not be opened again; restart this %s", name)
 	}
 	return err
 }
 
 // connectionOf returns how a role connects to NATS.
-func (srv servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
+func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
 	where, err := srv.config.whereNATS()
 	if err != nil {
 		return jetstream.Config{}, err
@@ -75,7 +74,7 @@ func (srv servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Conf
 		Wait: true, LoginFrom: srv.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
-	} // otherwise the servers have different credentials in their URLs, which stay fixed
+	} // otherwise the URLs of the servers have different credentials, which are not read again
 	return cfg, nil
 }
 

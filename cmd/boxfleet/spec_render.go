@@ -66,7 +66,7 @@ that worker, with the worker's defaults. Nothing is created or uploaded.`,
 	}
 	flags.add(cmd)
 	cmds.completeFlag(cmd, "image", imageRefs)
-	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask a fleet for the tenant's defaults")
+	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask the fleet for the tenant's defaults; leave them out")
 	cmd.Flags().StringVar(&worker, "worker", "", "print the spec as it would be on this worker")
 	cmds.completeFlag(cmd, "worker", workerNames)
 	return cmd

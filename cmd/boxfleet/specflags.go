@@ -32,7 +32,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags := pflag.NewFlagSet("spec", pflag.ContinueOnError)
 	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags override it")
 	flags.StringVar(&f.name, "name", "",
-		"name of the sandbox, unique among live sandboxes (default: the file's, else none)")
+		"name of the sandbox; of a tenant's sandboxes that are pending, ready or stopped, only one can have it "+
+			"(default: the file's, else none)")
 	flags.StringVar(&f.image, "image", "", "image of the sandbox")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable `K=V`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label `K=V`; may be repeated")
@@ -53,8 +54,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.mounts, "mount", nil,
 		"mount `HOST:TARGET[:ro|rw]` from the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil,
-		"copy a local directory or file into the sandbox, or into a service's container, as `PATH:[SERVICE:]TARGET`; a "+
-			"TARGET with a trailing slash is the directory for a file; may be repeated")
+		"copy a local directory or file into the sandbox, or into a service's container, as `PATH:[SERVICE:]TARGET`; if "+
+			"TARGET ends with a slash, a file is copied into that directory; may be repeated")
 	flags.StringSliceVar(&f.tools, "tool", nil,
 		"provide a built-in `tool` from the host that runs the sandbox: claude, codex, opencode, git, uv, npm, apt; may "+
 			"be repeated")
@@ -70,7 +71,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeValues(cmd, "tool", hostfiles.ToolNames()...)
 }
 
-// document combines the file and the flags, which override it. It uploads nothing.
+// document returns the document of the file, with the fields that the flags override. It uploads nothing.
 func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document, error) {
 	d := &spec.Document{}
 	if f.file != "" {
@@ -105,7 +106,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 		return nil, err
 	}
 	if f.file == "" && d.Spec.Image == "" {
-		return nil, usage("--image is missing, or a --file with spec.image")
+		return nil, usage("--image is missing; give --image, or a --file with spec.image")
 	}
 	return d, check(d)
 }

@@ -42,7 +42,7 @@ func table(w io.Writer, rows ...[]any) {
 	}
 }
 
-// ago formats how long ago t was. Both times must come from the store's clock.
+// ago formats how long ago t was. Both times must come from the clock of the event log.
 func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-func (srv servers) upCommand() *cobra.Command {
+func (srv *servers) upCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "up", Short: "Run a complete fleet on this machine", Args: takes(),
 		Long: `Run a complete fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
@@ -38,7 +38,8 @@ user connect to it without further settings. Ctrl-C ends it; sandboxes and execs
 	return cmd
 }
 
-func (srv servers) up(cmd *cobra.Command, dir string) error {
+// up runs the fleet until the command's context ends.
+func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	unlock, err := lockDir(dir)
 	if err != nil {
 		return err
@@ -60,7 +61,8 @@ func (srv servers) up(cmd *cobra.Command, dir string) error {
 	defer stop()
 	done := srv.progress("starting")
 	defer done()
-	// Write the connection file as soon as NATS listens. Without the token, clients would take it for another user's.
+	// Write the connection file as soon as NATS listens. Clients without the token in that file would take this NATS
+	// server for another user's.
 	listens := func(where connection) error {
 		if err := where.write(dir); err != nil {
 			return protocol.Errorf(protocol.Internal, "", "write %s: %v", connectionFile, err)
@@ -81,7 +83,7 @@ func (srv servers) up(cmd *cobra.Command, dir string) error {
 	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 &&
 		len(srv.config.Worker.Tools) == 0 {
 		fmt.Fprintf(srv.plain(srv.stderr),
-			"tools found on this machine; offer them, or some of them, to sandboxes with --tools %s\n",
+			"this machine has tools that sandboxes could use; to offer them, or some of them, start up with --tools %s\n",
 			strings.Join(found, ","))
 	}
 	select {

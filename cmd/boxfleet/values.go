@@ -29,7 +29,7 @@ func parsed[T any](into *T, parse func(string) (T, error)) func(string) error {
 	return func(v string) (err error) { *into, err = parse(v); return err }
 }
 
-// optional ignores an empty value.
+// optional leaves a setting unset if its value is empty.
 func optional(set func(string) error) func(string) error {
 	return func(v string) error {
 		if v == "" {
@@ -72,7 +72,7 @@ func someOf(into *[]string, values ...string) func(string) error {
 func notNegative(v string) (time.Duration, error) {
 	d, err := time.ParseDuration(v)
 	if err != nil || d < 0 {
-		return 0, fmt.Errorf("must be a duration such as 90s or 1h30m, got %.40q", v)
+		return 0, fmt.Errorf("must be a duration of 0s or more, such as 90s or 1h30m, got %.40q", v)
 	}
 	return d, nil
 }

@@ -4,10 +4,10 @@ import (
 	"container/list"
 )
 
-// cache holds the values used last, up to a total size.
+// cache holds the most recently used values, up to a total size.
 type cache[K comparable, V any] struct {
 	limit, size int
-	order       list.List // of *cached, the last used first
+	order       list.List // of *cached, the most recently used first
 	at          map[K]*list.Element
 }
 
@@ -30,7 +30,7 @@ func (c *cache[K, V]) get(key K) (value V, ok bool) {
 	return e.Value.(*cached[K, V]).value, true
 }
 
-// put adds a value and evicts the ones not used for longest.
+// put adds a value. It then evicts the least recently used values until the total size is within the limit.
 func (c *cache[K, V]) put(key K, value V, size int) {
 	c.remove(key)
 	c.at[key] = c.order.PushFront(&cached[K, V]{key, value, size})

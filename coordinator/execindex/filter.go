@@ -5,14 +5,14 @@ import (
 )
 
 // filter is a Bloom filter of the ids on a page: it answers "not on the page" or "maybe". It takes at most 10 bits per
-// id, and two in a hundred unused ids get "maybe"; then the page is read.
+// id. For 2 in 100 ids that are not on the page it answers "maybe"; then the page is read.
 type filter struct {
 	bits []uint64
 	room int // how many more ids fit
 }
 
 const (
-	filterBits   = 9  // per id that fits
+	filterBits   = 9  // bits per id that fits
 	filterRoom   = 24 // one spare place per 24 ids
 	filterProbes = 6
 )
@@ -31,7 +31,7 @@ func FilterBytes(p jetstream.ExecPage) int { return filterOf(p).size() }
 
 func (f *filter) size() int { return 48 + 8*len(f.bits) }
 
-// add adds an id. It reports false where the filter is full.
+// add adds an id. It returns false if the filter is full.
 func (f *filter) add(h jetstream.ExecHash) bool {
 	if f.room == 0 {
 		return false

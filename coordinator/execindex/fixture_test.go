@@ -56,14 +56,13 @@ func (d *deployment) appendEvents(events ...protocol.Event) {
 	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
 	defer cancel()
 	if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
-		return events,
-			nil
+		return events, nil
 	}); err != nil {
 		d.t.Fatal(err)
 	}
 }
 
-// raw calls f with a plain connection, for operations that Boxfleet itself never does.
+// raw calls f with a plain connection to NATS, for operations that Boxfleet never does.
 func (d *deployment) raw(f func(js natsjs.JetStream) error) {
 	d.t.Helper()
 	nc, err := nats.Connect("", nats.InProcessServer(d.server))
@@ -80,7 +79,7 @@ func (d *deployment) raw(f func(js natsjs.JetStream) error) {
 	}
 }
 
-// storedExecs is how many execs the stored index of a sandbox has.
+// storedExecs returns how many execs the stored index of a sandbox has.
 func (d *deployment) storedExecs(sandbox string) int {
 	d.t.Helper()
 	h, err := d.conn.ExecHead(d.t.Context(), "default", sandbox)
@@ -101,7 +100,7 @@ func (d *deployment) storedExecs(sandbox string) int {
 	return len(jetstream.Merge(all, h.Entries))
 }
 
-// purgeBucket removes keys from a bucket without a trace.
+// purgeBucket removes keys from a bucket, as if they had never been there.
 func (d *deployment) purgeBucket(bucket, keys string) {
 	d.t.Helper()
 	d.raw(func(js natsjs.JetStream) error {
@@ -113,7 +112,7 @@ func (d *deployment) purgeBucket(bucket, keys string) {
 	})
 }
 
-// storeAsBefore stores exec ids as an older version did.
+// storeAsBefore stores exec ids in the format of an older version.
 func (d *deployment) storeAsBefore(sandbox string, ids ...string) {
 	d.t.Helper()
 	var page struct {
@@ -131,7 +130,7 @@ func (d *deployment) storeAsBefore(sandbox string, ids ...string) {
 	})
 }
 
-// startedLate is a coordinator that starts after the sandbox exists, and folds its whole history.
+// startedLate returns the view of a coordinator that starts after the sandbox exists, and folds its whole history.
 func (d *deployment) startedLate() *indexed {
 	d.t.Helper()
 	x := New(d.conn, slog.New(slog.DiscardHandler))

@@ -14,13 +14,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Index says whether an exec id was used in a sandbox, and where the events of an exec are. A decision asks it while
-// it appends: the append succeeds only on the fold that the decision saw, so the log takes one of two requests for the
-// same id. A registry beside the log would cost every exec another durable write before its first event.
+// Index says whether an exec id was used in a sandbox, and where the events of an exec are. A decision asks the index
+// while it appends. The append succeeds only if the history is still the one that the decision was made on, so the log
+// accepts only one of two requests for the same id. A registry of exec ids beside the log would cost every exec another
+// durable write before its first event.
 //
-// Memory holds the ids that came since the leader stored the index last, on every coordinator. Everything older is in
-// the bucket; a filter per page in use is cached and answers for almost every new id. Where a filter cannot answer,
-// the page is read, see [Index.Find]. So memory does not grow with the number of ended execs.
+// On every coordinator, memory holds the ids that came since the leader last stored the index. All older ids are in the
+// bucket. A filter of each page in use is cached, and answers for almost every new id. If a filter cannot answer, the
+// page is read, see [Index.Find]. So memory does not grow with the number of ended execs.
 type Index struct {
 	conn *jetstream.Conn
 	log  *slog.Logger
@@ -29,9 +30,9 @@ type Index struct {
 	sandboxes map[key]*sandboxExecs      // no entry: the sandbox has had no exec
 	heads     *cache[key, *indexHead]    // with their filters
 	pages     *cache[pageKey, readPages] // as they were read
-	lines     uint64                     // numbers the lines of heads, see [indexHead]
+	lines     uint64                     // the last number given to a line of heads, see [indexHead]
 	live      bool                       // the log has been followed to its end
-	rewind    bool                       // the log was rewound: the stored index may be of another history
+	rewind    bool                       // the log was rewound, so a stored index may belong to another history
 	shared    singleflight.Group         // reads of whole indexes and histories
 }
 
@@ -41,27 +42,27 @@ const (
 	pagesBytes   = 32 << 20
 )
 
-// sandboxExecs is what memory knows of a sandbox's execs. The stored index has everything up to base, recent has what
-// came after it.
+// sandboxExecs is the part of a sandbox's index that is in memory. The stored index has all entries up to base; recent
+// has the entries after base.
 type sandboxExecs struct {
-	base        jetstream.Position // zero: recent has everything since the history began
+	base        jetstream.Position // zero: recent has all entries since the history began
 	total       int                // execs accepted so far, as the fold counts them
 	recent      map[jetstream.ExecHash]recentExec
-	marks       []jetstream.Position // the messages in recent, in log order
-	announced   jetstream.Position   // a stored head reaches this far, beyond the fold
+	marks       []jetstream.Position // positions of the messages whose execs are in recent, in log order
+	announced   jetstream.Position   // a stored head covers the log up to here, further than the fold
 	old         map[uint64]struct{}  // prefixes of ids that an older version stored and the history no longer has
 	maybeStored bool                 // the bucket may have an index
-	drops       uint64               // how often entries left recent because they are stored
+	drops       uint64               // how often entries were removed from recent because they are stored
 }
 
 type recentExec struct {
 	jetstream.ExecEntry
-	last uint64 // record of the newest message about it
+	last uint64 // record of the newest message about the exec
 }
 
-// indexHead is the head of a stored index without its entries, with filters of the pages that were read. Heads of one
-// line were stored one after the other: a page read under one of them is valid under the others, as far as their
-// versions say.
+// indexHead is the head of a stored index without its entries, with filters of the pages that were read. Heads belong
+// to one line if each was stored as the successor of the one before it. A page that was read under one head of a line
+// is valid under the other heads of the line if the versions agree, see [pageKey].
 type indexHead struct {
 	*jetstream.ExecHead
 	line        uint64
@@ -77,11 +78,11 @@ func (h *indexHead) size() int {
 	return n
 }
 
-// pageKey names a page that was read. The same version always means the same content.
+// pageKey identifies a page that was read. Pages with the same key always have the same content.
 type pageKey struct {
 	key
-	line    uint64 // of the head
-	version uint64 // of the head's entries: its revision; of a page: the head's spills
+	line    uint64 // line of the head
+	version uint64 // for the head's entries, the revision of the head; for a page, the head's spills
 	page    int    // or one of the constants below
 }
 
@@ -98,35 +99,35 @@ type readPages struct {
 
 type key = protocol.SandboxKey
 
-// New returns an index that knows nothing yet.
+// New returns an empty index.
 func New(conn *jetstream.Conn, log *slog.Logger) *Index {
 	return &Index{conn: conn, log: log, sandboxes: map[key]*sandboxExecs{},
 		heads: newCache[key, *indexHead](filtersBytes), pages: newCache[pageKey, readPages](pagesBytes)}
 }
 
-// Restored notes that a sandbox's fold begins with a snapshot: the index was stored before it.
+// Restored tells the index that a sandbox's fold begins with a snapshot. The index was stored before the snapshot.
 func (x *Index) Restored(k key, s *protocol.State) {
 	switch s.Sandbox.State {
 	case protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
-		return // it accepts no more execs whatever their ids
+		return // the sandbox accepts no more execs
 	}
 	if s.Sandbox.TotalExecs == 0 {
 		return
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	// otherwise the log was followed to this point
+	// If the totals are equal, the index already covers the snapshot.
 	if e := x.sandboxes[k]; e == nil || e.total != s.Sandbox.TotalExecs {
 		x.entry(k).beginAt(s)
 	}
 }
 
-// beginAt notes that the events before a state were not shown to the index.
+// beginAt records that the index in memory begins after the given state.
 func (e *sandboxExecs) beginAt(s *protocol.State) {
 	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
 }
 
-// entry returns a sandbox's entry, and creates it where there is none. x.mu is held.
+// entry returns a sandbox's entry. It creates one if there is none. The caller holds x.mu.
 func (x *Index) entry(k key) *sandboxExecs {
 	e := x.sandboxes[k]
 	if e == nil {
@@ -136,7 +137,7 @@ func (x *Index) entry(k key) *sandboxExecs {
 	return e
 }
 
-// EnsureCovers makes the index reach as far as a sandbox's fold, whatever the fold was made from.
+// EnsureCovers makes sure that the index knows of all execs in a sandbox's fold, whatever the fold was made from.
 func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -145,14 +146,16 @@ func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	}
 }
 
-// LogFollowed notes that the log was followed to its end: a sandbox that begins now has no stored index yet.
+// LogFollowed tells the index that the log was followed to its end: a sandbox whose history begins now has no stored
+// index yet.
 func (x *Index) LogFollowed() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.live = true
 }
 
-// Reset notes that a history is folded from its beginning because the log was rewound. Its used ids stay used.
+// Reset tells the index that a history is folded again from its beginning, because the log was rewound. The exec ids
+// that were used stay used.
 func (x *Index) Reset(k key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -174,7 +177,7 @@ func (x *Index) Forget(k key) {
 	x.heads.remove(k)
 }
 
-// Applied adds the execs of a batch; s is the fold after it.
+// Applied adds the execs of a batch; s is the fold including the batch.
 func (x *Index) Applied(k key, s *protocol.State, b *protocol.Batch) {
 	said, accepted := entriesOf(s, b)
 	if len(said) == 0 {
@@ -187,7 +190,7 @@ func (x *Index) Applied(k key, s *protocol.State, b *protocol.Batch) {
 		e = &sandboxExecs{maybeStored: !x.live || x.rewind}
 		x.sandboxes[k] = e
 	}
-	if s.Sandbox.TotalExecs > e.total+accepted { // the fold included batches that were not shown here
+	if s.Sandbox.TotalExecs > e.total+accepted { // the fold includes batches that the index has not seen
 		e.base, e.maybeStored = jetstream.Position{Record: b.Record - 1}, true
 	}
 	e.total = s.Sandbox.TotalExecs
@@ -212,13 +215,13 @@ func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
 	e.recent[entry.Hash] = r
 }
 
-// drop forgets the entries that are stored, up to a message.
+// drop removes from memory the entries that are stored, up to a message.
 func (e *sandboxExecs) drop(stored jetstream.Position) {
 	i, found := slices.BinarySearchFunc(e.marks, stored.Record,
 		func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })
 	if !found || e.marks[i] != stored {
 		if i == len(e.marks) {
-			e.announced = stored // the fold may get there later
+			e.announced = stored // dropped once the fold gets there
 		}
 		return
 	}
@@ -235,7 +238,7 @@ func (e *sandboxExecs) drop(stored jetstream.Position) {
 	e.drops++
 }
 
-// entriesOf lists the execs that a batch mentions, and counts those that it accepts.
+// entriesOf lists the execs that a batch mentions, and counts the execs that it accepts.
 func entriesOf(s *protocol.State, b *protocol.Batch) (said []jetstream.ExecEntry, accepted int) {
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -246,7 +249,7 @@ func entriesOf(s *protocol.State, b *protocol.Batch) (said []jetstream.ExecEntry
 		switch e.Kind {
 		case protocol.ExecAccepted:
 			if s != nil && s.Execs[e.Exec.ID] != nil && s.Execs[e.Exec.ID].AcceptSequence != e.Sequence {
-				continue // the fold rejected it
+				continue // the fold rejected the event: the id was used before
 			}
 			entry.Accepted, entry.Sequence, entry.State = b.Record, e.Sequence, protocol.ExecStateAccepted
 			accepted++
@@ -270,7 +273,7 @@ func entriesOf(s *protocol.State, b *protocol.Batch) (said []jetstream.ExecEntry
 	return said, accepted
 }
 
-// headStored takes over a head that a coordinator stored.
+// headStored updates memory after a coordinator has stored a head.
 func (x *Index) headStored(k key, h *jetstream.ExecHead) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -283,7 +286,7 @@ func (x *Index) headStored(k key, h *jetstream.ExecHead) {
 	}
 }
 
-// cacheHead caches a head without its entries, unless a newer one is cached. x.mu is held.
+// cacheHead caches a head without its entries, unless a newer head is cached. The caller holds x.mu.
 func (x *Index) cacheHead(k key, h *jetstream.ExecHead) *indexHead {
 	known, there := x.heads.get(k)
 	if there && known.Stored() >= h.Stored() {
@@ -304,9 +307,10 @@ func (x *Index) cacheHead(k key, h *jetstream.ExecHead) *indexHead {
 	return kept
 }
 
-// spilled adds to the page filters the entries that a store moved there: at most those of the previous head, and those
-// that came since, up to the message at last. It reports false where memory does not have them all: the previous head
-// is no longer cached, or the fold has not reached last. x.mu is held.
+// spilled adds to the page filters the entries that a store moved from the head to pages. These are at most the entries
+// of the previous head, and the entries that came since, up to the message at last. It returns false if memory does not
+// have all these entries: the previous head is no longer cached, or the fold has not reached last. The caller holds
+// x.mu.
 func (x *Index) spilled(k key, known *indexHead, last jetstream.Position) bool {
 	e := x.sandboxes[k]
 	before, there := x.pages.get(pageKey{k, known.line, known.Stored(), entriesOfHead})
@@ -316,7 +320,7 @@ func (x *Index) spilled(k key, known *indexHead, last jetstream.Position) bool {
 	add := func(hash jetstream.ExecHash) {
 		page := known.Page(hash)
 		if f := known.pageFilters[page]; f != nil && !f.add(hash) {
-			delete(known.pageFilters, page) // it is full; the next read of the page makes a new one
+			delete(known.pageFilters, page) // the filter is full; the next read of the page makes a new filter
 		}
 	}
 	for i := range before.page.Len() {
@@ -335,19 +339,19 @@ func (x *Index) Follow(ctx context.Context) error {
 	}, func() {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		x.heads = newCache[key, *indexHead](x.heads.limit) // heads stored during a gap were missed
+		x.heads = newCache[key, *indexHead](x.heads.limit) // heads that were stored during a gap in the following were missed
 	})
 }
 
-// Lookups are ids that were looked up in the stored index for one decision. That an id was not found holds until
-// entries leave memory.
+// Lookups are the results of looking up ids in the stored index, for one decision. The result that an id was not found
+// is valid until entries are removed from memory.
 type Lookups map[jetstream.ExecHash]struct {
 	Used  bool
 	drops uint64
 }
 
-// ErrUnknown says that memory cannot tell whether an id was used; [Index.Lookup] can.
-var ErrUnknown = errors.New("memory does not tell whether the exec id was used")
+// ErrUnknown says that memory cannot tell whether an id was used; call [Index.Lookup], then ask again.
+var ErrUnknown = errors.New("the index in memory does not say whether the exec id was used")
 
 // Used reports whether an exec of the sandbox ever had the id, as far as its history is folded. It does no I/O.
 func (x *Index) Used(k key, id string, lookups Lookups) (bool, error) {
@@ -387,7 +391,8 @@ func (e *sandboxExecs) has(hash jetstream.ExecHash) bool {
 	return used
 }
 
-// Lookup reads from the stored index what memory cannot tell about ids, so that [Index.Used] can.
+// Lookup looks up in the stored index the ids about which memory cannot tell whether they were used. [Index.Used] then
+// answers from lookups.
 func (x *Index) Lookup(ctx context.Context, k key, lookups Lookups, ids ...string) error {
 	for _, id := range ids {
 		if _, err := x.Used(k, id, lookups); err == nil {

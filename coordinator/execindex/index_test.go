@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// indexed is one coordinator's view of a sandbox's execs.
+// indexed is one coordinator's view of the sandbox's execs.
 type indexed struct {
 	*Index
 	j *jetstream.Journal
@@ -58,7 +58,7 @@ func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 	return s
 }
 
-// knows asks whether an id was used, in the way of a coordinator that decides a request.
+// knows asks whether an id was used, as a coordinator does when it decides a request.
 func (i *indexed) knows(d *deployment, id string) bool {
 	d.t.Helper()
 	lookups := Lookups{}
@@ -89,14 +89,14 @@ func (i *indexed) read(d *deployment, id string) (x *protocol.Exec, err error) {
 	return Read(d.t.Context(), theOne, entry, d.conn.Batch)
 }
 
-// evict forgets all that can be read again.
+// evict empties the caches.
 func (i *indexed) evict() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.heads, i.pages = newCache[key, *indexHead](1), newCache[pageKey, readPages](1)
 }
 
-// accepting returns a function that appends n accepted execs. In the same batch it ends some of those that are active.
+// accepting returns a function that appends n accepted execs. The same batch ends some of the active execs.
 func (d *deployment) accepting() (accept func(first, n int)) {
 	zero := 0
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "w1", KeepEnded: 1})
@@ -128,9 +128,9 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 	}
 }
 
-// Two coordinators store the index late and at the same time, hear of each other's writes or not, evict pages, and
+// Two coordinators store the index late and concurrently, learn of each other's writes or not, evict pages, and
 // restart. A used id must stay used, and no unused id may be refused.
-func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
+func TestP3_UsedExecIDsStayKnownWhateverHappensToCoordinators(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
 	accept := d.accepting()
@@ -138,7 +138,7 @@ func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	both := []*indexed{d.indexed(nil), d.indexed(nil)}
-	known := []int{0, 0} // ids that each has seen
+	known := []int{0, 0} // how many ids each coordinator has seen
 	next := 0
 	var saved *jetstream.Snapshot
 	for step := range 60 {
@@ -155,7 +155,7 @@ func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 			}
 		case 4:
 			saved = i.keep(d)
-		case 5: // both at the same time
+		case 5: // both store concurrently
 			var wg sync.WaitGroup
 			for _, i := range both {
 				wg.Go(func() { i.keep(d) })
@@ -174,11 +174,11 @@ func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 			for w, i := range both {
 				if known[w] > 0 {
 					if id := fmt.Sprint("x", r.IntN(known[w])); !i.knows(d, id) {
-						t.Fatalf("step %d: coordinator %d takes %s for new", step, w, id)
+						t.Fatalf("step %d: coordinator %d takes the used id %s for unused", step, w, id)
 					}
 				}
 				if id := fmt.Sprint("never-", r.Uint64()); i.knows(d, id) {
-					t.Fatalf("step %d: coordinator %d takes %s for used", step, w, id)
+					t.Fatalf("step %d: coordinator %d takes the unused id %s for used", step, w, id)
 				}
 			}
 		}
@@ -193,7 +193,7 @@ func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 	}
 }
 
-// agrees compares what the index says with the fold of the whole history.
+// agrees checks that the index agrees with the fold of the whole history.
 func (d *deployment) agrees(who string, i *indexed) {
 	t := d.t
 	t.Helper()
@@ -210,7 +210,7 @@ func (d *deployment) agrees(who string, i *indexed) {
 	listed, last := map[jetstream.ExecHash]jetstream.ExecEntry{}, uint64(1<<62)
 	for e := range all {
 		if e.Sequence >= last {
-			t.Fatalf("%s: exec %d follows %d", who, e.Sequence, last)
+			t.Fatalf("%s: the exec of event %d is listed after that of event %d", who, e.Sequence, last)
 		}
 		listed[e.Hash], last = e, e.Sequence
 	}
@@ -220,19 +220,19 @@ func (d *deployment) agrees(who string, i *indexed) {
 	lookups := 0
 	for id, want := range s.Execs {
 		if e := listed[jetstream.HashExec(id)]; e.State != want.State || e.Sequence != want.AcceptSequence {
-			t.Fatalf("%s: %s is listed as %+v, not %+v", who, id, e, want)
+			t.Fatalf("%s: exec %s is listed as %+v, want %+v", who, id, e, want)
 		}
 		if lookups++; lookups > 60 {
 			continue
 		}
 		got, err := i.read(d, id)
 		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Fatalf("%s: %s is\n%+v, not\n%+v, %v", who, id, got, want, err)
+			t.Fatalf("%s: exec %s is\n%+v, want\n%+v, %v", who, id, got, want, err)
 		}
 	}
 }
 
-func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
+func TestAPastExecEqualsTheFoldOfTheWholeHistory(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
 	code := 3
@@ -258,7 +258,7 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 	i := d.indexed(nil)
 	d.agrees("from memory", i)
 	more := d.accepting()
-	for from := range 20 { // so that only the last exec is in the fold
+	for from := range 20 { // until of the execs above only the last is still in the fold
 		more(10*from, 10)
 	}
 	i.refresh(d)
@@ -268,8 +268,8 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 	d.agrees("after a restart", d.indexed(s))
 }
 
-// The bucket is lost entirely or in part, or is older than the log.
-func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
+// The index in the bucket is lost entirely or in part.
+func TestP3_ALostIndexIsRebuiltFromTheHistory(t *testing.T) {
 	const execs = 2000 // enough that the index has pages
 	for name, lose := range map[string]string{
 		"everything": "default.a.>", "the head": "default.a.head", "the pages": "default.a.*.>",
@@ -298,46 +298,47 @@ func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
 				i.refresh(d)
 				for _, id := range []string{"x0", "x7", fmt.Sprint("x", execs-1), fmt.Sprint("x", execs+15)} {
 					if !i.knows(d, id) {
-						t.Errorf("%s: %s is taken for new", who, id)
+						t.Errorf("%s: the used id %s is taken for unused", who, id)
 					}
 				}
 				if i.knows(d, "never") {
-					t.Errorf("%s: an unused id is refused", who)
+					t.Errorf("%s: an unused id is taken for used", who)
 				}
 				d.agrees(who, i)
 				s = i.keep(d)
 			}
-			// Everything is lost again. A coordinator that starts has nothing to add, but checks whether everything is stored.
+			// The whole index is lost again. A coordinator that starts has nothing to add, but checks that the index is
+			// stored.
 			d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 			again := d.indexed(s)
 			if err := again.StoreThrough(t.Context(), theOne, again.j.Snapshot()); err != nil {
 				t.Error(err)
 			}
 			if n := d.storedExecs("a"); n != execs+20 {
-				t.Errorf("%d of %d execs are stored again", n, execs+20)
+				t.Errorf("%d of %d execs are in the stored index", n, execs+20)
 			}
 			d.agrees("after another restart", d.indexed(s))
 		})
 	}
 }
 
-// An older version stored pages of half hashes. Its history may have been lost since.
+// An older version stored only the prefixes of hashes. The history that they are from may have been lost since.
 func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
 	accept := d.accepting()
 	accept(0, 20)
 	d.storeAsBefore("a", "x3", "x5", "of a lost history")
-	// Another version folded the snapshots, so the history is folded again.
+	// Snapshots of an older version are not usable, so the history is folded again.
 	check := func(who string, i *indexed) {
 		t.Helper()
 		for _, id := range []string{"x0", "x3", "x19", "of a lost history"} {
 			if !i.knows(d, id) {
-				t.Errorf("%s: %q is taken for new", who, id)
+				t.Errorf("%s: the used id %q is taken for unused", who, id)
 			}
 		}
 		if i.knows(d, "never") {
-			t.Errorf("%s: an unused id is refused", who)
+			t.Errorf("%s: an unused id is taken for used", who)
 		}
 		d.agrees(who, i)
 	}
@@ -361,12 +362,12 @@ func (i *indexed) readPages(d *deployment) {
 	d.t.Helper()
 	for n := range 1000 {
 		if i.knows(d, fmt.Sprint("never-", n)) {
-			d.t.Errorf("an unused id is refused")
+			d.t.Errorf("an unused id is taken for used")
 		}
 	}
 }
 
-// knowsAll asks for all ids.
+// knowsAll checks that the ids of the first n execs are taken for used.
 func (i *indexed) knowsAll(d *deployment, who string, n int) {
 	d.t.Helper()
 	missing := 0
@@ -376,11 +377,11 @@ func (i *indexed) knowsAll(d *deployment, who string, n int) {
 		}
 	}
 	if missing > 0 {
-		d.t.Errorf("%s: %d of %d ids are taken for new", who, missing, n)
+		d.t.Errorf("%s: %d of %d used ids are taken for unused", who, missing, n)
 	}
 }
 
-// hears tells a standby about the stored head.
+// hears gives a standby the stored head, as it receives it when it follows the index.
 func (i *indexed) hears(d *deployment) {
 	d.t.Helper()
 	h, err := d.conn.ExecHead(d.t.Context(), "default", "a")
@@ -390,9 +391,9 @@ func (i *indexed) hears(d *deployment) {
 	i.headStored(theOne, h)
 }
 
-// A standby has cached the filters of some pages. It learns that more execs went to these pages before it has folded
-// the last of those execs.
-func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
+// A standby has cached the filters of some pages. It learns that further execs were moved to these pages before it has
+// folded the last of these execs.
+func TestP3_AStandbyThatIsBehindStillKnowsUsedIDs(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
 	accept, next := d.accepting(), 0
@@ -420,9 +421,9 @@ func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
 	standby.knowsAll(d, "the standby", next)
 }
 
-// The bucket is lost, and the index rebuilt from the history with other pages. Cached pages of the old index must not
-// be used for the new one.
-func TestP3_AnIndexThatWasMadeAgainIsReadAnew(t *testing.T) {
+// The index is lost, and rebuilt from the history with other pages. Cached pages of the old index must not be used for
+// the new index.
+func TestP3_ARebuiltIndexIsNotReadFromOldCachedPages(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
 	accept, next := d.accepting(), 0
@@ -446,7 +447,7 @@ func TestP3_AnIndexThatWasMadeAgainIsReadAnew(t *testing.T) {
 	leader.readPages(d)
 	d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 	more(100)
-	for spills := range 3 { // until there were as many spills as before the loss
+	for spills := range 3 { // until the new index has had as many spills as the old one
 		if spills > 0 {
 			more(1600)
 		}

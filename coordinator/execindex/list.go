@@ -44,7 +44,8 @@ func (x *Index) All(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntry], 
 	}
 }
 
-// merged lists the stored entries and those that came later in one order.
+// merged lists the stored entries and the recent entries in one order. recent may also have later news about stored
+// entries.
 func merged(
 	recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstream.ExecEntry,
 ) iter.Seq[jetstream.ExecEntry] {
@@ -64,7 +65,7 @@ func merged(
 			}
 			r, later := recent[s.Hash]
 			if later && r.Accepted != 0 {
-				continue // it is listed among the later ones
+				continue // the exec is listed among the recent entries
 			}
 			if !yield(s.With(r)) {
 				return
@@ -78,8 +79,8 @@ func merged(
 	}
 }
 
-// sorted returns all stored entries, the newest first. Concurrent callers share one read. It returns errChanged where
-// the caller starts over.
+// sorted returns all stored entries, the newest first. Concurrent callers share one read. If it returns errChanged, the
+// caller starts over.
 func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.ExecEntry, error) {
 	at := pageKey{k, h.line, h.Stored(), allEntries}
 	for {
@@ -95,7 +96,7 @@ func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.Ex
 			if err == jetstream.ErrNoIndex || err == nil && head.Stored() != h.Stored() {
 				x.mu.Lock()
 				defer x.mu.Unlock()
-				x.heads.remove(k) // it is no longer the stored one
+				x.heads.remove(k) // the cached head is no longer the stored one
 				return errChanged
 			}
 			if err != nil {
@@ -122,9 +123,9 @@ func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.Ex
 			return nil, err
 		}
 		if all != nil {
-			return all, nil // it may be too large for the cache
+			return all, nil // not from the cache, which may be too small for it
 		}
 	}
 }
 
-const entrySize = 72 // of an entry in memory
+const entrySize = 72 // bytes that an entry takes in memory

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Find returns the entry of an exec: from memory where it came since the index was stored last, otherwise from the one
-// page that it belongs on. drops says how long "not found" holds, see [Lookups].
+// Find returns the entry of an exec: from memory if the exec is recent, otherwise from the head or the one page that
+// the id belongs on. drops says how long the result "not found" is valid, see [Lookups].
 func (x *Index) Find(
 	ctx context.Context, k key, id string,
 ) (entry jetstream.ExecEntry, found bool, drops uint64, err error) {
@@ -63,12 +63,12 @@ func (x *Index) Find(
 	}
 }
 
-// errChanged says that the stored index has changed since it was read; the caller starts over.
+// errChanged says that the stored index has changed since it was read. The caller starts over.
 var errChanged = protocol.Errorf(protocol.Unavailable, "",
 	"the index of execs has changed; start again with its first page")
 
-// head returns the head of a sandbox's index and its entries. Where the index does not reach to where memory begins,
-// it is rebuilt from the history. It returns errChanged where the caller starts over.
+// head returns the head of a sandbox's index and its entries. If the stored index does not cover everything before the
+// entries in memory, head rebuilds it from the history. If it returns errChanged, the caller starts over.
 func (x *Index) head(ctx context.Context, k key) (*indexHead, jetstream.ExecPage, error) {
 	x.mu.Lock()
 	if h, there := x.heads.get(k); there {
@@ -106,7 +106,8 @@ func (x *Index) head(ctx context.Context, k key) (*indexHead, jetstream.ExecPage
 	return x.cacheHead(k, there), there.Entries, nil
 }
 
-// reaches reports whether an index, nil where there is none, has everything up to where memory begins.
+// reaches reports whether the stored index covers everything before the entries in memory. h is nil if there is no
+// stored index.
 func (x *Index) reaches(ctx context.Context, k key, h *jetstream.ExecHead) (bool, error) {
 	x.mu.Lock()
 	e := x.sandboxes[k]
@@ -122,10 +123,10 @@ func (x *Index) reaches(ctx context.Context, k key, h *jetstream.ExecHead) (bool
 	case h.Last == base:
 		return true, nil
 	}
-	return x.conn.HasBatch(ctx, k.Tenant, k.ID, h.Last) // it may be of a lost history
+	return x.conn.HasBatch(ctx, k.Tenant, k.ID, h.Last) // the head may belong to a lost history
 }
 
-// page returns a page of an index. It returns errChanged where the caller starts over.
+// page returns a page of an index. If it returns errChanged, the caller starts over.
 func (x *Index) page(ctx context.Context, k key, h *indexHead, n int) (jetstream.ExecPage, error) {
 	at := pageKey{k, h.line, h.Spills, n}
 	x.mu.Lock()
@@ -178,7 +179,7 @@ func (x *Index) lostPage(ctx context.Context, k key, revision uint64) error {
 	return errChanged
 }
 
-// rebuild reads a sandbox's whole history into memory, once for all callers that wait for it.
+// rebuild reads the execs of a sandbox's whole history into memory. Concurrent callers share one read.
 func (x *Index) rebuild(ctx context.Context, k key) error {
 	return share(ctx, &x.shared, "history "+k.Tenant+"."+k.ID, func(ctx context.Context) error {
 		began := time.Now()
@@ -201,11 +202,10 @@ func (x *Index) rebuild(ctx context.Context, k key) error {
 		defer x.mu.Unlock()
 		e := x.sandboxes[k]
 		if e == nil {
-			return nil // it was forgotten meanwhile
+			return nil // the sandbox was forgotten meanwhile
 		}
-		for hash, r := range e.recent {
+		for _, r := range e.recent {
 			read.add(r.ExecEntry, r.last)
-			_ = hash
 		}
 		end := uint64(0)
 		if n := len(read.marks); n > 0 {
@@ -222,7 +222,8 @@ func (x *Index) rebuild(ctx context.Context, k key) error {
 	})
 }
 
-// readOld reads the ids that an older version stored, where there is no index yet. Memory has the history.
+// readOld reads the ids that an older version stored for a sandbox without an index. Memory has the execs of the whole
+// history.
 func (x *Index) readOld(ctx context.Context, k key) error {
 	prefixes, err := x.conn.OldExecIDs(ctx, k.Tenant, k.ID)
 	if err != nil {
@@ -244,7 +245,7 @@ func (x *Index) readOld(ctx context.Context, k key) error {
 	return nil
 }
 
-// share runs f once for all callers that ask for the same thing meanwhile. Each caller waits until its own ctx ends.
+// share runs f once for all concurrent callers that ask for the same thing. Each caller waits until its own ctx ends.
 func share(ctx context.Context, group *singleflight.Group, what string, f func(ctx context.Context) error) error {
 	done := group.DoChan(what, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shareWithin)
@@ -259,7 +260,7 @@ func share(ctx context.Context, group *singleflight.Group, what string, f func(c
 	}
 }
 
-// shareWithin bounds a shared read.
+// shareWithin is the time limit of a shared read.
 const shareWithin = 5 * time.Minute
 
 // Store stores the execs of a sandbox as far as its history is folded.
@@ -301,8 +302,8 @@ func (x *Index) Store(ctx context.Context, k key) error {
 	}
 }
 
-// StoreThrough stores everything up to a snapshot. Unlike Store, it first checks that what came before this
-// coordinator started is stored, and rebuilds it from the history where it is not.
+// StoreThrough stores the execs of a sandbox up to a snapshot. Unlike Store, it first checks that the execs from before
+// this coordinator started are stored. If they are not, it rebuilds the index from the history.
 func (x *Index) StoreThrough(ctx context.Context, k key, s *jetstream.Snapshot) error {
 	x.EnsureCovers(k, s.State)
 	if _, err := x.storedHead(ctx, k); err != nil {
@@ -311,7 +312,7 @@ func (x *Index) StoreThrough(ctx context.Context, k key, s *jetstream.Snapshot) 
 	return x.Store(ctx, k)
 }
 
-// entries are those that came since the index was stored last, and those of an older version.
+// entries returns the entries that came since the index was last stored, and the entries that an older version stored.
 func (e *sandboxExecs) entries() []jetstream.ExecEntry {
 	all := make([]jetstream.ExecEntry, 0, len(e.recent)+len(e.old))
 	for _, r := range e.recent {
@@ -323,7 +324,7 @@ func (e *sandboxExecs) entries() []jetstream.ExecEntry {
 	return all
 }
 
-// storedHead returns the stored head with its entries, nil where there is none.
+// storedHead returns the stored head with its entries, or nil if there is none.
 func (x *Index) storedHead(ctx context.Context, k key) (*jetstream.ExecHead, error) {
 	for {
 		x.mu.Lock()

@@ -13,7 +13,7 @@ import (
 // ReadBatch reads one message of the event log by its record.
 type ReadBatch = func(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error)
 
-// ShareReads returns a ReadBatch that reads each record once: one message carries the events of many execs.
+// ShareReads returns a ReadBatch that reads each record only once. One message may carry the events of many execs.
 func ShareReads(read ReadBatch) ReadBatch {
 	type result struct {
 		once  sync.Once
@@ -35,7 +35,7 @@ func ShareReads(read ReadBatch) ReadBatch {
 	}
 }
 
-// Read reads an exec's events by their records and folds them. It returns nil where the log no longer has them,
+// Read reads an exec's events by their records and folds them. It returns nil if the log no longer has the events,
 // because it was rewound.
 func Read(ctx context.Context, k key, entry jetstream.ExecEntry, read ReadBatch) (*protocol.Exec, error) {
 	records := []uint64{entry.Accepted}
@@ -70,7 +70,7 @@ func foldExec(entry jetstream.ExecEntry, batches []*protocol.Batch) *protocol.Ex
 				continue
 			}
 			s.Sandbox.Sequence, e.State = e.Sequence-1, ""
-			_ = s.Apply(&e) // an event that the fold of the history rejected is rejected here too
+			_ = s.Apply(&e) // an error is ignored: the fold of the whole history rejected the event too
 		}
 	}
 	for _, x := range s.Execs {

@@ -12,8 +12,8 @@ import (
 // Images is what workers report about the images of their hosts, by worker name.
 type Images map[string]*protocol.HostImages
 
-// of returns the images that a host's current worker process reported, nil where it has not reported yet: a report
-// of an earlier process may be out of date.
+// of returns the images that a host's current worker process reported, or nil if it has not reported yet. The report of
+// an earlier process may be out of date.
 func (i Images) of(h *protocol.Host) *protocol.HostImages {
 	reported := i[h.Worker]
 	if reported == nil || !reported.Listed || reported.Instance != h.Instance {
@@ -22,7 +22,7 @@ func (i Images) of(h *protocol.Host) *protocol.HostImages {
 	return reported
 }
 
-// neededImage is one image of a spec. A sandbox starts without an optional one.
+// neededImage is one image of a spec. A sandbox can start without its optional images.
 type neededImage struct {
 	field, ref string
 	optional   bool
@@ -48,10 +48,10 @@ func ImageRefs(s *protocol.SandboxSpec) (refs []string) {
 	return refs
 }
 
-// imageRefusal returns which required image a host neither has nor may pull, "" where there is none. The host may get
-// the image later, from an import or by hand.
+// imageRefusal returns why a host refuses a sandbox for one of its images: the host neither has the image nor may pull
+// it. It returns "" if the host refuses none. The host may get the image later, from an import or from its operator.
 func imageRefusal(s *protocol.SandboxSpec, h *protocol.Host, images Images) string {
-	if !h.Images { // an older worker does not report images; it finds out by trying
+	if !h.Images { // an older worker does not report images; the create then fails if an image is missing
 		return ""
 	}
 	reported := images.of(h)
@@ -63,8 +63,8 @@ func imageRefusal(s *protocol.SandboxSpec, h *protocol.Host, images Images) stri
 	return ""
 }
 
-// missingImage returns the error for an image that a host cannot have as things stand, nil where it can. reported is
-// nil until the host has reported its images.
+// missingImage returns the error for an image that a host neither has nor may pull, or nil if there is no such
+// obstacle. reported is nil until the host has reported its images.
 func missingImage(
 	s *protocol.SandboxSpec, h *protocol.Host, reported *protocol.HostImages, n neededImage,
 ) *protocol.Error {
@@ -75,10 +75,10 @@ func missingImage(
 	case refused && s.Pull == protocol.PullAlways:
 	case reported == nil && refused:
 		return unmetError(protocol.PermissionDenied, protocol.ReasonPolicyDenied, n.field,
-			"%s pulls nothing from the registry of %s, and has not said yet which images it has", h.Worker, n.ref)
+			"%s pulls nothing from the registry of %s, and has not reported its images yet", h.Worker, n.ref)
 	case reported == nil:
 		return unmetError(protocol.NotFound, protocol.ReasonImageNotFound, n.field,
-			"spec.pull is never, and the host has not said yet which images it has")
+			"spec.pull is never, and the host has not reported its images yet")
 	case mayHave(reported, n.ref):
 		return nil
 	case !refused:
@@ -89,15 +89,15 @@ func missingImage(
 		"the operator of %s does not allow pulls from the registry of %s (worker.images.registries)", h.Worker, n.ref)
 }
 
-// mayPull reports whether a host's operator allows pulls from an image's registry. An older worker does not report
-// its registries and pulls from all.
+// mayPull reports whether a host's operator allows pulls from an image's registry. An older worker does not report its
+// registries, and pulls from all registries.
 func mayPull(h *protocol.Host, ref string) bool {
 	full, err := imageref.Full("", ref)
 	return err != nil || len(h.Registries) == 0 || imageref.TrustOf(h.Registries, full) != imageref.Refused
 }
 
-// ImageUnavailable returns the error for a sandbox that needs an image which no host has or may pull, and which
-// neither an import nor a worker's configuration brings to one. It returns nil where waiting may help.
+// ImageUnavailable returns the error for a sandbox that needs an image which no host has or may pull, and which no
+// import and no worker's configuration brings to a host. It returns nil if waiting may help.
 func ImageUnavailable(
 	b *protocol.Sandbox, hosts []*protocol.Host, images Images, imports []*protocol.WantedImage,
 ) *protocol.Error {
@@ -125,8 +125,8 @@ func ImageUnavailable(
 	return missing
 }
 
-// neverPresent returns the error for the first image that a host cannot have and is not about to get, nil where
-// there is none.
+// neverPresent returns the error for the first image that a host neither has nor may pull and is not about to get, or
+// nil if there is none.
 func neverPresent(
 	s *protocol.SandboxSpec, h *protocol.Host, reported *protocol.HostImages, imports []*protocol.WantedImage,
 ) *protocol.Error {
@@ -153,8 +153,8 @@ func arriving(
 	return imported || slices.ContainsFunc(reported.Images, func(i protocol.HostImage) bool { return i.Ref == full })
 }
 
-// imagesPresent is the share of a sandbox's images that a host has, from 0 to 1. A host that reports nothing counts
-// as having them all.
+// imagesPresent returns the share of a sandbox's images that a host has, from 0 to 1. A host that reports no images
+// counts as having all of them.
 func imagesPresent(s *protocol.SandboxSpec, h *protocol.Host, images Images) float64 {
 	reported := images.of(h)
 	if reported == nil {
@@ -180,8 +180,8 @@ func MayMean(image, ref string) bool {
 // idPrefix begins the full form of an image id.
 const idPrefix = "docker.io/library/sha256:"
 
-// mayHave reports whether a host has an image under a name or an id prefix, as its Engine would resolve it. It is
-// also true where the image may be among those that the host left out of a truncated report.
+// mayHave reports whether a host has an image under a name or an id prefix, as the host's engine would resolve it. It
+// also returns true if the image may be among those that a truncated report omits.
 func mayHave(reported *protocol.HostImages, ref string) bool {
 	full, err := imageref.Full("", ref)
 	if err != nil || reported.Cut { // the worker refuses an invalid reference

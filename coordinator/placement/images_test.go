@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// stocked is a host that says it has images of these names, and the id sha256:cafe0123.
+// stocked returns a host that reports images with these names, and the image id sha256:cafe0123.
 func stocked(worker string, n int, t Images, names ...string) *protocol.Host {
 	h := host(worker, n)
 	h.Images, h.Instance = true, "i-"+worker
@@ -23,7 +23,7 @@ const (
 	dbDigest = "registry.local/db@sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 )
 
-func TestNeverPullsMeansAHostThatHasTheImages(t *testing.T) {
+func TestASandboxThatNeverPullsGoesToAHostWithItsImages(t *testing.T) {
 	told := Images{}
 	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, appImage),
 		stocked("w3", 7, told, appImage, dbDigest)}
@@ -63,36 +63,34 @@ func TestNeverPullsMeansAHostThatHasTheImages(t *testing.T) {
 			t.Errorf("%s: placed on %q, want %q: %+v", what, got, c.want, refusals)
 		}
 		if r := refusals[0].Reason; c.field == "" && r != "" || !strings.HasPrefix(r, c.field) {
-			t.Errorf("%s: the empty host says %q, want something of %q", what, r, c.field)
+			t.Errorf("%s: w1 refuses with %q, want a reason about %q", what, r, c.field)
 		}
 		if e := Impossible(b, hosts); e != nil {
-			t.Errorf("%s: it does not wait: %v", what, e)
+			t.Errorf("%s: the sandbox does not wait, but fails with %v", what, e)
 		}
 		if chosen, _ := Place(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "app:2", Pull: protocol.PullMissing}},
 			hosts, told); chosen == nil {
-			t.Errorf("%s: what may be pulled is refused", what)
+			t.Errorf("%s: a sandbox whose image may be pulled is refused", what)
 		}
 	}
 }
 
-func TestAHostThatDoesNotTellItsImagesIsTriedAndOneThatHasNotYetIsNot(t *testing.T) {
+func TestWithoutAReportOfImagesOnlyAHostWithAnOlderWorkerIsTried(t *testing.T) {
 	b := &protocol.Sandbox{State: protocol.StatePending,
 		Spec: protocol.SandboxSpec{Image: "app", Pull: protocol.PullNever}}
 	for what, c := range map[string]struct {
 		change func(*protocol.Host, *protocol.HostImages)
 		taken  bool
 	}{
-		"lacks it":        {func(*protocol.Host, *protocol.HostImages) {}, false},
+		"lacks the image": {func(*protocol.Host, *protocol.HostImages) {}, false},
 		"an older worker": {func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }, true},
-		"said by the worker's former run": {func(h *protocol.Host, i *protocol.HostImages) {
-			h.Instance,
-				i.Names = "new", []string{appImage}
+		"reported by an earlier worker process": {func(h *protocol.Host, i *protocol.HostImages) {
+			h.Instance, i.Names = "new", []string{appImage}
 		}, false},
-		"the engine did not list them": {func(_ *protocol.Host, i *protocol.HostImages) {
-			i.Listed, i.Names = false,
-				[]string{appImage}
+		"the engine has not listed its images": {func(_ *protocol.Host, i *protocol.HostImages) {
+			i.Listed, i.Names = false, []string{appImage}
 		}, false},
-		"more than were told": {func(_ *protocol.Host, i *protocol.HostImages) { i.Cut = true }, true},
+		"a truncated report": {func(_ *protocol.Host, i *protocol.HostImages) { i.Cut = true }, true},
 	} {
 		told := Images{}
 		h := stocked("w1", 0, told)
@@ -103,17 +101,17 @@ func TestAHostThatDoesNotTellItsImagesIsTriedAndOneThatHasNotYetIsNot(t *testing
 	}
 	h := stocked("w1", 0, Images{})
 	if chosen, refusals := Place(b, []*protocol.Host{h}, nil); chosen != nil ||
-		!strings.Contains(refusals[0].Reason, "not said yet") {
-		t.Errorf("nothing was said yet: %+v", refusals)
+		!strings.Contains(refusals[0].Reason, "not reported its images yet") {
+		t.Errorf("without a report, the refusals are %+v", refusals)
 	}
 	b.Resuming, b.HostID = true, h.HostID
 	if chosen, refusals := Place(b, []*protocol.Host{h}, nil); chosen == nil {
-		t.Errorf("a resume, which has its containers: %+v", refusals)
+		t.Errorf("a resume, which needs no images, is refused: %+v", refusals)
 	}
 }
 
-// A misspelt name is not waited for.
-func TestAnImageThatNoHostHasOrGetsIsNotWaitedForLong(t *testing.T) {
+// The image may be misspelt, so the sandbox fails unless some host may still get the image.
+func TestASandboxDoesNotWaitForAnImageThatNoHostWillGet(t *testing.T) {
 	app := func(pull string) *protocol.Sandbox {
 		return &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: "app", Pull: pull,
 			OptionalServices: map[string]protocol.Service{"x": {Image: "misspelt"}}}}
@@ -124,7 +122,7 @@ func TestAnImageThatNoHostHasOrGetsIsNotWaitedForLong(t *testing.T) {
 		imports []*protocol.WantedImage
 		fails   bool
 	}{
-		"nobody has it":    {b: app(protocol.PullNever), fails: true},
+		"no host has it":   {b: app(protocol.PullNever), fails: true},
 		"it may be pulled": {b: app(protocol.PullMissing)},
 		"a resume":         {b: &protocol.Sandbox{Resuming: true, HostID: "h-w1", Spec: app(protocol.PullNever).Spec}},
 		"a host has it": {b: app(protocol.PullNever),
@@ -133,19 +131,18 @@ func TestAnImageThatNoHostHasOrGetsIsNotWaitedForLong(t *testing.T) {
 			change: func(h *protocol.Host, i *protocol.HostImages) {
 				h.State, i.Names = protocol.HostLost, []string{appImage}
 			}},
-		"a host has not said yet": {b: app(protocol.PullNever),
+		"a host has not reported its images yet": {b: app(protocol.PullNever),
 			change: func(_ *protocol.Host, i *protocol.HostImages) { i.Listed = false }},
-		"a host does not say": {b: app(protocol.PullNever),
+		"a host with an older worker": {b: app(protocol.PullNever),
 			change: func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }},
-		"it is in a configuration": {b: app(protocol.PullNever),
-			change: func(_ *protocol.Host,
-				i *protocol.HostImages) {
+		"it is in a worker's configuration": {b: app(protocol.PullNever),
+			change: func(_ *protocol.Host, i *protocol.HostImages) {
 				i.Images = []protocol.HostImage{{Ref: appImage}}
 			}},
 		"it is imported": {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage}}},
 		"it is imported for the host": {b: app(protocol.PullNever),
 			imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w1"}}}},
-		"it is imported for another": {b: app(protocol.PullNever),
+		"it is imported for another host": {b: app(protocol.PullNever),
 			imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w3"}}}, fails: true},
 	} {
 		told := Images{}
@@ -159,7 +156,7 @@ func TestAnImageThatNoHostHasOrGetsIsNotWaitedForLong(t *testing.T) {
 		}
 	}
 	if e := ImageUnavailable(app(protocol.PullNever), nil, nil, nil); e != nil {
-		t.Errorf("without a host: %v", e)
+		t.Errorf("without a host, the error is %v", e)
 	}
 }
 
@@ -172,25 +169,25 @@ func TestAHostThatHasTheImageIsPreferredWhileItIsNearlyAsEmpty(t *testing.T) {
 		return chosen.Worker
 	}
 	if got := on(lacks, has); got != "b" {
-		t.Errorf("of two empty ones %s is chosen", got)
+		t.Errorf("of two empty hosts, %s is chosen, want b", got)
 	}
 	has.Slots, lacks.Slots, silent.Slots = 100, 100, 100
 	has.Sandboxes = 9
 	if got := on(lacks, has); got != "b" {
-		t.Errorf("with nine of a hundred slots taken: %s", got)
+		t.Errorf("with 9 of 100 slots taken on b, %s is chosen, want b", got)
 	}
 	has.Sandboxes = 11
 	if got := on(lacks, has); got != "a" {
-		t.Errorf("spreading is given up for an image: %s", got)
+		t.Errorf("with 11 of 100 slots taken on b, %s is chosen, want a", got)
 	}
 	b.Spec.OptionalServices = map[string]protocol.Service{"x": {Image: "app"}, "y": {Image: "nowhere"}}
 	has.Sandboxes = 8
 	if got := on(lacks, has); got != "a" {
-		t.Errorf("two images of three are worth as much as three: %s", got)
+		t.Errorf("with two of three images and 8 of 100 slots taken on b, %s is chosen, want a", got)
 	}
 	has.Sandboxes = 1
 	if got := on(has, silent); got != "c" {
-		t.Errorf("a host that does not tell is not taken, though it is emptier: %s", got)
+		t.Errorf("%s is chosen, want c, which is emptier and reports no images", got)
 	}
 }
 
@@ -204,21 +201,22 @@ func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
 	for what, c := range map[string]struct {
 		spec  protocol.SandboxSpec
 		on    string // worker
-		fails string // the field, where it is of no use to wait
+		fails string // the field of the error if waiting is of no use
 	}{
-		"the host's own": {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
-		"on a host":      {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},
-		"on a host, always": {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1", Pull: protocol.PullAlways}, "",
-			"spec.image"},
-		"imported":          {protocol.SandboxSpec{Image: "127.0.0.1:5000/imported:1"}, "", ""},
-		"of one operator's": {protocol.SandboxSpec{Image: "10.1.1.1:5000/x:1"}, "w3", ""},
-		"public":            {protocol.SandboxSpec{Image: "ghcr.io/a/b:1"}, "w1", ""},
+		"on the host's own registry": {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
+		"that a host has":            {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},
+		"that a host has, but must always be pulled": {
+			protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1", Pull: protocol.PullAlways}, "", "spec.image"},
+		"that is imported":                       {protocol.SandboxSpec{Image: "127.0.0.1:5000/imported:1"}, "", ""},
+		"of a registry that one operator allows": {protocol.SandboxSpec{Image: "10.1.1.1:5000/x:1"}, "w3", ""},
+		"of a public registry":                   {protocol.SandboxSpec{Image: "ghcr.io/a/b:1"}, "w1", ""},
 		"of a service": {protocol.SandboxSpec{Image: "busybox",
-			RequiredServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "", "spec.required_services.db.image"},
-		"of an optional one": {protocol.SandboxSpec{Image: "busybox",
+			RequiredServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "",
+			"spec.required_services.db.image"},
+		"of an optional service": {protocol.SandboxSpec{Image: "busybox",
 			OptionalServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "w1", ""},
-		"an id that a host has": {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
-		"of no registry":        {protocol.SandboxSpec{Image: "boxfleet.local/d/imported/x:1"}, "", "spec.image"},
+		"by an id that a host has": {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
+		"of no registry":           {protocol.SandboxSpec{Image: "boxfleet.local/d/imported/x:1"}, "", "spec.image"},
 	} {
 		b := &protocol.Sandbox{State: protocol.StatePending, Spec: c.spec}
 		if b.Spec.Pull == "" {
@@ -230,18 +228,18 @@ func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
 			got = chosen.Worker
 		}
 		if got != c.on {
-			t.Errorf("%s: placed on %q, want %q: %+v", what, got, c.on, refusals)
+			t.Errorf("an image %s: placed on %q, want %q: %+v", what, got, c.on, refusals)
 		}
 		e := ImageUnavailable(b, hosts, told, imports)
 		if c.fails == "" && e != nil || c.fails != "" &&
 			(e == nil || e.Field != c.fails || e.Reason != protocol.ReasonPolicyDenied ||
 				e.Code != protocol.PermissionDenied) {
-			t.Errorf("%s: got %v", what, e)
+			t.Errorf("an image %s: got the error %v", what, e)
 		}
 	}
-	hosts[1].Registries = nil // an older worker finds out by trying
+	hosts[1].Registries = nil // an older worker, which tries to pull every image
 	if e := ImageUnavailable(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}}, hosts, told,
 		nil); e != nil {
-		t.Errorf("with an older worker: %v", e)
+		t.Errorf("with an older worker, the error is %v", e)
 	}
 }

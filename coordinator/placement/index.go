@@ -8,17 +8,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Index finds the host that [Place] would choose without rating every host. For each kind of sandbox it keeps a
-// tournament tree of the hosts, ordered by how well they fit; it asks Place's rules about the best host and takes the
-// next one where they refuse. It knows of a host what [Index.SetHosts], [Index.SetUsage] and [Index.SetImages] last
-// said. It is not safe for concurrent use.
+// Index finds the host that [Place] would choose, without rating every host. For each kind of sandbox it keeps a
+// tournament tree of the hosts, ordered by how well they fit. It checks the best host against the rules of Place, and
+// takes the next best host if the rules refuse. Its hosts, their usage and their images are those last given to
+// [Index.SetHosts], [Index.SetUsage] and [Index.SetImages]. It is not safe for concurrent use.
 type Index struct {
 	rows   []Row          // by worker name
 	byID   map[string]int // by host id
 	images Images
 	limits Limits
 	kinds  map[string]*kind
-	clock  uint64 // counts placements, to find the kind that was not used for longest
+	clock  uint64 // counts placements, to find the least recently used kind
 }
 
 // Row is a host with a version that changes when its worker reports something different.
@@ -38,15 +38,15 @@ func HostsOf(rows []Row) []*protocol.Host {
 
 // kind is a set of sandboxes that every host treats alike.
 type kind struct {
-	sandbox *protocol.Sandbox       // one of them, without the fields that no host checks
-	specs   []*protocol.SandboxSpec // its spec on each host; nil where the host can never take it
-	bonus   []float64               // what the images that a host has are worth
-	fit     []float64               // a tree whose leaves say how well each host fits, -Inf where it refuses
+	sandbox *protocol.Sandbox       // one sandbox of the kind, without the fields that no host checks
+	specs   []*protocol.SandboxSpec // by host: the sandbox's spec there; nil if the host can never take it
+	bonus   []float64               // by host: what the images that it already has add to its fit
+	fit     []float64               // a tree whose leaves are how well each host fits; -Inf if the host refuses
 	leaves  int
 	used    uint64
 }
 
-// maxKinds bounds the kinds in memory; a change of a host is applied to each.
+// maxKinds limits the kinds in memory, because each change of a host is applied to every kind.
 const maxKinds = 64
 
 // NewIndex returns an index without hosts.
@@ -54,7 +54,7 @@ func NewIndex() *Index {
 	return &Index{byID: map[string]int{}, images: Images{}, kinds: map[string]*kind{}}
 }
 
-// SetHosts replaces all hosts. The rows are ordered by worker name.
+// SetHosts replaces all hosts. The rows must be ordered by worker name.
 func (x *Index) SetHosts(rows []Row) {
 	same := len(rows) == len(x.rows)
 	for i := 0; same && i < len(rows); i++ {
@@ -89,7 +89,7 @@ func sameUsage(a, b *protocol.Host) bool {
 func (x *Index) SetUsage(hostID string, u Usage) {
 	i, known := x.byID[hostID]
 	if !known {
-		return // it comes with SetHosts
+		return // SetHosts will add the host with its usage
 	}
 	h := *x.rows[i].Host
 	h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedPIDs, h.UsedGPUs = 0, 0, 0, 0, 0, 0
@@ -112,7 +112,7 @@ func (x *Index) SetImages(worker string, reported *protocol.HostImages) {
 	}
 }
 
-// rateSpecs rates a host again for each kind, after its offer changed.
+// rateSpecs rates a host again for each kind, after what the host offers has changed.
 func (x *Index) rateSpecs(i int) {
 	for _, k := range x.kinds {
 		x.match(k, i)
@@ -143,10 +143,10 @@ func (x *Index) Lost() (ids []string) {
 	return ids
 }
 
-// Place returns the host that the function [Place] chooses among all known hosts, nil for none. kindName is
+// Place returns the host that the function [Place] chooses among all known hosts, or nil if all refuse. kindName is
 // [KindOf] the sandbox.
 func (x *Index) Place(b *protocol.Sandbox, kindName string) *protocol.Host {
-	if b.Resuming { // it is bound to its host
+	if b.Resuming { // the sandbox is bound to its host
 		if i, known := x.byID[b.HostID]; known && refusal(b, x.rows[i].Host, x.images, x.limits) == "" {
 			return x.rows[i].Host
 		}
@@ -183,8 +183,8 @@ func KindOf(b *protocol.Sandbox) string {
 	return string(name.Sum(nil))
 }
 
-// checkedFields returns a spec without the fields that no host checks. If a rule comes to check one of them, Place
-// still asks refusal about the sandbox itself.
+// checkedFields returns a spec without the fields that no host checks. If a rule comes to check one of these fields,
+// the choice is still correct: Index.Place checks the rules with the sandbox's whole spec.
 func checkedFields(s *protocol.SandboxSpec) *protocol.SandboxSpec {
 	p := *s
 	p.Command, p.Env, p.Labels, p.User, p.Cwd, p.Hostname, p.Copies, p.OnDelete = nil, nil, nil, "", "", "", nil, nil
@@ -192,7 +192,7 @@ func checkedFields(s *protocol.SandboxSpec) *protocol.SandboxSpec {
 	return &p
 }
 
-// kind returns the tree of a kind, and builds it where it is missing.
+// kind returns the tree of a kind. It builds the tree if there is none.
 func (x *Index) kind(b *protocol.Sandbox, name string) *kind {
 	x.clock++
 	k := x.kinds[name]
@@ -241,7 +241,7 @@ func (x *Index) dropOldestKind() {
 	delete(x.kinds, oldest)
 }
 
-// match records what a host offers a kind, whatever its load.
+// match records what a host offers a kind, independent of the host's load.
 func (x *Index) match(k *kind, i int) {
 	h := x.rows[i].Host
 	k.specs[i] = nil
@@ -252,7 +252,7 @@ func (x *Index) match(k *kind, i int) {
 	k.specs[i], k.bonus[i] = s, imageBonus*imagesPresent(&k.sandbox.Spec, h, x.images)
 }
 
-// fit is how well a host fits a kind now, -Inf where it refuses.
+// fit returns how well a host fits a kind now; -Inf if the host refuses.
 func (x *Index) fit(k *kind, i int) float64 {
 	h := x.rows[i].Host
 	if s := k.specs[i]; s == nil || unavailable(k.sandbox, h) != "" || shortage(s, h) != "" {
@@ -261,7 +261,7 @@ func (x *Index) fit(k *kind, i int) float64 {
 	return headroom(h) + k.bonus[i]
 }
 
-// set changes a leaf.
+// set changes the leaf of a host, and the nodes above the leaf.
 func (k *kind) set(i int, fit float64) {
 	i += k.leaves
 	k.fit[i] = fit
@@ -270,7 +270,7 @@ func (k *kind) set(i int, fit float64) {
 	}
 }
 
-// best is the index of the host that fits best, the first of several; -1 for none.
+// best returns the index of the host that fits best, the first one of equals; -1 if all refuse.
 func (k *kind) best() int {
 	if math.IsInf(k.fit[1], -1) || len(k.specs) == 0 {
 		return -1

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// drawHost makes a host of a small fleet, as full as it happens to be.
+// drawHost returns a random host.
 func drawHost(t *rapid.T, worker string) *protocol.Host {
 	h := host(worker, 0)
 	h.Slots, h.CPU, h.Memory = rapid.IntRange(1, 4).Draw(t, "slots"), 4, 4<<30
@@ -70,7 +70,7 @@ func drawSandbox(t *rapid.T, hosts []Row) *protocol.Sandbox {
 	return b
 }
 
-// After any changes of the hosts in any order, the index finds the host that a scan finds.
+// After any changes of the hosts in any order, the index places sandboxes like the function Place does.
 func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		index, told, version := NewIndex(), Images{}, uint64(1)
@@ -82,13 +82,15 @@ func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			i := rapid.IntRange(0, len(rows)-1).Draw(t, "which")
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
-			case 0: // its worker registers again
+			case 0: // the host's worker registers again
 				version++
 				h := drawHost(t, rows[i].Host.Worker)
-				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = rows[i].Host.Sandboxes, rows[i].Host.UsedCPU, rows[i].Host.UsedMem, rows[i].Host.UsedDisk, min(rows[i].Host.UsedGPUs, h.GPUs)
+				was := rows[i].Host
+				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk = was.Sandboxes, was.UsedCPU, was.UsedMem, was.UsedDisk
+				h.UsedGPUs = min(was.UsedGPUs, h.GPUs)
 				rows[i] = Row{h, version}
 				index.SetHosts(slices.Clone(rows))
-			case 1: // it says what images it has
+			case 1: // the host's worker reports its images
 				worker := rows[i].Host.Worker
 				if told[worker] = drawImages(t, worker); told[worker] == nil {
 					delete(told, worker)
@@ -113,7 +115,7 @@ func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 				want, refusals := Place(b, hosts, told)
 				got := index.Place(b, KindOf(b))
 				if (want == nil) != (got == nil) || want != nil && want.Worker != got.Worker {
-					t.Fatalf("the index places on %+v, the scan on %+v: %+v", got, want, refusals)
+					t.Fatalf("the index places the sandbox on %+v, the scan on %+v: %+v", got, want, refusals)
 				}
 			}
 		}
@@ -129,7 +131,7 @@ func fleet(n int) (rows []Row) {
 	return rows
 }
 
-// BenchmarkPlace places a burst of sandboxes of four kinds; each counts on its host.
+// BenchmarkPlace places a burst of sandboxes of four kinds. Each sandbox then takes resources of its host.
 func BenchmarkPlace(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint("index/hosts=", n), func(b *testing.B) {
@@ -148,7 +150,7 @@ func BenchmarkPlace(b *testing.B) {
 				h := index.Place(s, KindOf(s))
 				used[h.HostID] = used[h.HostID].Plus(UsageOf(&s.Spec))
 				if i%(n*100) == 0 {
-					clear(used) // before all are full
+					clear(used) // before all hosts are full
 				}
 				index.SetUsage(h.HostID, used[h.HostID])
 			}

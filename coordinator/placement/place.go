@@ -11,13 +11,13 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// imageBonus is added to the headroom of a host that has all images. It is small: a host without the images still gets
-// the sandbox when it is emptier by more than a tenth. Otherwise the first host that pulled an image would get every
-// sandbox that uses it, and a burst of creates would pull it everywhere at once.
+// imageBonus is added to the headroom of a host that has all images of a sandbox. The bonus is small: a host without
+// the images still gets the sandbox if its headroom is greater by more than a tenth. Otherwise the first host that
+// pulled an image would get every sandbox that uses the image.
 const imageBonus = 0.1
 
-// Place chooses the host for a sandbox: the accepting host with the most headroom, with a bonus for images that it
-// already has. It is pure. Where every host refuses, chosen is nil. The refusals say why, one per host, ordered by
+// Place chooses the host for a sandbox: the accepting host with the most headroom, with a bonus for images that the
+// host already has. It is pure. If every host refuses, chosen is nil. refusals has the reason of each host, ordered by
 // worker name; the reason of an accepting host is empty.
 func Place(b *protocol.Sandbox, hosts []*protocol.Host, images Images) (
 	chosen *protocol.Host, refusals []protocol.HostRefusal,
@@ -35,7 +35,7 @@ func Place(b *protocol.Sandbox, hosts []*protocol.Host, images Images) (
 	return chosen, refusals
 }
 
-// maxListedHosts bounds how many hosts a message lists.
+// maxListedHosts limits how many hosts a message lists.
 const maxListedHosts = 5
 
 // Reasons lists why hosts refuse a sandbox, for the end of an error message: "; w1: reason; w2: reason".
@@ -43,7 +43,7 @@ func Reasons(b *protocol.Sandbox, hosts []*protocol.Host, images Images) string 
 	text, limits := "", LimitsOf(hosts)
 	for i, h := range hosts {
 		if i == maxListedHosts {
-			return fmt.Sprintf("%s; and %d more", text, len(hosts)-maxListedHosts)
+			return fmt.Sprintf("%s; and %d more hosts", text, len(hosts)-maxListedHosts)
 		}
 		if reason := refusal(b, h, images, limits); reason != "" {
 			text += fmt.Sprintf("; %s: %s", h.Worker, reason)
@@ -57,8 +57,8 @@ func byName(hosts []*protocol.Host) []*protocol.Host {
 		func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
 }
 
-// SpecOn returns a sandbox's spec as it would be on a host, with the defaults of that host's worker. A sandbox that
-// resumes keeps the spec that its containers were made with.
+// SpecOn returns a sandbox's spec as it would be on a host, with the defaults of the host's worker. A sandbox that
+// resumes keeps the spec that its containers were created with.
 func SpecOn(b *protocol.Sandbox, h *protocol.Host) (*protocol.SandboxSpec, error) {
 	switch {
 	case b.Resuming:
@@ -76,8 +76,8 @@ func SpecOn(b *protocol.Sandbox, h *protocol.Host) (*protocol.SandboxSpec, error
 	return &resolved, err
 }
 
-// refusal returns why a host refuses a sandbox, "" where it accepts. Memory, disk and GPUs are reserved; cores and
-// pids are limits that a host may promise several times over.
+// refusal returns why a host refuses a sandbox, or "" if it accepts. Memory, disk and GPUs are reserved. Cores and pids
+// are limits, of which a host may promise more than it has.
 func refusal(b *protocol.Sandbox, h *protocol.Host, images Images, limits Limits) string {
 	if reason := unavailable(b, h); reason != "" {
 		return reason
@@ -92,7 +92,7 @@ func refusal(b *protocol.Sandbox, h *protocol.Host, images Images, limits Limits
 	if all := unmet(b, s, h, limits); len(all) > 0 {
 		return fieldMessage(all[0])
 	}
-	if b.Resuming { // its containers exist and keep their images
+	if b.Resuming { // the sandbox's containers exist and keep their images
 		return ""
 	}
 	return imageRefusal(s, h, images)
@@ -100,7 +100,7 @@ func refusal(b *protocol.Sandbox, h *protocol.Host, images Images, limits Limits
 
 func fieldMessage(e *protocol.Error) string { return e.Field + ": " + e.Message }
 
-// shortage returns which resource a host has too little left of, "" where there is enough.
+// shortage returns which resource a host has too little of, or "" if it has enough of all.
 func shortage(s *protocol.SandboxSpec, h *protocol.Host) string {
 	t := s.Totals()
 	switch {
@@ -114,7 +114,8 @@ func shortage(s *protocol.SandboxSpec, h *protocol.Host) string {
 	return ""
 }
 
-// unavailable returns why a host takes no sandbox now, or not this one, whatever the spec asks for.
+// unavailable returns why a host now takes no sandbox, or not this sandbox, independent of the spec; "" if it may take
+// the sandbox.
 func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
@@ -139,7 +140,7 @@ func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	return returnedBy(b, h)
 }
 
-// closedByOperator says in which way the operator closed a host to new sandboxes, "" where it is open.
+// closedByOperator returns how the operator closed a host to new sandboxes, or "" if the host is open.
 func closedByOperator(h *protocol.Host) string {
 	switch {
 	case h.Drain != nil && !h.Drain.Deadline.IsZero():
@@ -152,12 +153,12 @@ func closedByOperator(h *protocol.Host) string {
 	return ""
 }
 
-// returnedBy returns why a host's worker gave this sandbox back, "" where it did not. Two coordinators that both
-// believe they lead may assign more to a host than it has; its worker then returns the excess.
+// returnedBy returns why a host's worker gave this sandbox back, or "" if it did not. Two coordinators that both
+// believe that they lead may assign more to a host than it has room for; the worker then returns the excess.
 func returnedBy(b *protocol.Sandbox, h *protocol.Host) string {
 	for _, r := range b.Refusals {
 		if r.HostID == h.HostID {
-			return fmt.Sprintf("it gave the sandbox back, and is passed over until %s: %s",
+			return fmt.Sprintf("the host gave the sandbox back, and is passed over until %s: %s",
 				r.Until.UTC().Format(time.RFC3339), r.Reason)
 		}
 	}
@@ -175,10 +176,10 @@ func WithoutExpiredRefusals(b *protocol.Sandbox, now time.Time) *protocol.Sandbo
 	return &current
 }
 
-// headroom is the free share of a host's scarcest resource among slots, memory, disk and cores: 1 on an empty host,
-// 0 when everything is promised, negative when cores or pids are promised several times over. Sandboxes are promised
-// far more pids than they use, so pids count only once all are promised. A resource that a host does not report is
-// not scarce.
+// headroom returns the free share of a host's scarcest resource among slots, memory, disk and cores. It is 1 for an
+// empty host and 0 for a host without free room; it is negative if more cores or pids are promised than the host has.
+// Sandboxes are promised far more pids than they use, so pids count only once more are promised than the host has. A
+// resource that a host does not report is not scarce.
 func headroom(h *protocol.Host) float64 {
 	free := func(used, all float64) float64 { return 1 - used/max(all, 1) }
 	least := min(

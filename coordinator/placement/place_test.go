@@ -8,10 +8,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// host returns a host with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
+// host returns a host with ten slots and 10 GiB, of which n slots are taken by sandboxes of 1 GiB.
 func host(worker string, n int) *protocol.Host {
 	return &protocol.Host{
-		Worker: worker, HostID: "h-" + worker, Instance: "i-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
+		Worker: worker, HostID: "h-" + worker, Instance: "i-" + worker, State: protocol.HostReady,
+		Slots: 10, Memory: 10 << 30, CPU: 4,
 		Sandboxes: n, UsedMem: protocol.Bytes(n) << 30, Firewall: protocol.FirewallNFTables, Mounts: []string{"/srv/cache"},
 	}
 }
@@ -28,17 +29,18 @@ func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
 	fewSlots := host("w1", 0)
 	fewSlots.Sandboxes = 9
 	if chosen, _ := Place(wants(1<<30), []*protocol.Host{fewSlots, host("w2", 5)}, nil); chosen.Worker != "w2" {
-		t.Errorf("placed on %s, which has one slot left", chosen.Worker)
+		t.Errorf("placed on %s, which has only one slot left", chosen.Worker)
 	}
 }
 
-// Cores are not reserved, but counted: a host that has promised fewer of them is chosen, even when all have promised
-// more than they have.
+// Cores are counted, but not reserved. The host that has promised fewer cores is chosen, even if all hosts have
+// promised more cores than they have.
 func TestPlaceCountsCores(t *testing.T) {
 	busy, idle := host("busy", 1), host("idle", 1)
 	for busy.UsedCPU, idle.UsedCPU = 2, 1; busy.UsedCPU < 20; busy.UsedCPU, idle.UsedCPU = busy.UsedCPU+4, idle.UsedCPU+4 {
 		if chosen, refusals := Place(wants(1<<30), []*protocol.Host{busy, idle}, nil); chosen != idle {
-			t.Errorf("with %v and %v of %v cores promised: %+v", busy.UsedCPU, idle.UsedCPU, idle.CPU, refusals)
+			t.Errorf("with %v and %v of %v cores promised, the idle host is not chosen: %+v", busy.UsedCPU, idle.UsedCPU,
+				idle.CPU, refusals)
 		}
 	}
 }
@@ -59,14 +61,14 @@ func TestASandboxGoesToAHostThatAllowsItsProfile(t *testing.T) {
 		b := wants(1 << 30)
 		b.Spec.Profile = c.profile
 		if chosen, refusals := Place(b, c.hosts, nil); chosen != c.want {
-			t.Errorf("%s: %+v", c.profile, refusals)
+			t.Errorf("a sandbox with profile %s is not placed on %s: %+v", c.profile, c.want.Worker, refusals)
 		}
 	}
 	b := wants(1 << 30)
 	b.Spec.Profile = protocol.ProfileHardened
 	if e := Impossible(b, []*protocol.Host{loose}); e == nil || e.Field != "spec.profile" ||
 		e.Code != protocol.PermissionDenied {
-		t.Errorf("where no host allows it: %v", e)
+		t.Errorf("if no host allows the profile, the error is %v", e)
 	}
 }
 
@@ -93,16 +95,16 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 	for i, want := range []string{"slots", "memory", "suspect", "no answer", "spec.mounts[0].source",
 		"networks of sandboxes apart: no right"} {
 		if r := refusals[i]; r.Worker != hosts[i].Worker || !strings.Contains(r.Reason, want) {
-			t.Errorf("refusal %d is %+v, want one of %s about %q", i, r, hosts[i].Worker, want)
+			t.Errorf("refusal %d is %+v, want a refusal of %s about %q", i, r, hosts[i].Worker, want)
 		}
 	}
 	if why := Impossible(b, hosts); why == nil || why.Code != protocol.PermissionDenied ||
 		why.Field != "spec.mounts[0].source" {
-		t.Errorf("a mount that no host allows: %v", why)
+		t.Errorf("a mount that no host allows leads to the error %v", why)
 	}
 	b.Spec.Mounts[0].Source = "/srv/cache/go"
 	if why := Impossible(b, hosts); why != nil {
-		t.Errorf("a mount that a busy host allows: %v", why)
+		t.Errorf("a mount that a busy host allows leads to the error %v", why)
 	}
 }
 
@@ -120,7 +122,7 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 			got = chosen.Worker
 		}
 		if got != want {
-			t.Errorf("%s is placed on %q, want %q: %v", source, got, want, refusals)
+			t.Errorf("a sandbox with mount %s is placed on %q, want %q: %v", source, got, want, refusals)
 		}
 		field := "writable"
 		if !strings.HasPrefix(source, "/srv/cache/") && source != "/srv/cache" {
@@ -128,12 +130,12 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 		}
 		if why := Impossible(b, hosts); (why == nil) != (want != "") || why != nil &&
 			(why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0]."+field) {
-			t.Errorf("%s: %v", source, why)
+			t.Errorf("mount %s leads to the error %v", source, why)
 		}
 	}
 	b.Spec.Mounts = []protocol.Mount{{Source: "/srv/cache/go", Target: "/t"}}
 	if chosen, _ := Place(b, hosts, nil); chosen != reader {
-		t.Errorf("what is only read is placed on %s", chosen.Worker)
+		t.Errorf("a sandbox with a read-only mount is placed on %s", chosen.Worker)
 	}
 }
 
@@ -142,15 +144,15 @@ func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	strict.ServiceProfiles = []string{protocol.ProfileHardened}
 	loose.ServiceProfiles = []string{protocol.ProfileHardened, protocol.ProfileStandard}
 	for profile, want := range map[string]string{
-		protocol.ProfileHardened: "strict", // the older worker would not harden it
+		protocol.ProfileHardened: "strict", // the older worker would not harden the service
 		protocol.ProfileStandard: "older",
-		"":                       "older", // of a request from before there was a choice
+		"":                       "older", // a request of an older version, which had no profiles of services
 	} {
 		b := wants(1 << 30)
 		b.Spec.OptionalServices = protocol.Services{"db": {Profile: profile}}
 		if chosen, refusals := Place(b, []*protocol.Host{older, strict, loose}, nil); chosen == nil ||
 			chosen.Worker != want {
-			t.Errorf("%q is placed on %+v, want %s: %v", profile, chosen, want, refusals)
+			t.Errorf("a service with profile %q is placed on %+v, want %s: %v", profile, chosen, want, refusals)
 		}
 	}
 	b := wants(1 << 30)
@@ -161,11 +163,11 @@ func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	}
 	if why := Impossible(b, []*protocol.Host{strict}); why == nil || why.Code != protocol.PermissionDenied ||
 		why.Field != "spec.required_services.db.profile" {
-		t.Errorf("a profile that no host allows: %v", why)
+		t.Errorf("a profile that no host allows leads to the error %v", why)
 	}
 }
 
-func TestALimitOfDiskGoesWhereItCanBeKept(t *testing.T) {
+func TestASandboxWithADiskLimitGoesToAHostThatCanEnforceIt(t *testing.T) {
 	without, with := host("without", 0), host("with", 5)
 	with.DiskQuota, with.Disk = true, 100<<30
 	for field, change := range map[string]func(*protocol.SandboxSpec){
@@ -181,22 +183,22 @@ func TestALimitOfDiskGoesWhereItCanBeKept(t *testing.T) {
 			t.Errorf("%s is placed on %+v: %v", field, chosen, refusals)
 		}
 		if chosen, _ := Place(b, []*protocol.Host{without}, nil); chosen != without {
-			t.Errorf("%s: where no host can keep it, one's Engine is not asked", field)
+			t.Errorf("%s: no host can enforce the limit, so the sandbox should go to any host, whose engine refuses it", field)
 		}
 		if why := Impossible(b, []*protocol.Host{without}); why != nil {
 			t.Errorf("%s: %v", field, why)
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
 		if chosen, _ := Place(b, []*protocol.Host{without, away}, nil); chosen != nil {
-			t.Errorf("%s is placed on %s while a host that may keep it is away", field, chosen.Worker)
+			t.Errorf("a limit %s is placed on %s while a host that may be able to enforce it is away", field, chosen.Worker)
 		}
 	}
 	if chosen, _ := Place(wants(1<<30), []*protocol.Host{with, without}, nil); chosen != without {
-		t.Errorf("without a limit it is placed on %+v", chosen)
+		t.Errorf("a sandbox without a limit is placed on %+v", chosen)
 	}
 }
 
-func TestALimitOfCPUGoesWhereTheCoresAre(t *testing.T) {
+func TestASandboxGoesToAHostWithEnoughCores(t *testing.T) {
 	small, large := host("small", 0), host("large", 5)
 	small.Cores, large.Cores = 2, 16
 	for field, change := range map[string]func(*protocol.SandboxSpec){
@@ -218,13 +220,13 @@ func TestALimitOfCPUGoesWhereTheCoresAre(t *testing.T) {
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
 		if chosen, _ := Place(b, []*protocol.Host{small, away}, nil); chosen != nil {
-			t.Errorf("%s is placed on %s while a host that may have them is away", field, chosen.Worker)
+			t.Errorf("a limit %s is placed on %s while a host that may have the cores is away", field, chosen.Worker)
 		}
 	}
 	b := wants(1 << 30)
 	b.Spec.CPU = 2
 	if chosen, _ := Place(b, []*protocol.Host{large, small}, nil); chosen != small {
-		t.Errorf("what either has is placed on %+v", chosen)
+		t.Errorf("a sandbox that fits on both hosts is placed on %+v, want the emptier one", chosen)
 	}
 }
 
@@ -246,12 +248,12 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 		}
 	}
 	if want := "50GiB of disk are wanted, 0B of 200GiB are free"; refusals[0].Reason != want {
-		t.Errorf("the seventh waits because %q, want %q", refusals[0].Reason, want)
+		t.Errorf("the seventh sandbox is refused because %q, want %q", refusals[0].Reason, want)
 	}
 	if large.UsedPIDs != 80_000 || small.UsedPIDs != 40_000 || large.UsedDisk != 200<<30 {
-		t.Errorf("%+v, %+v", large, small)
+		t.Errorf("the usage of the hosts is wrong: %+v, %+v", large, small)
 	}
-	// The host with less promised of what is scarcest is chosen, and pids are promised beyond what there is.
+	// The host that has promised less of its scarcest resource is chosen. Pids are promised beyond what a host has.
 	emptier := func(change func(a, b *protocol.Host)) {
 		t.Helper()
 		a, b := host("a", 1), host("b", 1)
@@ -262,7 +264,7 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 		}
 	}
 	emptier(func(a, b *protocol.Host) { a.UsedPIDs, b.UsedPIDs = 130_000, 120_000 })
-	// what is enough is not scarce
+	// Pids are not scarce while fewer are promised than the host has.
 	emptier(func(a, b *protocol.Host) { a.UsedPIDs, b.UsedPIDs, a.Sandboxes = 0, 100_000, 2 })
 	emptier(func(a, b *protocol.Host) { a.UsedDisk, b.UsedDisk = 90<<30, 80<<30 })
 }
@@ -281,32 +283,32 @@ func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
 		b := wants(1 << 30)
 		b.Spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"192.0.2.0/24", allow}}
 		if chosen, refusals := Place(b, hosts, nil); chosen != want {
-			t.Errorf("%s: %v", allow, refusals)
+			t.Errorf("a sandbox that may reach %s is not placed on %s: %v", allow, want.Worker, refusals)
 		}
 		why := Impossible(b, hosts[:1])
 		if (why == nil) != (want == strict) || why != nil &&
 			(why.Field != "spec.network.allow[1]" || why.Code != protocol.PermissionDenied) {
-			t.Errorf("%s where all deny it: %v", allow, why)
+			t.Errorf("with the strict host alone, the range %s leads to the error %v", allow, why)
 		}
 	}
 }
 
-func TestAPrivateRangeAndAPortAreTheOperatorsToAllow(t *testing.T) {
+func TestPrivateRangesAndPortsNeedTheOperatorsPermission(t *testing.T) {
 	open, shut := host("open", 5), host("shut", 0)
 	open.AllowNetworks, open.Ports, shut.Ports = []string{"10.1.0.0/16"}, "20000-20999", "30000-30999"
-	older := host("older", 0) // it says nothing
+	older := host("older", 0) // an older worker does not report what its operator allows
 	for what, c := range map[string]struct {
 		allow               string
 		port                int
 		onOpen, onShut, old bool
 	}{
 		"an allowed range":        {allow: "10.1.2.0/24", onOpen: true},
-		"more than that":          {allow: "10.0.0.0/8"},
-		"a public one":            {allow: "8.8.8.0/24", onOpen: true, onShut: true, old: true},
+		"more than is allowed":    {allow: "10.0.0.0/8"},
+		"a public range":          {allow: "8.8.8.0/24", onOpen: true, onShut: true, old: true},
 		"everything":              {allow: "0.0.0.0/0", onOpen: true, onShut: true, old: true},
-		"a port of one":           {port: 20500, onOpen: true, old: true},
-		"a port of neither":       {port: 8080, old: true},
-		"a port that is chosen":   {port: 0, onOpen: true, onShut: true, old: true},
+		"a port that one allows":  {port: 20500, onOpen: true, old: true},
+		"a port that none allows": {port: 8080, old: true},
+		"a port that is assigned": {port: 0, onOpen: true, onShut: true, old: true},
 		"the last port of a host": {port: 30999, onShut: true, old: true},
 	} {
 		b := wants(1 << 30)
@@ -321,13 +323,13 @@ func TestAPrivateRangeAndAPortAreTheOperatorsToAllow(t *testing.T) {
 			if (why == nil) != want || why != nil &&
 				(why.Field != field || why.Code != protocol.PermissionDenied ||
 					why.Reason != protocol.ReasonPolicyDenied) {
-				t.Errorf("%s on %s: %v", what, h.Worker, why)
+				t.Errorf("%s on host %s leads to the error %v", what, h.Worker, why)
 			}
 		}
 	}
 }
 
-func TestProcessesOfAContainerAreTheOperatorsToGive(t *testing.T) {
+func TestTheOperatorLimitsTheProcessesOfAContainer(t *testing.T) {
 	h, older := host("bounded", 0), host("older", 0)
 	h.MostPIDs = 4096
 	b := wants(1 << 30)
@@ -338,7 +340,7 @@ func TestProcessesOfAContainerAreTheOperatorsToGive(t *testing.T) {
 		t.Errorf("got %v", why)
 	}
 	if why := Impossible(b, []*protocol.Host{older}); why != nil {
-		t.Errorf("a host that says nothing refuses it: %v", why)
+		t.Errorf("a host that reports no limit refuses the sandbox: %v", why)
 	}
 }
 
@@ -349,13 +351,15 @@ func TestRequirementsThatNoHostAloneMeetsAreRefusedAtOnce(t *testing.T) {
 	b.Spec.Mounts = []protocol.Mount{{Source: "/a", Target: "/x"}, {Source: "/b", Target: "/y"}}
 	why := Impossible(b, []*protocol.Host{h2, h1})
 	if why == nil || why.Reason != protocol.ReasonNoHost || why.Field != "spec" ||
-		why.Message != "no host alone meets all requirements; h1: spec.mounts[1].source: /b is not below the allow-list of h1; h2: spec.mounts[0].source: /a is not below the allow-list of h2" {
+		why.Message != "no host alone meets all requirements; "+
+			"h1: spec.mounts[1].source: /b is not below the allow-list of h1; "+
+			"h2: spec.mounts[0].source: /a is not below the allow-list of h2" {
 		t.Errorf("got %v", why)
 	}
 	if why := Impossible(b, []*protocol.Host{h1, h2, both}); why != nil {
-		t.Errorf("a host that gives it all is busy: %v", why)
+		t.Errorf("the host that meets all requirements is only busy, but the error is %v", why)
 	}
-	// What every host lacks is named, though each lacks something else besides.
+	// The error names the requirement that no host meets, although each host fails another one too.
 	h1.Runtimes, b.Spec.Runtime, b.Spec.Tools = []string{"runsc"}, "runsc", []string{"git"}
 	if why := Impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" ||
 		why.Reason != protocol.ReasonToolUnavailable {
@@ -363,8 +367,8 @@ func TestRequirementsThatNoHostAloneMeetsAreRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// A sandbox larger than the largest empty host is refused at once. A host known only from its sandboxes may be larger:
-// then the sandbox waits, and says for what.
+// A sandbox larger than the largest empty host is refused at once. A host that is known only from its sandboxes may be
+// larger; then the sandbox waits, and its refusals say for what.
 func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 	small, large := host("small", 0), host("large", 10)
 	large.Memory, large.UsedMem = 20<<30, 20<<30
@@ -373,7 +377,8 @@ func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 	disk := wants(1 << 30)
 	disk.Spec.Disk = 200 << 30
 	for _, h := range []*protocol.Host{small, large} {
-		h.Disk, h.DiskQuota, h.Profiles, h.ServiceProfiles = 100<<30, true, []string{protocol.ProfileHardened}, []string{protocol.ProfileStandard}
+		h.Disk, h.DiskQuota = 100<<30, true
+		h.Profiles, h.ServiceProfiles = []string{protocol.ProfileHardened}, []string{protocol.ProfileStandard}
 	}
 	for field, b := range map[string]*protocol.Sandbox{"spec.memory": wants(100 << 30), "spec.memory ": services,
 		"spec.disk": disk} {
@@ -385,20 +390,20 @@ func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostLost}
 		if e := Impossible(b, []*protocol.Host{small, large, away}); e != nil {
-			t.Errorf("%s, while a host is away: %v", field, e)
+			t.Errorf("while a host is away, too much %s leads to the error %v", field, e)
 		}
 		_, refusals := Place(b, []*protocol.Host{small, large, away}, nil)
 		if r := refusals[0]; !strings.Contains(r.Reason, "not known until its worker is back") {
-			t.Errorf("the host that is away: %+v", r)
+			t.Errorf("the host that is away refuses with %+v", r)
 		}
 	}
 	if e := Impossible(wants(15<<30), []*protocol.Host{small, large}); e != nil {
-		t.Errorf("what a busy host could hold: %v", e)
+		t.Errorf("a sandbox that fits on a busy host leads to the error %v", e)
 	}
 	resumed := wants(100 << 30)
 	resumed.Resuming, resumed.HostID = true, small.HostID
 	if e := Impossible(resumed, []*protocol.Host{small}); e != nil {
-		t.Errorf("what was on a host before: %v", e)
+		t.Errorf("a resume on the sandbox's own host leads to the error %v", e)
 	}
 }
 
@@ -410,10 +415,10 @@ func TestAHostThatGaveASandboxBackIsPassedOverForAWhile(t *testing.T) {
 	hosts := []*protocol.Host{host("w1", 0), host("w2", 5)}
 	if chosen, refusals := Place(WithoutExpiredRefusals(b, now), hosts, nil); chosen != hosts[1] ||
 		!strings.Contains(refusals[0].Reason, "2 slots") {
-		t.Errorf("meanwhile: %+v", refusals)
+		t.Errorf("before the refusal expires, the refusals are %+v", refusals)
 	}
 	if chosen, _ := Place(WithoutExpiredRefusals(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {
-		t.Error("afterwards it is passed over still")
+		t.Error("the host is still passed over after its refusal has expired")
 	}
 }
 
@@ -424,7 +429,7 @@ func TestASandboxGoesToAHostWithTheLabelsThatItWants(t *testing.T) {
 	for _, c := range []struct {
 		placement []string
 		want      *protocol.Host
-		why       string // of b
+		why       string // reason of b's refusal
 	}{
 		{[]string{"zone=a"}, a, "spec.placement[0]: on b label zone is b, wanted a"},
 		{[]string{"zone in (a, c)", "disk=ssd"}, a, "spec.placement[0]: on b label zone is b, wanted a or c"},
@@ -435,18 +440,18 @@ func TestASandboxGoesToAHostWithTheLabelsThatItWants(t *testing.T) {
 		s.Spec.Placement = c.placement
 		chosen, refusals := Place(s, hosts, nil)
 		if chosen != c.want || refusals[1].Reason != c.why {
-			t.Errorf("%q: %+v", c.placement, refusals)
+			t.Errorf("a sandbox with placement %q is refused with %+v", c.placement, refusals)
 		}
 		if e := Impossible(s, hosts); e != nil {
-			t.Errorf("%q: %v", c.placement, e)
+			t.Errorf("placement %q leads to the error %v", c.placement, e)
 		}
 	}
 	s := wants(1 << 30)
 	s.Spec.Placement = []string{"zone=z"}
 	if e := Impossible(s, hosts); e == nil || e.Field != "spec.placement[0]" || e.Reason != protocol.ReasonNoHost {
-		t.Errorf("where no host is: %v", e)
+		t.Errorf("a zone without hosts leads to the error %v", e)
 	}
 	if e := Impossible(s, append(hosts, &protocol.Host{Worker: "away", State: protocol.HostLost})); e != nil {
-		t.Errorf("while a host is away that may be there: %v", e)
+		t.Errorf("while a host that may be in the zone is away, the error is %v", e)
 	}
 }

@@ -17,8 +17,8 @@ func CouldTake(b *protocol.Sandbox, h *protocol.Host, limits Limits) bool {
 	return err == nil && len(unmet(b, s, h, limits)) == 0
 }
 
-// unmet lists the spec requirements that a host could not meet, or that its operator does not allow, even if the host
-// were empty. s is the sandbox's spec on that host. The worker checks them again.
+// unmet lists the requirements of a spec that a host could not meet even if it were empty, or that its operator does
+// not allow. s is the sandbox's spec on that host. The worker checks the requirements again.
 func unmet(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits) []*protocol.Error {
 	return slices.Concat(unmetLabels(b, h), unmetPorts(s, h), unmetNetwork(s, h), unmetFeatures(s, h),
 		unmetLimits(s, h, limits), unmetTotals(b, s, h, limits), unmetServiceProfiles(s, h), unmetFiles(b, s, h))
@@ -82,7 +82,7 @@ func unmetNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 }
 
 func unmetFeatures(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
-	olderTakesProfile := len(h.Profiles) == 0 && s.Profile == protocol.ProfileHardened // an older worker lists none
+	olderTakesProfile := len(h.Profiles) == 0 && s.Profile == protocol.ProfileHardened // an older worker lists no profiles
 	if s.Profile != "" && !slices.Contains(h.Profiles, s.Profile) && !olderTakesProfile {
 		all = append(all, unmetError(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.profile",
 			"%s does not allow %s", h.Worker, s.Profile))
@@ -102,16 +102,16 @@ func unmetFeatures(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.E
 // with a disk limit goes to any host, whose engine refuses it with the exact reason.
 type Limits struct {
 	quotas bool           // at least one host can limit how much a container writes
-	cores  float64        // for one container
-	memory protocol.Bytes // for one sandbox
-	disk   protocol.Bytes
+	cores  float64        // the most cores for one container
+	memory protocol.Bytes // the most memory for one sandbox
+	disk   protocol.Bytes // the most disk for one sandbox
 }
 
 // LimitsOf returns the limits of a fleet.
 func LimitsOf(hosts []*protocol.Host) (most Limits) {
 	for _, h := range hosts {
 		most.quotas = most.quotas || h.DiskQuota || unregistered(h)
-		if h.Cores == 0 { // it has not reported them
+		if h.Cores == 0 { // the host has not reported its cores
 			most.cores = math.Inf(1)
 		}
 		most.cores = max(most.cores, float64(h.Cores))
@@ -151,9 +151,9 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 	return all
 }
 
-// unmetTotals lists the resources that a sandbox and its services reserve together and that exceed an empty host. A
-// sandbox that resumes misses none, because it fitted before. If an operator has lowered the host's capacity since, it
-// waits.
+// unmetTotals lists the resources of which a sandbox and its services together reserve more than an empty host has. It
+// lists none for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was lowered
+// since.
 func unmetTotals(
 	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
 ) (all []*protocol.Error) {
@@ -166,7 +166,7 @@ func unmetTotals(
 	}
 	check := func(field string, wanted, has, most protocol.Bytes) {
 		switch {
-		case has == 0 || wanted <= has: // 0: the host has not reported it
+		case has == 0 || wanted <= has: // 0: the host has not reported the resource
 		case wanted > most:
 			all = append(all, unmetError(protocol.FailedPrecondition, protocol.ReasonNoHost, field,
 				"%s wanted%s, and the largest host has %s", wanted, with, most))
@@ -184,7 +184,7 @@ func unmetTotals(
 func unmetServiceProfiles(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
 	allowed := h.ServiceProfiles
 	if len(allowed) == 0 {
-		// an older worker accepts a hardened service and does not harden it
+		// An older worker accepts a hardened service, but does not harden it.
 		allowed = []string{protocol.ProfileStandard}
 	}
 	names, _ := s.Services()
@@ -224,7 +224,7 @@ func requestedMounts(b *protocol.Sandbox) []protocol.Mount {
 	return b.AcceptedSpec().Mounts
 }
 
-// deniedRange is the index of the first allowed range that a host's operator denies entirely, -1 if there is none.
+// deniedRange returns the index of the first allowed range that a host's operator denies entirely, or -1.
 func deniedRange(n *protocol.Network, h *protocol.Host) int {
 	denied := prefixes(h.DenyNetworks)
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
@@ -233,8 +233,7 @@ func deniedRange(n *protocol.Network, h *protocol.Host) int {
 	})
 }
 
-// privateRangeNotAllowed is the index of the first private range that a host's operator does not allow, -1 where
-// there is none.
+// privateRangeNotAllowed returns the index of the first private range that a host's operator does not allow, or -1.
 func privateRangeNotAllowed(n *protocol.Network, h *protocol.Host) int {
 	given := prefixes(h.AllowNetworks)
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
@@ -252,8 +251,8 @@ func prefixes(texts []string) (list []netip.Prefix) {
 	return list
 }
 
-// unregistered reports whether a host is known only from the sandboxes assigned to it. Its worker is away, so nobody
-// knows what it offers.
+// unregistered reports whether a host is known only from the sandboxes assigned to it. What such a host offers is not
+// known, because its worker has not registered.
 func unregistered(h *protocol.Host) bool { return h.Instance == "" }
 
 // mountRefusal returns why a host does not allow a mount, and which field of the mount is at fault, or "" if the host
@@ -284,8 +283,8 @@ func isBelow(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// Impossible returns the error for a sandbox that no host would ever take, whatever its load. It returns nil if waiting
-// may help, and as long as the worker of any known host has not registered.
+// Impossible returns the error for a sandbox that no host would ever take, whatever the hosts' load. It returns nil if
+// waiting may help, and while the worker of any known host has not registered.
 func Impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	if len(hosts) == 0 || slices.ContainsFunc(hosts, unregistered) {
 		return nil
@@ -319,7 +318,7 @@ func hasField(all []*protocol.Error, field string) bool {
 	return slices.ContainsFunc(all, func(e *protocol.Error) bool { return e.Field == field })
 }
 
-// mountAllowedNowhere returns the error for the first mount that no host allows, nil where there is none.
+// mountAllowedNowhere returns the error for the first mount that no host allows, or nil if there is none.
 func mountAllowedNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	for i, m := range requestedMounts(b) {
 		refused := ""
@@ -345,7 +344,7 @@ func unmetTogether(hosts []*protocol.Host, all [][]*protocol.Error) *protocol.Er
 	reason := "no host alone meets all requirements"
 	for i, h := range hosts {
 		if i == maxListedHosts {
-			reason += fmt.Sprintf("; and %d more", len(hosts)-maxListedHosts)
+			reason += fmt.Sprintf("; and %d more hosts", len(hosts)-maxListedHosts)
 			break
 		}
 		reason += fmt.Sprintf("; %s: %s", h.Worker, fieldMessage(all[i][0]))

@@ -7,7 +7,7 @@ import (
 // everyGPU is the GPU count of a sandbox that takes all of its host's GPUs: more than any host has.
 const everyGPU = 1 << 10
 
-// Usage is what sandboxes take of a host.
+// Usage is the resources that sandboxes take on a host.
 type Usage struct {
 	protocol.Totals
 	Sandboxes, GPUs int

@@ -63,24 +63,24 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	}
 	t.Parallel()
 	dir, servers, c := clusterOnSmallDisks(t)
-	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, nil) }) // its error is the end of ctx
+	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, nil) }) // returns when ctx ends
 	full := leaderOfEvents(t, c)
 	ballast := filepath.Join(dir, full, "ballast")
 	fill(t, ballast)
-	eventually.Holds(t, 30*time.Second, "another server leads, and takes appends", func() bool {
+	eventually.Holds(t, 30*time.Second, "another server leads and accepts appends", func() bool {
 		return appendOne(t.Context(), c, newID()) == nil && leaderOfEvents(t, c) != full
 	})
 	named := func() bool {
 		problems := strings.Join(c.Storage(t.Context()).Problems, "; ")
 		return strings.Contains(problems, "NATS server "+full+" ") && strings.Contains(problems, "restarted")
 	}
-	eventually.Holds(t, 30*time.Second, "the server is named", named)
+	eventually.Holds(t, 30*time.Second, "a problem names the server whose disk is full", named)
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
 	at := slices.IndexFunc(servers, func(s *embedded.Server) bool { return s.Name() == full })
 	if servers[at].JetStreamEnabled() {
-		t.Error("JetStream came back by itself: the documentation says that the server has to be restarted")
+		t.Error("JetStream is enabled again by itself, but the documentation says that the server must be restarted")
 	}
 	servers[at].Stop()
 	again, err := servers[at].Restart()
@@ -88,7 +88,7 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	servers[at] = again
-	eventually.Holds(t, 30*time.Second, "everything is in sync again", func() bool {
+	eventually.Holds(t, 30*time.Second, "all streams are in sync again", func() bool {
 		return len(c.Storage(t.Context()).Problems) == 0
 	})
 	if err := appendOne(t.Context(), c, newID()); err != nil {
@@ -100,10 +100,8 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 func leaderOfEvents(t *testing.T, c *jetstream.Conn) string {
 	t.Helper()
 	streams := c.Storage(t.Context()).Streams
-	if i := slices.IndexFunc(
-		streams,
-		func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents },
-	); i >= 0 {
+	isEvents := func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents }
+	if i := slices.IndexFunc(streams, isEvents); i >= 0 {
 		return streams[i].Leader
 	}
 	return ""

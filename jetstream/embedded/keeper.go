@@ -16,20 +16,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// DefaultBallast is how much of the disk a [Keeper] reserves.
+// DefaultBallast is how many bytes of the disk a [Keeper] normally reserves.
 const DefaultBallast = 64 << 20
 
 const (
-	ballastFile = "ballast" // below the store's directory
-	// ballastPart limits the ballast on a small disk to this fraction of it.
+	ballastFile = "ballast" // in the store's directory
+	// ballastPart limits the ballast on a small disk: the ballast is at most 1/ballastPart of the disk.
 	ballastPart = 20
 	diskPeriod  = 200 * time.Millisecond
 )
 
 // Keeper runs a server and keeps it able to write. A file, the ballast, reserves room on the server's disk. When the
-// disk is full, the Keeper removes the ballast so that ends and deletes can still be written, and it makes the
-// ballast again when there is room. It restarts a server whose store refuses writes after an error, which a store
-// remembers until then; clients reconnect by themselves.
+// disk is full, the Keeper removes the ballast, so that ends and deletes can still be written. When there is room
+// again, the Keeper makes the ballast again.
+//
+// After a failed write, a server's store refuses all further writes until the server is restarted, which
+// [Keeper.Restart] does. Clients reconnect by themselves.
 type Keeper struct {
 	log     *slog.Logger
 	ballast int64
@@ -41,7 +43,7 @@ type Keeper struct {
 	held    bool // the ballast exists
 }
 
-// Keep starts a server. ballast is the number of bytes to reserve, limited to a twentieth of the disk; 0 reserves none.
+// Keep starts a server. ballast is the number of bytes to reserve, at most a twentieth of the disk; 0 reserves none.
 // logger may be nil.
 func Keep(cfg Config, ballast int64, logger *slog.Logger) (*Keeper, error) {
 	if logger == nil {
@@ -51,7 +53,7 @@ func Keep(cfg Config, ballast int64, logger *slog.Logger) (*Keeper, error) {
 		return nil, protocol.Invalid("dir", "must not be empty")
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "make the store of the embedded NATS server: %v", err)
+		return nil, protocol.Errorf(protocol.Internal, "", "make the directory of the embedded NATS server's store: %v", err)
 	}
 	k := &Keeper{log: logger, ballast: ballast, file: filepath.Join(cfg.Dir, ballastFile)}
 	_, err := os.Stat(k.file)
@@ -79,7 +81,7 @@ func (k *Keeper) ClientURL() string {
 	return k.server.ClientURL()
 }
 
-// Disk returns the bytes that are free for the server on the store's disk, without the ballast, and the disk's size.
+// Disk returns how many bytes are free on the store's disk, and the disk's size. The ballast does not count as free.
 func (k *Keeper) Disk() (free, size int64) { return disk(filepath.Dir(k.file)) }
 
 // Restart stops the server and starts it again. Error: resource_exhausted with reason log_full if the disk still has no
@@ -93,7 +95,7 @@ func (k *Keeper) Restart(context.Context) error {
 	free, size := k.Disk()
 	if free < k.unit(size)/4 {
 		k.release()
-		if free, _ = k.Disk(); free < k.unit(size)/4 {
+		if free, _ = k.Disk(); free < k.unit(size)/4 { // the size has not changed
 			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull,
 				"the disk of %s has only %s left: free some space", filepath.Dir(k.file), protocol.Bytes(free))
 		}
@@ -115,8 +117,8 @@ func (k *Keeper) Stop() {
 	k.server.Stop()
 }
 
-// Watch checks the disk until ctx ends. It calls short with the reason when too little is left for new work, and with
-// an empty text when there is enough again.
+// Watch checks the disk until ctx ends. After each check that finds too little room for new work, it calls short with
+// the reason. When there is enough room again, it calls short once with an empty text.
 func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 	tick := time.NewTicker(diskPeriod)
 	defer tick.Stop()
@@ -131,7 +133,8 @@ func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 			short("")
 		}
 		if is != was {
-			k.log.Warn("room on the disk of the store", "short", is, "free", protocol.Bytes(free))
+			k.log.Warn("the disk of the NATS store became short of room, or has room again",
+				"short", is, "free", protocol.Bytes(free))
 		}
 		was = is
 		select {
@@ -143,7 +146,7 @@ func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 }
 
 // adjust removes or makes the ballast depending on the disk's free space, and reports whether new work must wait. The
-// wait ends at a higher level than it begins, so that it does not flap.
+// wait begins at a lower level of free space than it ends, so that it does not begin and end repeatedly.
 func (k *Keeper) adjust(free, size int64, was bool) (short bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -175,7 +178,7 @@ func (k *Keeper) hold(bytes int64) {
 		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, bytes), f.Close())
 	}
 	if err != nil {
-		k.log.Warn("could not reserve room on the disk of the store", "error", err)
+		k.log.Warn("could not make the ballast on the disk of the NATS store", "error", err)
 		k.release()
 		return
 	}
@@ -184,12 +187,12 @@ func (k *Keeper) hold(bytes int64) {
 
 func (k *Keeper) release() {
 	if err := os.Remove(k.file); err != nil && !os.IsNotExist(err) {
-		k.log.Warn("could not remove the ballast on the disk of the store", "error", err)
+		k.log.Warn("could not remove the ballast on the disk of the NATS store", "error", err)
 	}
 	k.held = false
 }
 
-// disk returns the free bytes and the size of a directory's disk, or large values if they cannot be read.
+// disk returns the free bytes and the size of the disk that a directory is on, or large values if they cannot be read.
 func disk(dir string) (free, size int64) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {

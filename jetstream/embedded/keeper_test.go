@@ -98,14 +98,10 @@ func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 	dir := smallDisk(t)
 	k, c := keep(t, dir)
 	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetWorkMustWait) })
-	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // its error is the end of ctx
+	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // returns when ctx ends
 	ballast := filepath.Join(dir, "nats", "ballast")
-	eventually.Holds(
-		t,
-		5*time.Second,
-		"room is held back",
-		func() bool { _, err := os.Stat(ballast); return err == nil },
-	)
+	ballastExists := func() bool { _, err := os.Stat(ballast); return err == nil }
+	eventually.Holds(t, 5*time.Second, "the ballast exists", ballastExists)
 
 	var written, refused atomic.Int64
 	background(t, func(ctx context.Context) {
@@ -123,20 +119,13 @@ func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 		room, err := c.LogRoom(t.Context())
 		return err == nil && room.RefusesNew()
 	})
-	eventually.Holds(
-		t,
-		5*time.Second,
-		"the ballast is given away",
-		func() bool { _, err := os.Stat(ballast); return os.IsNotExist(err) },
-	)
+	eventually.Holds(t, 5*time.Second, "the ballast is removed", func() bool { return !ballastExists() })
 	filled := time.Now()
-	eventually.Holds(
-		t,
-		10*time.Second,
-		"full for five seconds",
-		func() bool { fill(t, filler+"2"); return time.Since(filled) > 5*time.Second },
-	)
-	t.Logf("while the disk was full: %d written, %d refused", written.Load(), refused.Load())
+	eventually.Holds(t, 10*time.Second, "the disk stays full for five seconds", func() bool {
+		fill(t, filler+"2")
+		return time.Since(filled) > 5*time.Second
+	})
+	t.Logf("while the disk was full, %d appends succeeded and %d failed", written.Load(), refused.Load())
 	for _, f := range []string{filler, filler + "2"} {
 		if err := os.Remove(f); err != nil {
 			t.Fatal(err)
@@ -144,11 +133,10 @@ func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 	}
 	freed, before := time.Now(), written.Load()
 	eventually.Holds(t, 8*time.Second, "the log accepts writes", func() bool { return written.Load() > before+10 })
-	t.Logf("accepted writes %s after space was freed", time.Since(freed))
-	eventually.Holds(t, 8*time.Second, "new work is accepted and the ballast is back", func() bool {
+	t.Logf("the log accepted writes %s after the disk had room again", time.Since(freed))
+	eventually.Holds(t, 8*time.Second, "new work is accepted and the ballast exists again", func() bool {
 		room, err := c.LogRoom(t.Context())
-		_, statErr := os.Stat(ballast)
-		return err == nil && !room.RefusesNew() && statErr == nil
+		return err == nil && !room.RefusesNew() && ballastExists()
 	})
 }
 

@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	firstPort     = 10000 // FreePorts tries from here
-	lastPort      = 19999 // to here: above it are the ports that workers publish for sandboxes
+	firstPort     = 10000 // lowest port that FreePorts tries
+	lastPort      = 19999 // highest port that FreePorts tries; workers publish higher ports for sandboxes
 	triesForAPort = 100
 )
 
 // FreePorts returns n different TCP ports that are currently free on loopback. It avoids ephemeral ports, which the
-// system assigns to outgoing connections, and those that workers publish for sandboxes: one of them could take the port
-// before a server listens on it or while the server restarts. The error has code internal.
+// system assigns to outgoing connections, and the ports that workers publish for sandboxes. A connection or a sandbox
+// could take such a port before a server listens on it, or while the server restarts. Error: internal.
 func FreePorts(n int) ([]int, error) {
 	last := lastPort
 	if content, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
@@ -42,7 +42,7 @@ func FreePorts(n int) ([]int, error) {
 		len(ports), n, firstPort, last)
 }
 
-// portFree returns an error if the port is already in use. Without this check the server itself would retry silently.
+// portFree returns an error if the port is already in use. Without this check the NATS server would retry silently.
 func portFree(host string, port int) error {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {

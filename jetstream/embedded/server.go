@@ -15,18 +15,18 @@ import (
 
 // Config configures the server.
 type Config struct {
-	Dir   string // JetStream's store; must not be empty
-	Name  string // of the server; must be unique in a cluster
-	Host  string // to listen on; default 127.0.0.1
-	Port  int    // to listen on; 0 chooses a free one, -1 opens no port at all
-	Token string // that clients must present, including in-process clients; empty: none
+	Dir   string // directory of JetStream's store; must not be empty
+	Name  string // name of the server; must be unique in a cluster
+	Host  string // address to listen on; default 127.0.0.1
+	Port  int    // port to listen on; 0 chooses a free one, -1 opens no port at all
+	Token string // token that all clients must present, also in-process clients; empty if they need none
 
-	ClusterName string   // non-empty: a member of a cluster
-	ClusterPort int      // to listen on for the other members
-	Routes      []string // nats://host:port of the other members
+	ClusterName string   // the cluster that the server is a member of; empty if there is none
+	ClusterPort int      // port to listen on for the other members
+	Routes      []string // nats://host:port of each other member
 
-	// SyncLazily gives up durability against a power loss: writes are flushed every two minutes instead of before their
-	// acknowledgement. It is only for tests that measure the difference.
+	// SyncLazily gives up durability after a power loss: writes are flushed to disk every two minutes instead of before
+	// they are acknowledged. It is only for tests that measure the difference.
 	SyncLazily bool
 }
 
@@ -48,7 +48,7 @@ func Start(cfg Config) (*Server, error) {
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
 	}
 	switch {
-	case cfg.Port == 0: // the server's own random port is ephemeral and may be taken when the server restarts
+	case cfg.Port == 0: // another process could take the server's own choice, an ephemeral port, during a restart
 		ports, err := FreePorts(1)
 		if err != nil {
 			return nil, err
@@ -118,7 +118,7 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 		if time.Now().After(deadline) {
 			return protocol.Errorf(protocol.DeadlineExceeded, "", "no leader of the NATS cluster within %s", within)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // the server does not announce that it is current
 	}
 }
 

@@ -56,14 +56,14 @@ func TestARestartKeepsPortAndData(t *testing.T) {
 	}
 	t.Cleanup(again.Stop)
 	if again.ClientURL() != url {
-		t.Fatalf("moved from %s to %s", url, again.ClientURL())
+		t.Fatalf("the URL changed from %s to %s", url, again.ClientURL())
 	}
 	stream, err := open(t, again).Stream(t.Context(), "S")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m, err := stream.GetMsg(t.Context(), 1); err != nil || string(m.Data) != "kept" {
-		t.Fatalf("%v, %v", m, err)
+		t.Fatalf("the stored message is %v, %v", m, err)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestEachWriteIsSyncedByDefault(t *testing.T) {
 	for _, lazily := range []bool{false, true} {
 		s := start(t, embedded.Config{Dir: t.TempDir(), SyncLazily: lazily})
 		if got := s.JetStreamConfig().SyncAlways; got == lazily {
-			t.Errorf("SyncLazily %v: sync always is %v", lazily, got)
+			t.Errorf("with SyncLazily %v, the server's SyncAlways is %v", lazily, got)
 		}
 	}
 }
@@ -86,23 +86,23 @@ func TestAPortInUseIsReportedAtOnce(t *testing.T) {
 	defer l.Close()
 	taken := l.Addr().(*net.TCPAddr).Port
 	for name, cfg := range map[string]embedded.Config{
-		"for clients":           {Port: taken},
-		"for the other members": {ClusterName: "boxfleet", ClusterPort: taken},
+		"the port for clients":           {Port: taken},
+		"the port for the other members": {ClusterName: "boxfleet", ClusterPort: taken},
 	} {
 		cfg.Dir = t.TempDir()
 		began := time.Now()
 		_, err = embedded.Start(cfg)
 		var typed *protocol.Error
 		if !errors.As(err, &typed) || typed.Code != protocol.Unavailable {
-			t.Errorf("%s: %T %v", name, err, err)
+			t.Errorf("%s is in use, but Start returned %T %v", name, err, err)
 		}
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("%s: after %s", name, took)
+			t.Errorf("%s is in use, which Start reported only after %s", name, took)
 		}
 	}
 }
 
-// The system assigns ephemeral ports to outgoing connections. One of them could take a port that was just free, before
+// The system assigns ephemeral ports to outgoing connections. A connection could take a port that was just free, before
 // the server listens on it or while the server restarts.
 func TestFreePortsAreNotEphemeral(t *testing.T) {
 	t.Parallel()
@@ -121,7 +121,7 @@ func TestFreePortsAreNotEphemeral(t *testing.T) {
 	seen := map[int]bool{}
 	for _, port := range ports {
 		if port >= first && port <= last || port < 1024 || seen[port] {
-			t.Errorf("port %d of %v", port, ports)
+			t.Errorf("port %d is ephemeral, privileged or repeated, in %v", port, ports)
 		}
 		seen[port] = true
 	}

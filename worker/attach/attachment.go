@@ -19,23 +19,23 @@ import (
 
 const (
 	connectTimeout = 20 * time.Second       // for a supervisor to connect once its container runs
-	alivePeriod    = 250 * time.Millisecond // between two checks whether it still runs
-	linkPeriod     = time.Second            // between two checks whether it is still connected
+	alivePeriod    = 250 * time.Millisecond // between two checks whether the supervisor's process still exists
+	linkPeriod     = time.Second            // between two checks whether the supervisor is still connected
 )
 
 // Config describes the supervisor to wait for.
 type Config struct {
-	ControlDir string // of its socket
-	RunDir     string // that the container writes; its contents are not to be trusted
+	ControlDir string // directory of the socket that the supervisor dials
+	RunDir     string // directory that the container writes; its contents are untrusted
 	Home       string // directory of the container on the host
 	Welcome    control.Welcome
 	Lease      func() (until time.Duration, err error) // until when the host's lock may be trusted
-	Fence      func() error                            // fails without the host's lock
+	Fence      func() error                            // returns an error if the worker does not hold the host's lock
 	Events     Events
 	Log        *slog.Logger
 }
 
-// Events are what a supervisor reports. They come from goroutines of the link.
+// Events takes the reports of a supervisor. Its methods are called by goroutines of the link.
 type Events interface {
 	Connected(a *Attachment, h control.Hello, first bool)
 	Output(o control.Output)
@@ -46,19 +46,21 @@ type Events interface {
 // Attachment is the connection to the supervisor of one start of a container.
 type Attachment struct {
 	Link *supervise.Link
-	Run  *os.Root // the run directory, which the container writes
-	Home string
-	Key  []byte
+	// Run is the run directory, which the container writes. Execs may still read from it after Close, so Close leaves it
+	// open. The garbage collector closes it when the attachment is no longer referenced.
+	Run  *os.Root
+	Home string // directory of the container on the host
+	Key  []byte // authenticates the supervisor's exit records
 	Pid  int    // of the supervisor, on the host; set by Greet
 	Boot string // of the supervisor; set by Greet
 
 	ending     atomic.Bool
-	connected  bool // before; used by the link's goroutine only
+	connected  bool // the supervisor has connected at least once; only the link's goroutine uses this field
 	forgetting forgetting
 	cfg        Config
 
 	mu       sync.Mutex
-	commands map[string]chan control.Result // by id: those that the worker itself runs
+	commands map[string]chan control.Result // by id: the worker's own commands that Command waits for
 
 	once sync.Once
 	done chan struct{}
@@ -84,7 +86,8 @@ func Listen(cfg Config) (*Attachment, error) {
 	return a, nil
 }
 
-// Greet waits until the supervisor connects, which is the process pid of the host, or until that process ends.
+// Greet waits until the supervisor connects. pid is the supervisor's process on the host. If this process ends first,
+// Greet returns an error at once.
 func (a *Attachment) Greet(ctx context.Context, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -106,17 +109,18 @@ func (a *Attachment) Greet(ctx context.Context, pid int) error {
 	}
 	if err != nil {
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
-			"the supervisor does not connect: %v", err)
+			"the supervisor did not connect: %v", err)
 	}
 	if hello.Version != control.Version {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSupervisorUnhealthy,
-			"the supervisor speaks version %d, this worker %d", hello.Version, control.Version)
+			"the supervisor speaks version %d of the control protocol, this worker version %d",
+			hello.Version, control.Version)
 	}
 	a.Boot = hello.Boot
 	return nil
 }
 
-// Close disconnects from the supervisor. The container runs on.
+// Close disconnects from the supervisor. The container keeps running.
 func (a *Attachment) Close() {
 	a.once.Do(func() {
 		close(a.done)
@@ -124,10 +128,10 @@ func (a *Attachment) Close() {
 	})
 }
 
-// Done is closed when the container has ended, or after Close.
+// Done returns a channel that Close closes. The worker calls Close when the container has ended.
 func (a *Attachment) Done() <-chan struct{} { return a.done }
 
-// During returns a context that ends with ctx, and with the attachment.
+// During returns a context that ends when ctx ends or when Close is called.
 func (a *Attachment) During(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -140,7 +144,7 @@ func (a *Attachment) During(ctx context.Context) (context.Context, context.Cance
 	return ctx, cancel
 }
 
-// WhileConnected returns a context that ends with ctx, and soon after the supervisor disconnects.
+// WhileConnected returns a context that ends when ctx ends, or soon after the supervisor disconnects.
 func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -151,7 +155,7 @@ func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, conte
 	return ctx, cancel
 }
 
-// Up reports whether the supervisor is connected, so that its last report is current. There may be no attachment.
+// Up reports whether the supervisor is connected, so that its last report is current. a may be nil.
 func (a *Attachment) Up() bool { return a != nil && a.Link.Up() }
 
 // EndAll has the supervisor end every command in the container, and reports whether it did.
@@ -161,15 +165,16 @@ func (a *Attachment) EndAll(ctx context.Context, grace time.Duration) bool {
 	a.ending.Store(true)
 	err := a.Link.StopAll(bounded, grace)
 	if err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warn("the supervisor does not end its commands; stopping the container instead", "error", err)
+		a.cfg.Log.Warn("the supervisor did not end all commands in its container; stopping the container ends them",
+			"error", err)
 	}
 	return err == nil
 }
 
-// Ending reports whether EndAll was called. There may be no attachment.
+// Ending reports whether EndAll was called. a may be nil.
 func (a *Attachment) Ending() bool { return a != nil && a.ending.Load() }
 
-// onConnect reports what happened while the worker was away.
+// onConnect passes on what happened in the container while the worker was not connected.
 func (a *Attachment) onConnect(h control.Hello) {
 	first := !a.connected
 	a.connected = true
@@ -185,7 +190,7 @@ func (a *Attachment) onConnect(h control.Hello) {
 	}
 }
 
-// onEnd passes a result to the command of the worker that waits for it, or on.
+// onEnd passes a result to the Command call that waits for it, if there is one, and to cfg.Events.
 func (a *Attachment) onEnd(result control.Result) {
 	a.mu.Lock()
 	command := a.commands[result.ID]
@@ -193,7 +198,7 @@ func (a *Attachment) onEnd(result control.Result) {
 	if command != nil {
 		select {
 		case command <- result:
-		default: // it was reported before
+		default: // the supervisor reported the result before
 		}
 	}
 	a.cfg.Events.Ended(result)

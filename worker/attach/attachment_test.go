@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/attach/attachtest"
 )
 
-// The engine may end a container before its supervisor connects.
+// A container may end before its supervisor connects.
 func TestGreetDoesNotWaitForASupervisorThatHasEnded(t *testing.T) {
 	a, _ := attachtest.Listen(t)
 	gone := exec.Command("sleep", "0.3")
@@ -24,10 +24,10 @@ func TestGreetDoesNotWaitForASupervisorThatHasEnded(t *testing.T) {
 	err := a.Greet(t.Context(), gone.Process.Pid)
 	if protocol.AsError(err).Reason != protocol.ReasonSupervisorUnhealthy ||
 		!strings.Contains(err.Error(), "ended before") {
-		t.Errorf("Greet failed with %v", err)
+		t.Errorf("Greet returned %v, want that the container ended before its supervisor connected", err)
 	}
 	if took := time.Since(began); took < 300*time.Millisecond || took > 10*time.Second {
-		t.Errorf("Greet waited for %s", took)
+		t.Errorf("Greet returned after %s, want soon after the process ended at 300ms", took)
 	}
 }
 
@@ -61,6 +61,6 @@ func TestNoCommandStartsWithoutTheHostsLock(t *testing.T) {
 	defer a.Run.Close()
 	defer a.Close()
 	if _, _, err := a.Command(t.Context(), control.Start{ID: "hook"}); err != lost {
-		t.Errorf("the command started: %v", err)
+		t.Errorf("without the host's lock, Command returned %v, want %v", err, lost)
 	}
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// The worker runs hooks and health tests in containers. The supervisor treats them as execs, so that a timeout kills
-// the whole process tree. They are not in the log.
+// The worker's own commands are hooks and health tests. The supervisor treats them as execs, so that a timeout kills
+// the whole process tree. Unlike execs, they are not in the log.
 
-// commandOutput is how many bytes are kept of each output stream of such a command.
+// commandOutput is how many bytes the supervisor keeps of each output stream of such a command.
 const commandOutput = 64 << 10
 
-// Command runs a command, and returns its result and the end of its output. If the supervisor knows the id, the
-// command is not run again, and the result of the first run is returned. An error means that the outcome is not known,
-// or, with reason lease_lost, that the command was not started.
+// Command runs a command, and returns its result and the last part of its output. If the supervisor has already run a
+// command with this id, Command returns the result of the first run. An error with reason lease_lost means that the
+// command was not started; any other error means that the outcome is not known.
 func (a *Attachment) Command(ctx context.Context, start control.Start) (control.Result, []byte, error) {
 	if err := a.cfg.Fence(); err != nil {
 		return control.Result{}, nil, err
@@ -52,24 +52,24 @@ func (a *Attachment) Command(ctx context.Context, start control.Start) (control.
 	}
 }
 
-// Runs reports whether the worker waits for a command with this id.
+// Runs reports whether a call of Command with this id has not returned yet.
 func (a *Attachment) Runs(id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.commands[id] != nil
 }
 
-// ForgetCommand has the supervisor drop a command, and end it first if it still runs. If that fails, the command goes
-// with the container.
+// ForgetCommand has the supervisor drop a command with its files, and end the command first if it still runs. If the
+// supervisor does not do so, the command ends with the container.
 func (a *Attachment) ForgetCommand(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := a.Link.Forget(ctx, id); err != nil {
-		a.cfg.Log.Debug("the supervisor did not forget a command", "command", id, "error", err)
+		a.cfg.Log.Debug("the supervisor did not drop a hook or health test", "command", id, "error", err)
 	}
 }
 
-// outputOf is the end of what a command printed, stderr last.
+// outputOf returns the last part of a command's output: that of stdout followed by stderr.
 func (a *Attachment) outputOf(r *control.Result) []byte {
 	stdout, stderr := r.Stdout, r.Stderr
 	if !r.Inline {
@@ -79,7 +79,7 @@ func (a *Attachment) outputOf(r *control.Result) []byte {
 	return LastOutput(append(append([]byte(nil), stdout...), stderr...))
 }
 
-// readEnd reads the end of an output file of this size, nil if there is none.
+// readEnd returns the last part of an output file of this size, or nil if the file cannot be opened.
 func (a *Attachment) readEnd(id, name string, size int64) []byte {
 	file, err := supervise.OpenOutput(a.Run, id, name)
 	if err != nil {
@@ -99,5 +99,5 @@ func endOf(f *os.File, size int64) []byte {
 	return data[:n]
 }
 
-// LastOutput is the end of some output, as much as an event carries.
+// LastOutput returns the last part of some output, at most as much as fits into an event.
 func LastOutput(output []byte) []byte { return output[max(0, len(output)-protocol.MaxLastOutput):] }

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// forgetDelay gathers execs that have ended, so that one message has the supervisor forget several: a message for each
-// was a sixth of the cost of a short exec in its sandbox. It is well below the time after which the supervisor
-// writes the record of an exec to disk.
+// forgetDelay is how long ended execs are gathered, so that one message has the supervisor forget several of them. A
+// message for each exec took a sixth of the CPU time of a short exec. The delay is well below the time after which the
+// supervisor writes the record of an exec to disk.
 const forgetDelay = 20 * time.Millisecond
 
 // forgetting gathers the execs that a supervisor is to forget.
 type forgetting struct {
 	mu  sync.Mutex
-	ids []string // if there are any, a timer runs
+	ids []string // a timer runs while there are any
 }
 
-// Forget has the supervisor drop an exec that has ended, with its files, and does not wait for it. If that fails, they
-// go with the sandbox.
+// Forget has the supervisor drop an exec that has ended, with its files. It does not wait until the supervisor has done
+// so. If the supervisor never does, the files are removed with the sandbox.
 func (a *Attachment) Forget(id string) {
 	f := &a.forgetting
 	f.mu.Lock()
@@ -38,6 +38,6 @@ func (a *Attachment) sendForget() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := a.Link.Forget(ctx, ids...); err != nil {
-		a.cfg.Log.Debug("the supervisor did not forget execs", "execs", ids, "error", err)
+		a.cfg.Log.Debug("the supervisor did not drop ended execs", "execs", ids, "error", err)
 	}
 }

@@ -14,14 +14,14 @@ import (
 
 // HookResult is the outcome of a hook.
 type HookResult struct {
-	ExitCode *int // nil: it has none
-	Output   []byte
-	Error    *protocol.Error // why it failed, nil if it did not
+	ExitCode *int            // nil: the hook did not exit by itself
+	Output   []byte          // the last part
+	Error    *protocol.Error // why the hook failed; nil: it did not
 }
 
-// Hook runs a hook as the container's user, in its directory. Under the same name it runs once for each boot of the
-// container, also if the worker restarts meanwhile, since the supervisor remembers it. An error means that the outcome
-// is not known.
+// Hook runs a hook as the container's default user, in its default directory. A hook runs only once under one name and
+// in one boot of the container, even if the worker restarts meanwhile, because the supervisor keeps the result. An
+// error means that the outcome is not known.
 func (a *Attachment) Hook(ctx context.Context, name string, h *protocol.Hook) (HookResult, error) {
 	timeout := h.Timeout
 	if timeout == 0 {
@@ -34,20 +34,20 @@ func (a *Attachment) Hook(ctx context.Context, name string, h *protocol.Hook) (H
 	return HookResult{ExitCode: result.ExitCode, Output: output, Error: hookError(h, timeout, &result, output)}, nil
 }
 
-// hookPrefix begins the ids of hooks. Callers' execs may have such ids, too.
+// hookPrefix begins the ids of hooks. A client may choose an exec id with this prefix, too.
 const hookPrefix = "hook-"
 
-// IsHook reports whether an id may be that of a hook, which the supervisor must not forget: it would run twice.
+// IsHook reports whether an id may be that of a hook. If the supervisor forgot a hook, the hook could run twice.
 func IsHook(id string) bool { return strings.HasPrefix(id, hookPrefix) }
 
-// hookID is an exec id that nobody in the sandbox can guess, so that no exec of theirs is taken for the hook.
+// hookID returns the exec id of a hook. No client can guess this id, so none can start an exec in place of the hook.
 func hookID(key []byte, name string) string {
 	mac := hmac.New(sha256.New, key)
 	mac.Write([]byte("hook " + name))
 	return hookPrefix + hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// hookError says why a hook failed, nil if it did not.
+// hookError returns why a hook failed, or nil if it did not.
 func hookError(h *protocol.Hook, timeout protocol.Duration, r *control.Result, output []byte) *protocol.Error {
 	command := fmt.Sprintf("%.200q", h.Command)
 	fail := func(code protocol.Code, format string, args ...any) *protocol.Error {
@@ -67,7 +67,7 @@ func hookError(h *protocol.Hook, timeout protocol.Duration, r *control.Result, o
 	return nil
 }
 
-// Quote is the end of some output as a message quotes it, on lines of its own.
+// Quote returns a command's output in the form in which an error message quotes it, or "" for no output.
 func Quote(output []byte) string {
 	text := strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD")
 	if text == "" {

@@ -9,9 +9,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// SetProcess makes the supervisor process 1 of a container, as root. With the hardened profile it has the few
-// capabilities that it needs to start commands as other users, without these capabilities, and to end them. With the
-// standard profile it also has those that commands run as root keep.
+// SetProcess makes the supervisor process 1 of a container, as root. With the hardened profile, the supervisor has only
+// the capabilities that it needs to start commands as other users and to end them; the commands have no capabilities.
+// With the standard profile, the supervisor also has the capabilities that it passes to commands run as root.
 func SetProcess(spec *docker.ContainerSpec, profile string) {
 	spec.User, spec.Cwd, spec.NoNewPrivileges = "0:0", "/", true
 	spec.Entrypoint = []string{path.Join(control.ContainerAt, "supervisor")}
@@ -22,14 +22,14 @@ func SetProcess(spec *docker.ContainerSpec, profile string) {
 	}
 }
 
-// standardCapabilities are Docker's default ones without NET_RAW, which forges packets, and MKNOD, which creates
-// device files.
+// standardCapabilities are Docker's default capabilities without NET_RAW, which allows forging packets, and MKNOD,
+// which allows creating device files.
 var standardCapabilities = []string{
 	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE",
 	"SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 }
 
-// Binds are the mounts that a supervisor needs: its binary, and the directory of its socket.
+// Binds returns the mounts that a supervisor needs: its binary, and the directory of the worker's socket.
 func Binds(supervisor, controlDir string) []docker.Bind {
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	return []docker.Bind{

@@ -13,12 +13,12 @@ const (
 	testGuard  = 30 * time.Second
 )
 
-// ago is a report on a command that has been as it is for a while, and exited before.
+// ago returns a report that a command, which has exited once before, started or ended this long ago.
 func ago(d time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-d)}
 }
 
-// A supervisor reports everything again when it reconnects.
+// A supervisor repeats its last report when it reconnects.
 func TestACommandThatCrashedOnceIsNotLoopingAfterAReconnect(t *testing.T) {
 	now := time.Now()
 	c := CrashLoop{Window: testWindow, Guard: testGuard}
@@ -27,30 +27,30 @@ func TestACommandThatCrashedOnceIsNotLoopingAfterAReconnect(t *testing.T) {
 	c.Report(&up, up.Since)
 	c.Report(&up, now)
 	if c.Failing(now) || c.Looping(now) {
-		t.Errorf("a command that has run for an hour: %+v", c)
+		t.Errorf("a command that has run for an hour counts as failing: %+v", c)
 	}
 
-	// A worker that was away when the command exited judges it by the report alone.
+	// A new worker did not see the command exit, and knows only the last report.
 	c.Reset()
 	c.Report(&up, now)
 	if c.Failing(now) {
-		t.Errorf("to a new worker: %+v", c)
+		t.Errorf("for a new worker, a command that has run for an hour counts as failing: %+v", c)
 	}
 	c.Reset()
 	just := ago(time.Second, true)
 	c.Report(&just, now)
 	if !c.Failing(now) || c.Looping(now) {
-		t.Errorf("to a new worker, a command that exited a second ago: %+v", c)
+		t.Errorf("for a new worker, a command that exited a second ago must count as failing, not as looping: %+v", c)
 	}
 	down := ago(testWindow+time.Second, false)
 	c.Reset()
 	c.Report(&down, now)
 	if !c.Looping(now) {
-		t.Errorf("a command that has not run for the window: %+v", c)
+		t.Errorf("a command that has not run for the whole window does not count as looping: %+v", c)
 	}
 }
 
-// An exit counts even if its report was lost, because the supervisor was not connected.
+// An exit counts even if the supervisor was not connected and could not report it.
 func TestAnExitThatWasNotReportedIsKnownFromTheNextRun(t *testing.T) {
 	now := time.Now()
 	c := CrashLoop{Window: testWindow, Guard: testGuard}
@@ -58,17 +58,17 @@ func TestAnExitThatWasNotReportedIsKnownFromTheNextRun(t *testing.T) {
 	next := ago(time.Second, true)
 	c.Report(&next, now)
 	if !c.Failing(now) || c.failingSince != next.Since {
-		t.Errorf("%+v", c)
+		t.Errorf("the command must count as failing since the start of the new run: %+v", c)
 	}
 }
 
-func TestACrashLoopWithoutMemoryIsReportedAsOutOfMemory(t *testing.T) {
+func TestACrashLoopBecauseOfMissingMemoryIsReportedAsOutOfMemory(t *testing.T) {
 	killed := KilledExit
 	for kills, reason := range map[int]string{0: protocol.ReasonCrashLoop, 1: protocol.ReasonOOMKilled} {
 		c := CrashLoop{Window: testWindow, Guard: testGuard}
 		c.Report(&control.Primary{LastExit: &killed, OOMKills: kills}, time.Now())
 		if why := c.Error("it", 1<<20); why.Reason != reason {
-			t.Errorf("%d kills: %v", kills, why)
+			t.Errorf("after %d kills for memory: error %v, want reason %s", kills, why, reason)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 	fresh := func() *CrashLoop { return &CrashLoop{Window: 300 * time.Second, Guard: 30 * time.Second} }
 
 	c := fresh()
-	says := func(s float64, running bool, exits int) { // a report on a command that changed then
+	says := func(s float64, running bool, exits int) { // a report that the command started or ended at second s
 		p := control.Primary{Running: running, Restarts: exits, Since: at(s)}
 		if exits > 0 {
 			p.LastExit = new(int)
@@ -86,16 +86,16 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 		c.Report(&p, at(s))
 	}
 	exits := 0
-	for s := 0.0; s < 300; s += 10 { // it starts and exits, again and again
+	for s := 0.0; s < 300; s += 10 { // the command starts, and exits after a second
 		says(s, true, exits)
 		exits++
 		says(s+1, false, exits)
 		if c.Looping(at(s + 5)) {
-			t.Fatalf("looping after %v s, the window is 300 s", s+5)
+			t.Fatalf("the command counts as looping after %v s; the window is 300 s", s+5)
 		}
 	}
 	if !c.Looping(at(302)) {
-		t.Error("not looping after the window")
+		t.Error("after the window, the command does not count as looping")
 	}
 
 	c = fresh()
@@ -103,14 +103,14 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 	says(1, false, 1)
 	says(290, true, 1)
 	if c.Failing(at(321)) || c.Looping(at(321)) {
-		t.Error("looping although it has run for the guard")
+		t.Error("a command whose last run has lasted for the guard counts as failing or looping")
 	}
 	says(330, false, 2)
 	if c.Looping(at(340)) {
-		t.Error("an exit after a long run begins a new window")
+		t.Error("an exit after a long run does not begin a new window")
 	}
 
 	if fresh().Looping(at(1e6)) {
-		t.Error("looping although it never exited")
+		t.Error("a command that never exited counts as looping")
 	}
 }

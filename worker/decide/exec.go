@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// endExecs ends each active exec, in the order of their ids: one that never started is cancelled, the others were
-// interrupted.
+// endExecs returns the ends of all active execs, ordered by id. An exec that never started ends as cancelled. An exec
+// that was running ends as failed, because it was interrupted.
 func endExecs(st *protocol.State, reason string) []protocol.Event {
 	var events []protocol.Event
 	active := st.Active()
@@ -25,14 +25,14 @@ func endExecs(st *protocol.State, reason string) []protocol.Event {
 	return events
 }
 
-// Interrupted is the error of an exec whose result is lost.
+// Interrupted returns the error of an exec whose result is lost.
 func Interrupted(reason string) *protocol.Error {
 	return protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted,
 		"the exec was interrupted (%s); its exit code is not known", reason)
 }
 
-// ExecStart starts an accepted exec under the supervisor of this boot, or fails it if it has been known here
-// for waited, which is longer than its start may take.
+// ExecStart starts an accepted exec under the supervisor of this boot. waited is how long the worker has known the
+// exec. If this is longer than the start of the exec may take, ExecStart fails the exec instead.
 func ExecStart(st *protocol.State, id, boot string, waited time.Duration) []protocol.Event {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateAccepted ||
@@ -41,7 +41,8 @@ func ExecStart(st *protocol.State, id, boot string, waited time.Duration) []prot
 	}
 	if waited > x.Spec.StartWithin() {
 		return failUnstarted(id, protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonStartTimeout,
-			"the exec was not started within %s: its worker could not reach the sandbox's supervisor, or NATS", x.Spec.StartWithin()))
+			"the exec was not started within %s: its worker could not reach the sandbox's supervisor, or NATS",
+			x.Spec.StartWithin()))
 	}
 	return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: boot}}}
 }
@@ -55,7 +56,7 @@ func StartedBefore(st *protocol.State, id, boot string) (number uint64, started 
 	return x.StartSequence, true
 }
 
-// ServiceDown fails an exec whose service has no container that runs, and will have none by itself.
+// ServiceDown fails an exec whose service was given up: it has no running container, and gets none by itself.
 func ServiceDown(st *protocol.State, id, service string) []protocol.Event {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateAccepted {
@@ -72,8 +73,7 @@ func failUnstarted(id string, why *protocol.Error) []protocol.Event {
 		Exec: &protocol.ExecDetails{ID: id, Inline: true}}}
 }
 
-// ExecEnd ends a running exec with its result. ending says that this worker had everything in the sandbox
-// ended.
+// ExecEnd ends a running exec with its result. ending says that this worker had all commands in the sandbox ended.
 func ExecEnd(st *protocol.State, result *control.Result, details *protocol.ExecDetails, ending bool) []protocol.Event {
 	x := st.Execs[details.ID]
 	if x == nil || x.State != protocol.ExecStateRunning {
@@ -82,10 +82,10 @@ func ExecEnd(st *protocol.State, result *control.Result, details *protocol.ExecD
 	return []protocol.Event{endEvent(&st.Sandbox, x, result, details, ending)}
 }
 
-// KilledExit is the exit code of a command that KILL ended.
+// KilledExit is the exit code of a command that was ended by the signal KILL.
 const KilledExit = 128 + 9
 
-// endEvent says how an exec ended.
+// endEvent returns the event of an exec's end.
 func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, details *protocol.ExecDetails,
 	ending bool) protocol.Event {
 	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}
@@ -93,7 +93,8 @@ func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, det
 	case result.Failed:
 		e.Kind, e.Error = protocol.ExecFailed, result.Error
 		if e.Error == nil {
-			e.Error = protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "the supervisor gave no reason")
+			e.Error = protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed,
+				"the exec failed, and the supervisor gave no reason")
 		}
 		e.Reason = e.Error.Reason
 	case result.TimedOut:
@@ -108,10 +109,10 @@ func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, det
 			e.Reason = protocol.ReasonSandboxDeleted
 		case ending:
 			e.Reason = protocol.ReasonSandboxFailed
-		default: // the engine, or somebody on the host, stopped the container
+		default: // the engine, or an operator on the host, stopped the container
 			e.Kind, e.Reason = protocol.ExecFailed, protocol.ReasonInterrupted
 			e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted,
-				"the exec was interrupted: its container was stopped from outside")
+				"the exec was interrupted: its container was stopped from outside Boxfleet")
 		}
 	case result.OOMKills > 0 && result.ExitCode != nil && *result.ExitCode == KilledExit:
 		e.Reason = protocol.ReasonOOMKilled

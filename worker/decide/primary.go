@@ -8,22 +8,22 @@ import (
 )
 
 const (
-	// SteadyFor is how long a command has to run before it counts as running.
+	// SteadyFor is how long a command has to run before a create or a service counts it as started.
 	SteadyFor = 500 * time.Millisecond
-	// CheckPeriod is the pause between two checks of a command that may not stay up.
+	// CheckPeriod is the pause between two checks of a command that may end soon.
 	CheckPeriod = time.Second
 )
 
 // PrimaryRun is the newest report on the sandbox's own command.
 type PrimaryRun struct {
 	control.Primary
-	Boot string // of the supervisor that reported it
+	Boot string // of the supervisor that made the report
 }
 
-// ended reports whether the command was started, or could not be, and does not run.
+// ended reports whether the command has exited or could not be started, and does not run again.
 func (r *PrimaryRun) ended() bool { return !r.Running && (r.LastExit != nil || r.Error != nil) }
 
-// PrimaryEvents are the starts and ends of the sandbox's own command that the log does not have.
+// PrimaryEvents returns the starts and ends of the sandbox's own command that the log does not have.
 func PrimaryEvents(b *protocol.Sandbox, run *PrimaryRun) []protocol.Event {
 	if len(b.Spec.Command) == 0 {
 		return nil
@@ -31,8 +31,8 @@ func PrimaryEvents(b *protocol.Sandbox, run *PrimaryRun) []protocol.Event {
 	return run.events(b.Primary)
 }
 
-// events are the starts and ends that known lacks. A run that began and ended while the worker was away has no
-// events; the number of restarts shows it.
+// events returns the starts and ends that known, the status in the log, does not have. A run that began and ended
+// between two reports has no events. It is counted in the number of restarts.
 func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	if known == nil || known.Boot != r.Boot {
 		known = &protocol.PrimaryStatus{State: protocol.PrimaryHasEnded, Restarts: -1}
@@ -57,7 +57,7 @@ func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	return nil
 }
 
-// endOf is the event of the last reported end, as that of the run with this number.
+// endOf returns an event of the end of the run with this number. The exit code and error are those of the last end.
 func (r *PrimaryRun) endOf(run int) protocol.Event {
 	e := protocol.Event{Kind: protocol.PrimaryEnded, Error: r.Error,
 		Primary: &protocol.PrimaryDetails{Boot: r.Boot, Restarts: run, ExitCode: r.LastExit, OOMKills: r.OOMKills}}
@@ -70,32 +70,33 @@ func (r *PrimaryRun) endOf(run int) protocol.Event {
 	return e
 }
 
-// Steady returns how long to wait before asking again whether the command stays up, 0 if it has run for SteadyFor.
-// The error says why it cannot be started, or how a run that began at from or later ended too early.
+// Steady returns 0 if the command has run for SteadyFor. Otherwise it returns how long to wait before calling Steady
+// again. The error says that the command cannot be started, or that a run that began at from or later ended too early.
 func (r *PrimaryRun) Steady(spec *protocol.SandboxSpec, from, now time.Time) (time.Duration, *protocol.Error) {
 	switch {
 	case r.Error != nil:
 		return 0, r.Unstartable()
 	case r.Running:
 		return max(0, SteadyFor-now.Sub(r.Since)), nil
-	case r.LastExit == nil || r.Began.Before(from): // the supervisor is about to start or restart it
+	case r.LastExit == nil || r.Began.Before(from): // the supervisor will start the command, or start it again
 		return CheckPeriod, nil
 	case !r.Began.IsZero() && r.Since.Sub(r.Began) >= SteadyFor:
 		return 0, nil
 	case OutOfMemory(&r.Primary):
 		why := protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled,
-			"the sandbox's command ran out of memory (%s) as it started", spec.Memory)
+			"the sandbox's command ran out of memory (%s) during its start", spec.Memory)
 		why.Field = "spec.memory"
 		return 0, why
 	}
 	why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCommandExited,
-		"the sandbox's command ended at once, with exit code %d; it is meant to run as long as the sandbox does: "+
-			"leave it out for a sandbox that waits for execs, and run what ends by itself as an exec", *r.LastExit)
+		"the sandbox's command ended right after its start, with exit code %d; this command must run until the sandbox "+
+			"ends: run a command that ends by itself as an exec, and leave spec.command out if the sandbox needs no "+
+			"command of its own", *r.LastExit)
 	why.Field = "spec.command"
 	return 0, why
 }
 
-// Unstartable is the error of a command that cannot be started.
+// Unstartable returns the error of a command that cannot be started.
 func (r *PrimaryRun) Unstartable() *protocol.Error {
 	why := *r.Error
 	why.Message = "the sandbox's command cannot be started: " + why.Message

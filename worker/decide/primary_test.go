@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// TestPrimaryEventsAreThoseThatTheLogLacks lists what the log has, what a supervisor reports, and the events that
-// follow: run numbers, with the exit code of an end.
+// Each case has the status in the log, a supervisor's report, and the events that follow: each with the number of the
+// run, and an end also with its exit code.
 func TestPrimaryEventsAreThoseThatTheLogLacks(t *testing.T) {
 	t.Parallel()
 	four := 4
@@ -42,7 +42,7 @@ func TestPrimaryEventsAreThoseThatTheLogLacks(t *testing.T) {
 		{"a restart", known("b1", ended, 0), report(1, true), "started 1"},
 		{"an end that was not reported", known("b1", running, 0), report(1, true), "ended 0:4 started 1"},
 		{"several runs that were not reported", known("b1", running, 0), report(5, true), "ended 4:4 started 5"},
-		{"and the last start neither", known("b1", ended, 0), report(3, false), "started 3 ended 3:4"},
+		{"a last run whose start was not reported either", known("b1", ended, 0), report(3, false), "started 3 ended 3:4"},
 		{"an outdated report", known("b1", running, 2), report(1, false), ""},
 		{"another start of the container", known("b0", running, 7), report(0, true), "started 0"},
 		{"a command that cannot be started", nil, unstartable, "ended 0:4"},
@@ -56,7 +56,7 @@ func TestPrimaryEventsAreThoseThatTheLogLacks(t *testing.T) {
 			got = append(got, word)
 		}
 		if strings.Join(got, " ") != c.want {
-			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+			t.Errorf("%s: the events are %q, want %q", c.what, got, c.want)
 		}
 	}
 }
@@ -66,6 +66,7 @@ func TestACommandIsSteadyOnceItHasRunForAWhile(t *testing.T) {
 	now := time.Now()
 	three := 3
 	run := func(p control.Primary) *PrimaryRun { return &PrimaryRun{Primary: p} }
+	notFound := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "not found")
 	for what, c := range map[string]struct {
 		run    *PrimaryRun
 		from   time.Time
@@ -75,17 +76,13 @@ func TestACommandIsSteadyOnceItHasRunForAWhile(t *testing.T) {
 		"not started yet": {run(control.Primary{}), time.Time{}, CheckPeriod, ""},
 		"just started":    {run(control.Primary{Running: true, Since: now}), time.Time{}, SteadyFor, ""},
 		"running":         {run(control.Primary{Running: true, Since: now.Add(-SteadyFor)}), time.Time{}, 0, ""},
-		"ended at once": {run(control.Primary{LastExit: &three, Began: now, Since: now}), time.Time{}, 0,
-			protocol.ReasonCommandExited},
+		"ended right after its start": {run(control.Primary{LastExit: &three, Began: now, Since: now}), time.Time{},
+			0, protocol.ReasonCommandExited},
 		"ended after a while": {run(control.Primary{LastExit: &three, Began: now.Add(-SteadyFor), Since: now}), time.Time{},
 			0, ""},
 		"ended before services were ready": {run(control.Primary{LastExit: &three, Began: now.Add(-time.Second), Since: now}),
-			now,
-			CheckPeriod, ""},
-		"cannot be started": {run(control.Primary{Error: protocol.Errorf(protocol.FailedPrecondition,
-			protocol.ReasonStartFailed,
-			"x")}), now,
-			0, protocol.ReasonStartFailed},
+			now, CheckPeriod, ""},
+		"cannot be started": {run(control.Primary{Error: notFound}), now, 0, protocol.ReasonStartFailed},
 	} {
 		wait, why := c.run.Steady(&protocol.SandboxSpec{}, c.from, now)
 		reason := ""
@@ -93,7 +90,7 @@ func TestACommandIsSteadyOnceItHasRunForAWhile(t *testing.T) {
 			reason = why.Reason
 		}
 		if wait != c.wait || reason != c.reason {
-			t.Errorf("%s: wait %s, %v", what, wait, why)
+			t.Errorf("a command that has %s: wait %s and error %v, want %s and reason %q", what, wait, why, c.wait, c.reason)
 		}
 	}
 }

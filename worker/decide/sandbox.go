@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// Here returns what decide returns, if the sandbox is still assigned to this host in this generation.
+// Here returns the events that decide returns, if the sandbox is still assigned to this host in this generation.
 func Here(st *protocol.State, hostID string, generation uint64, decide Decision) []protocol.Event {
 	if st.Sandbox.HostID != hostID || st.Sandbox.Generation != generation {
 		return nil
@@ -16,10 +16,11 @@ func Here(st *protocol.State, hostID string, generation uint64, decide Decision)
 	return decide(st)
 }
 
-// Decision returns the events that follow from a state, none if the news no longer applies to it.
+// Decision returns the events to append to a history with this state. It returns none if the state has changed so that
+// the events no longer apply.
 type Decision func(st *protocol.State) []protocol.Event
 
-// Refused gives a sandbox back that this host has no room for.
+// Refused gives a sandbox back to the coordinators, because this host has no room for it.
 func Refused(st *protocol.State, why string) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return nil
@@ -28,8 +29,8 @@ func Refused(st *protocol.State, why string) []protocol.Event {
 		Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
 }
 
-// Phases puts the phases of a create that the log does not have yet before events, while the sandbox waits for
-// its create. unreported are all phases that the worker entered.
+// Phases puts the phases of a create that the log does not have before events, while the sandbox waits for its create.
+// unreported are the phases that the worker entered and that it does not know to be in the log.
 func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return events
@@ -62,7 +63,7 @@ func Restarted(st *protocol.State, reason, boot string, ports []protocol.Port) [
 		Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
 }
 
-// Waiting records what a ready sandbox needs of its host before its container can start again.
+// Waiting records what a ready sandbox needs from its host before its container can start again.
 func Waiting(st *protocol.State, why *protocol.Error) []protocol.Event {
 	if st.Sandbox.State != protocol.StateReady {
 		return nil
@@ -70,7 +71,7 @@ func Waiting(st *protocol.State, why *protocol.Error) []protocol.Event {
 	return []protocol.Event{{Kind: protocol.SandboxWaiting, Error: why, Reason: why.Reason}}
 }
 
-// Primary records starts and ends of a ready sandbox's own command.
+// Primary records the starts and ends of a ready sandbox's own command.
 func Primary(st *protocol.State, run *PrimaryRun) []protocol.Event {
 	if st.Sandbox.State != protocol.StateReady {
 		return nil
@@ -78,7 +79,7 @@ func Primary(st *protocol.State, run *PrimaryRun) []protocol.Event {
 	return PrimaryEvents(&st.Sandbox, run)
 }
 
-// Stopped ends a stop: its execs have ended, and so has the container.
+// Stopped ends a stop: the sandbox's execs and its container have ended.
 func Stopped(st *protocol.State, run *PrimaryRun) []protocol.Event {
 	if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
 		return nil
@@ -118,17 +119,18 @@ func endSandbox(st *protocol.State, run *PrimaryRun, reason string, end protocol
 	return append(append(PrimaryEvents(&st.Sandbox, run), endExecs(st, reason)...), end)
 }
 
-// PullProgress records how far a pull is that the create waits for. current is the phase that the worker is in, "" if
-// it does not know.
+// PullProgress records the progress of an image pull that the create waits for. current is the phase of the create, or
+// "" if the worker does not know the phase.
 func PullProgress(st *protocol.State, current string, pull *protocol.PullProgress) []protocol.Event {
-	if st.Sandbox.State != protocol.StatePending { // an optional service may pull later
+	if st.Sandbox.State != protocol.StatePending { // an optional service may still pull its image after the create
 		return nil
 	}
 	phase := cmp.Or(current, st.Sandbox.Phase, "image")
 	return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
 }
 
-// ErrSuperseded says that nothing was appended, because the log moved on while the worker was busy.
+// ErrSuperseded says that nothing was appended, because the newest state of the log no longer wants what the worker
+// does.
 var ErrSuperseded = errors.New("superseded")
 
 // IgnoreSuperseded returns err, or nil if it is ErrSuperseded.

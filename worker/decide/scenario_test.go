@@ -17,18 +17,19 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-var update = flag.Bool("update", false, "write what the decisions are now to testdata")
+var update = flag.Bool("update", false, "write the present decisions to testdata")
 
-// Scenario files, testdata/*.txt, hold two kinds of lines. An event that some writer appended begins with its
-// kind. A decision of the worker begins with "decide"; below it are the events that it returned, or "nothing".
+// Scenario files, testdata/*.txt, have two kinds of lines. A line that begins with the kind of an event stands for an
+// event that any writer appended. A line that begins with "decide" stands for a decision of the worker. Below it are
+// the events that the decision returned, or "nothing".
 //
 //	# a comment
 //	sandbox.assigned host=h1 gen=1
 //	decide ready boot=b1
 //	  > sandbox.ready boot=b1
 //
-// The events that a decision returns are in the log for the lines that follow. The decisions are those of this package in lower
-// case. Run the tests with -update to write what the decisions are now; read the difference before keeping it.
+// The events that a decision returns are in the log for the lines that follow. A decision has the name of its function,
+// in lower case. Run the tests with -update to write the present decisions; review the difference before committing it.
 func TestDecisionScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -66,7 +67,7 @@ func play(text []byte) ([]byte, error) {
 	for lines.Scan() {
 		line := lines.Text()
 		if strings.HasPrefix(line, "  ") {
-			continue // an old outcome
+			continue // an outcome, which is written again
 		}
 		out.WriteString(line + "\n")
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -99,7 +100,7 @@ func play(text []byte) ([]byte, error) {
 	return out.Bytes(), lines.Err()
 }
 
-// words are a line of a scenario: bare words first, then words of the form key=value.
+// words are the words of a scenario's line: first bare words, then words of the form key=value.
 type words struct {
 	first  string
 	bare   []string
@@ -116,7 +117,7 @@ func parseWords(line string) (*words, error) {
 		case assigned:
 			w.values[key] = value
 		case len(w.values) > 0:
-			return nil, fmt.Errorf("%q is behind the key=value words", word)
+			return nil, fmt.Errorf("the bare word %q follows a key=value word", word)
 		default:
 			w.bare = append(w.bare, word)
 		}
@@ -126,9 +127,28 @@ func parseWords(line string) (*words, error) {
 
 func (w *words) has(key string) bool { return w.values[key] != "" }
 
+// number returns a number of the line, or 0 if the line does not have it.
 func (w *words) number(key string) int {
-	n, _ := strconv.Atoi(w.values[key])
+	if !w.has(key) {
+		return 0
+	}
+	n, err := strconv.Atoi(w.values[key])
+	if err != nil {
+		panic(err) // the scenario file is wrong
+	}
 	return n
+}
+
+// duration returns a duration of the line, or 0 if the line does not have it.
+func (w *words) duration(key string) time.Duration {
+	if !w.has(key) {
+		return 0
+	}
+	d, err := time.ParseDuration(w.values[key])
+	if err != nil {
+		panic(err) // the scenario file is wrong
+	}
+	return d
 }
 
 func (w *words) code() *int {
@@ -139,7 +159,7 @@ func (w *words) code() *int {
 	return &n
 }
 
-// why is an error with the reason of the line.
+// why returns an error with the reason of the line, or nil if the line has none.
 func (w *words) why() *protocol.Error {
 	if !w.has("reason") {
 		return nil
@@ -152,7 +172,7 @@ func (w *words) events(st *protocol.State) ([]protocol.Event, error) {
 		return w.logged()
 	}
 	if len(w.bare) == 0 {
-		return nil, fmt.Errorf("which decision")
+		return nil, fmt.Errorf("the line does not name a decision")
 	}
 	known := false
 	host, generation := cmp.Or(w.values["host"], "h1"), uint64(w.number("gen"))
@@ -164,12 +184,12 @@ func (w *words) events(st *protocol.State) ([]protocol.Event, error) {
 		return events
 	})
 	if !known && st.Sandbox.HostID == host && st.Sandbox.Generation == generation {
-		return nil, fmt.Errorf("no such decision")
+		return nil, fmt.Errorf("there is no decision %q", w.bare[0])
 	}
 	return events, nil
 }
 
-// decide asks the decision that the line names.
+// decide returns the events of the decision that the line names.
 func (w *words) decide(st *protocol.State, host string) (events []protocol.Event, known bool) {
 	id := ""
 	if len(w.bare) > 1 {
@@ -204,8 +224,7 @@ func (w *words) decide(st *protocol.State, host string) (events []protocol.Event
 	case "failed":
 		return Failed(st, run, w.why()), true
 	case "exec_start":
-		waited, _ := time.ParseDuration(w.values["waited"])
-		return ExecStart(st, id, boot, waited), true
+		return ExecStart(st, id, boot, w.duration("waited")), true
 	case "service_down":
 		return ServiceDown(st, id, "db"), true
 	case "exec_end":
@@ -223,7 +242,7 @@ func (w *words) decide(st *protocol.State, host string) (events []protocol.Event
 	return nil, false
 }
 
-// run is a supervisor's report: code=, restarts= and oom=, and running= for a command that runs.
+// run returns a supervisor's report: code=, restarts= and oom=, and running= for a command that runs.
 func (w *words) run() *PrimaryRun {
 	return &PrimaryRun{Boot: w.values["boot"], Primary: control.Primary{
 		Running: w.has("running"), Restarts: w.number("restarts"), LastExit: w.code(), OOMKills: w.number("oom"),
@@ -235,18 +254,20 @@ func (w *words) result() *control.Result {
 		Failed: w.has("reason"), Error: w.why(), OOMKills: w.number("oom")}
 }
 
-// phases are what phase=a,b says that the worker entered.
+// phases returns the phases a and b that the worker entered for phase=a,b.
 func (w *words) phases() (events []protocol.Event) {
 	for _, phase := range strings.FieldsFunc(w.values["phase"], func(r rune) bool { return r == ',' }) {
-		events = append(events, protocol.Event{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase}})
+		events = append(events, protocol.Event{Kind: protocol.SandboxPreparing,
+			Phase: &protocol.SandboxDetails{Phase: phase}})
 	}
 	return events
 }
 
-// logged is an event that is in the log.
+// logged returns the event that the line says is in the log.
 func (w *words) logged() ([]protocol.Event, error) {
 	e := protocol.Event{Kind: protocol.Kind(w.first), Reason: w.values["reason"], Error: w.why()}
-	box := &protocol.SandboxDetails{Worker: "w1", HostID: w.values["host"], Generation: uint64(w.number("gen")), Boot: w.values["boot"]}
+	box := &protocol.SandboxDetails{Worker: "w1", HostID: w.values["host"], Generation: uint64(w.number("gen")),
+		Boot: w.values["boot"]}
 	id := ""
 	if len(w.bare) > 0 {
 		id = w.bare[0]
@@ -271,12 +292,12 @@ func (w *words) logged() ([]protocol.Event, error) {
 	case subject == "sandbox":
 		e.Phase = box
 	default:
-		return nil, fmt.Errorf("the scenarios have no events of this kind")
+		return nil, fmt.Errorf("scenarios cannot have an event of this kind in the log")
 	}
 	return []protocol.Event{e}, nil
 }
 
-// describe prints an event on one line, and leaves out what is empty.
+// describe formats an event on one line, without empty fields.
 func describe(e *protocol.Event) string {
 	text := []string{string(e.Kind)}
 	add := func(key string, value any) {

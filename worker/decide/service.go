@@ -13,7 +13,7 @@ func WantsServices(b *protocol.Sandbox, hostID string) bool {
 	return b.State == protocol.StatePending || b.State == protocol.StateReady && b.Desired == protocol.StateReady
 }
 
-// Service records what became of a service, while the log wants it to run on this host.
+// Service returns events about a service, if the log wants the sandbox's services to run on this host.
 func Service(st *protocol.State, hostID string, events []protocol.Event) []protocol.Event {
 	if !WantsServices(&st.Sandbox, hostID) {
 		return nil
@@ -32,8 +32,8 @@ func ServiceFailed(name string, why *protocol.Error) []protocol.Event {
 		Service: &protocol.ServiceDetails{Name: name}}}
 }
 
-// ServiceHook records the hook with this number, the first being 1. A failed hook fails the service in the same
-// message, so that no restart of the worker takes it for one that passed.
+// ServiceHook records the outcome of the hook with this number; the first hook has number 1. A failed hook fails the
+// service in the same message. Otherwise a worker that restarts between two messages would continue after the hook.
 func ServiceHook(name string, number int, exit *int, output []byte, failed *protocol.Error) []protocol.Event {
 	hook := protocol.Event{Kind: protocol.ServiceHook,
 		Service: &protocol.ServiceDetails{Name: name, Hook: number, ExitCode: exit, Output: output}}
@@ -44,9 +44,9 @@ func ServiceHook(name string, number int, exit *int, output []byte, failed *prot
 	return append([]protocol.Event{hook}, ServiceFailed(name, failed)...)
 }
 
-// ServiceEnded records that the service's command has ended, if the log does not have it: one event for all ends
-// since the last one. The supervisor pauses before it restarts the command, which bounds their rate. A failed
-// service may end for weeks, so only an end with another exit code is recorded.
+// ServiceEnded records the ends of the service's command that the log does not have, in one event. The supervisor
+// pauses before it starts the command again, so the number of these events is limited. The command of a failed service
+// may end again and again for weeks, so ServiceEnded records only an end with another exit code than the last one.
 func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.Primary) []protocol.Event {
 	ends := EndsOf(p)
 	recorded := status.Boot == boot && status.Ends >= ends
@@ -62,7 +62,7 @@ func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.
 	return []protocol.Event{e}
 }
 
-// EndsOf is how often a command has ended since its container was started.
+// EndsOf returns how often a command has ended since its container was started.
 func EndsOf(p *control.Primary) int {
 	ends := p.Restarts
 	if !p.Running && (p.LastExit != nil || p.Error != nil) {

@@ -12,11 +12,11 @@ const (
 	Create  Operation = "create"  // make network and container, start, wait for the supervisor, append ready
 	Resume  Operation = "resume"  // start the stopped container, append ready
 	Attach  Operation = "attach"  // connect to the supervisor of a running container
-	Revive  Operation = "revive"  // a container that should run does not: start it again, or fail
+	Revive  Operation = "revive"  // start a container again that should run and does not, or append failed
 	Stop    Operation = "stop"    // end execs, stop the container, append stopped
-	Halt    Operation = "halt"    // stop a container that should not run, and keep it
-	Delete  Operation = "delete"  // end execs, remove everything, append deleted
-	Discard Operation = "discard" // remove everything of a sandbox that is not this host's, append nothing
+	Halt    Operation = "halt"    // stop containers that should not run, but do not remove them
+	Delete  Operation = "delete"  // end execs, remove everything of the sandbox, append deleted
+	Discard Operation = "discard" // remove everything of a sandbox that should not be on this host, append nothing
 )
 
 // ContainerState is the state of a sandbox's container on the host.
@@ -30,26 +30,26 @@ const (
 	ContainerExited
 )
 
-// Inspection describes the parts of a sandbox that exist on the host.
+// Inspection describes what of a sandbox exists on the host.
 type Inspection struct {
 	Container  ContainerState
 	Generation uint64 // of the container
 	Leftovers  bool   // there is a network or a directory
 	Connected  bool   // the supervisor is connected
 	Boot       string // of the connected supervisor
-	Services   bool   // a service's container runs; only inspected where none should
+	Services   bool   // a service's container runs; always false while the log wants the services to run
 }
 
 // Next compares the log with the host, and returns the operation that brings the host closer to the log.
-func Next(b *protocol.Sandbox, hostID string, there Inspection) Operation {
-	if there.Container == ContainerUnknown {
-		return Nothing // the engine did not answer, so the container may well be there
+func Next(b *protocol.Sandbox, hostID string, found Inspection) Operation {
+	if found.Container == ContainerUnknown {
+		return Nothing // the engine did not answer, so the container may exist
 	}
-	present := there.Container != ContainerAbsent || there.Leftovers
+	present := found.Container != ContainerAbsent || found.Leftovers
 	if b.State == protocol.StateNone {
 		return Nothing // never touch a sandbox that the log does not know
 	}
-	foreign := b.HostID != hostID || there.Container != ContainerAbsent && there.Generation != b.Generation
+	foreign := b.HostID != hostID || found.Container != ContainerAbsent && found.Generation != b.Generation
 	if foreign || b.State == protocol.StateDeleted {
 		if present {
 			return Discard
@@ -71,21 +71,21 @@ func Next(b *protocol.Sandbox, hostID string, there Inspection) Operation {
 		switch {
 		case b.Desired == protocol.StateStopped:
 			return Stop
-		case there.Container != ContainerRunning:
+		case found.Container != ContainerRunning:
 			return Revive
-		case !there.Connected, there.Boot != b.Boot: // or the log does not have the restart yet
+		case !found.Connected, found.Boot != b.Boot: // another boot: the log does not have the last start yet
 			return Attach
 		}
 	case protocol.StateStopped:
-		if there.Container == ContainerRunning || there.Services {
+		if found.Container == ContainerRunning || found.Services {
 			return Halt
 		}
 	case protocol.StateFailed:
 		if b.ReadyAt.IsZero() && present {
-			return Discard // a failed create leaves nothing behind
+			return Discard // a failed create leaves nothing on the host
 		}
-		if there.Container == ContainerRunning || there.Services {
-			return Halt // kept so that people can inspect it
+		if found.Container == ContainerRunning || found.Services {
+			return Halt // people can inspect the stopped container
 		}
 	case protocol.StateDeleting:
 		return Delete

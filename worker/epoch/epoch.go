@@ -7,16 +7,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Epoch counts how often another process may have become the engine. A container that ended in the epoch in which it
-// was last known to run ended by itself; in a later one the engine may have ended it.
+// Epoch counts how often the engine's process may have been replaced. A container that ended in the epoch in which it
+// was last known to run ended by itself. If the epoch has changed since, the engine may have ended the container.
 type Epoch struct {
 	mu   sync.Mutex
 	n    int64
-	lost bool // the stream of events ended, and there is no new one yet
+	lost bool // the stream of events ended, and there is no new stream yet
 }
 
-// Begin records that the engine's events are followed from now on. One engine may have come and gone between its loss
-// and now, so inspections in between belong to an older epoch.
+// Begin records that the worker follows the engine's events from now on. Since the last stream of events ended, another
+// engine process may have started and ended unnoticed. Begin therefore starts a new epoch after a loss.
 func (e *Epoch) Begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -34,15 +34,16 @@ func (e *Epoch) Lost() {
 	e.lost = true
 }
 
-// Load returns the epoch. Read it before you ask the engine.
+// Load returns the epoch. Call Load before the request to the engine that the epoch belongs to.
 func (e *Epoch) Load() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.n
 }
 
-// Same returns nil if the engine's events were followed from epoch until now. Error: unavailable, with reason
-// engine_restarted if another engine may have come, else engine_unavailable.
+// Same returns nil if the engine's events were followed without a gap from epoch until now. Otherwise it returns an
+// error with code unavailable. The reason is engine_restarted if the engine's process may have been replaced, and
+// engine_unavailable if the worker does not follow the engine's events at present.
 func (e *Epoch) Same(epoch int64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -51,13 +52,13 @@ func (e *Epoch) Same(epoch int64) error {
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineRestarted, "the container ended with the engine")
 	case e.lost:
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineUnavailable,
-			"the engine is back, and its events are not followed yet")
+			"the worker does not follow the engine's events at present")
 	}
 	return nil
 }
 
-// EndedByItself returns nil if what ended since epoch ended by itself: the engine answers, and was never away. Its
-// errors are those of ping and of Same.
+// EndedByItself returns nil if a container that ended since epoch ended by itself: the engine answers, and its events
+// were followed without a gap. Its errors are those of ping and of Same.
 func (e *Epoch) EndedByItself(ctx context.Context, ping func(context.Context) error, epoch int64) error {
 	if err := ping(ctx); err != nil {
 		return err

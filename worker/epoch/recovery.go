@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// Recovery ends the pauses between retries once the engine or NATS is back, since it may be what they wait for.
+// Recovery ends the pauses between retries once the engine or NATS is back, because the next try may then succeed.
 type Recovery struct {
 	mu   sync.Mutex
 	back chan struct{} // closed at the next recovery
 }
 
-// Next returns a channel that is closed at the next recovery. Call it before the try.
+// Next returns a channel that is closed at the next recovery. Call Next before a try, so that a recovery during the try
+// ends the pause after it.
 func (r *Recovery) Next() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -22,7 +23,7 @@ func (r *Recovery) Next() <-chan struct{} {
 	return r.back
 }
 
-// Happened ends all pauses.
+// Happened records a recovery: it ends all pauses.
 func (r *Recovery) Happened() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

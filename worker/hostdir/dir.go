@@ -20,12 +20,12 @@ import (
 // Root is the directory that contains the directories of all sandboxes of one engine.
 type Root struct{ path string }
 
-// In returns the root in a worker's state directory for one engine.
+// In returns the root in the state directory that a worker has for one engine.
 func In(stateDir string) Root { return Root{filepath.Join(stateDir, "sandboxes")} }
 
-// Of returns the directory of one generation of a sandbox, which need not exist.
+// Of returns the directory of one generation of a sandbox. The directory need not exist.
 func (r Root) Of(k protocol.SandboxKey, generation uint64) Dir {
-	// Ids have no dot, so no two sandboxes share a name.
+	// IDs contain no dot, so two sandboxes never have the same name.
 	name := fmt.Sprintf("%s.%s.%d", k.Tenant, k.ID, generation)
 	return Dir{Key: k, Generation: generation, Path: filepath.Join(r.path, name)}
 }
@@ -34,7 +34,7 @@ func (r Root) Of(k protocol.SandboxKey, generation uint64) Dir {
 func (r Root) List() ([]Dir, error) {
 	entries, err := os.ReadDir(r.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, hosterr.Wrap(err, "list sandboxes")
+		return nil, hosterr.Wrap(err, "list the directories of sandboxes")
 	}
 	var dirs []Dir
 	for _, e := range entries {
@@ -63,26 +63,26 @@ func (r Root) Has(k protocol.SandboxKey) (bool, error) {
 // Dir is the directory of one generation of a sandbox, or of a service in it:
 //
 //	<tenant>.<sandbox>.<generation>/
-//	    key         authenticates the supervisor's exit records; the container never sees it
-//	    defaults    what the image adds to the spec; see Defaults
+//	    key         authenticates the supervisor's exit records; the container cannot see it
+//	    defaults    the image's settings that the spec leaves open; see Defaults
 //	    bindings    which files of the host are mounted; see package hostfiles
-//	    mounts/     links to them, under which the engine mounts them
+//	    mounts/     links to these files; the engine mounts the links
 //	    shadow/     copies of tools' directories that cannot be mounted themselves
-//	    unverified  exists while nobody has checked what the container has mounted
+//	    unverified  exists from the start of the container until the worker has checked its mounts
 //	    ctl/        bind-mounted read-only; contains the worker's socket
 //	    etc/        bind-mounted read-only, file by file, instead of the engine's own files
 //	    run/        output and exit records, written by the supervisor; the worker does not trust its content
+//	    output      how much output the container's own command published on other hosts; see EarlierOutput
 //	    services/<name>/
-//	                the same for a service's container, and
-//	        output  how much output it had published on other hosts
+//	                the same files for the container of a service
 type Dir struct {
 	Key        protocol.SandboxKey
 	Generation uint64
 	Path       string
 }
 
-// At returns d at another path, if that is absolute and has the same name: a worker with another state directory
-// may have created it there.
+// At returns d at another path, because an earlier worker with another state directory may have made the directory
+// there. If path is not absolute or has another name, At returns d unchanged.
 func (d Dir) At(path string) Dir {
 	if filepath.IsAbs(path) && filepath.Base(path) == filepath.Base(d.Path) {
 		d.Path = filepath.Clean(path)
@@ -95,7 +95,7 @@ func (d Dir) Service(name string) Dir {
 	return Dir{Key: d.Key, Generation: d.Generation, Path: filepath.Join(d.Path, "services", name)}
 }
 
-// Sandbox returns the path of the sandbox's own directory, also if d is that of a service.
+// Sandbox returns the path of the sandbox's own directory, even if d is the directory of a service.
 func (d Dir) Sandbox() string {
 	if services := filepath.Dir(d.Path); filepath.Base(services) == "services" {
 		return filepath.Dir(services)
@@ -103,13 +103,13 @@ func (d Dir) Sandbox() string {
 	return d.Path
 }
 
-// Ctl is the directory with the worker's socket.
+// Ctl returns the path of the directory with the worker's socket.
 func (d Dir) Ctl() string { return filepath.Join(d.Path, "ctl") }
 
-// Run is the directory that the supervisor writes to.
+// Run returns the path of the directory that the supervisor writes to.
 func (d Dir) Run() string { return filepath.Join(d.Path, "run") }
 
-// Create makes the directory, or completes one that a crash left half made, and returns its key.
+// Create makes the directory, or completes a directory that was left incomplete by a crash, and returns its key.
 func (d Dir) Create() ([]byte, error) {
 	for _, dir := range []string{d.Path, d.Ctl(), d.Run()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -120,7 +120,7 @@ func (d Dir) Create() ([]byte, error) {
 		return secret, nil
 	}
 	secret := make([]byte, keyLength)
-	rand.Read(secret) // never fails
+	rand.Read(secret) // rand.Read never fails
 	if err := d.WriteFile("key", secret); err != nil {
 		return nil, hosterr.Wrap(err, "create a sandbox's key")
 	}
@@ -129,8 +129,8 @@ func (d Dir) Create() ([]byte, error) {
 
 const keyLength = 32
 
-// Secret reads the key. Errors: not_found if the directory was never completed, unavailable if it cannot be read
-// now.
+// Secret reads the key. The error is not_found if the directory is incomplete or does not exist, and unavailable if the
+// key cannot be read at the moment.
 func (d Dir) Secret() ([]byte, error) {
 	secret, err := os.ReadFile(filepath.Join(d.Path, "key"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the process may be out of descriptors
@@ -142,7 +142,7 @@ func (d Dir) Secret() ([]byte, error) {
 	return secret, nil
 }
 
-// WriteFile replaces a file of the directory. After a failure or a crash the old content is still there.
+// WriteFile replaces a file of the directory. After an error or a crash, the file still has its old content.
 func (d Dir) WriteFile(name string, data []byte) error {
 	file := filepath.Join(d.Path, name)
 	if err := os.WriteFile(file+".tmp", data, 0o600); err != nil {
@@ -151,7 +151,7 @@ func (d Dir) WriteFile(name string, data []byte) error {
 	return os.Rename(file+".tmp", file)
 }
 
-// Remove removes the directory and everything in it, whatever a container has put there.
+// Remove removes the directory with all its contents, including the files that containers made.
 func (d Dir) Remove(ctx context.Context) error {
 	if err := removal.Tree(ctx, d.Path); err != nil && ctx.Err() == nil {
 		return hosterr.Wrap(err, "remove a sandbox's directory")

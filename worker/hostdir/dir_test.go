@@ -14,7 +14,7 @@ import (
 
 var web = protocol.SandboxKey{Tenant: "default", ID: "web"}
 
-// fullDisk returns a directory on a file system without free space, and how to free some.
+// fullDisk returns a directory on a file system without free space, and a function that frees space.
 func fullDisk(t *testing.T) (dir string, free func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -24,13 +24,17 @@ func fullDisk(t *testing.T) (dir string, free func()) {
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Skip(err)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 	if err := os.MkdirAll(filepath.Join(dir, "sandboxes"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	fill := filepath.Join(dir, "fill")
 	if err := os.WriteFile(fill, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the disk does not fill: %v", err)
+		t.Fatalf("filling the disk failed with %v, want %v", err, unix.ENOSPC)
 	}
 	return dir, func() {
 		if err := os.Remove(fill); err != nil {
@@ -49,15 +53,15 @@ func TestAFullDiskIsResourceExhausted(t *testing.T) {
 	} {
 		e := protocol.AsError(err)
 		if e == nil || e.Code != protocol.ResourceExhausted || e.Reason != protocol.ReasonDiskFull {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v, want resource_exhausted with reason disk_full", what, err)
 		}
 	}
 	if err := d.Remove(context.Background()); err != nil {
-		t.Errorf("the directory cannot be removed: %v", err)
+		t.Errorf("the directory cannot be removed from the full disk: %v", err)
 	}
 }
 
-// A disk that was full for a while must not leave a half-written record behind.
+// A write to a full disk must not leave an incomplete record.
 func TestEarlierOutputIsRecordedOnceTheDiskHasRoomAgain(t *testing.T) {
 	t.Parallel()
 	dir, free := fullDisk(t)
@@ -66,12 +70,12 @@ func TestEarlierOutputIsRecordedOnceTheDiskHasRoomAgain(t *testing.T) {
 		t.Skip(err) // not even a directory fits
 	}
 	if got, err := d.EarlierOutput([2]int64{1, 2}); err == nil {
-		t.Fatalf("recorded %v on a full disk", got)
+		t.Fatalf("on a full disk, EarlierOutput returned %v and no error", got)
 	}
 	free()
 	for _, now := range [][2]int64{{3, 4}, {5, 6}} {
 		if got, err := d.EarlierOutput(now); err != nil || got != [2]int64{3, 4} {
-			t.Errorf("with %v published: %v, %v, want the first one", now, got, err)
+			t.Errorf("with %v published: %v, error %v, want the value that was recorded first", now, got, err)
 		}
 	}
 }
@@ -80,7 +84,7 @@ func TestTheRootListsOnlyDirectoriesOfSandboxes(t *testing.T) {
 	t.Parallel()
 	root := In(t.TempDir())
 	if dirs, err := root.List(); err != nil || len(dirs) != 0 {
-		t.Errorf("before the first sandbox: %v, %v", dirs, err)
+		t.Errorf("before the first sandbox: %v, error %v, want no directories", dirs, err)
 	}
 	d := root.Of(web, 7)
 	if _, err := d.Create(); err != nil {
@@ -92,20 +96,20 @@ func TestTheRootListsOnlyDirectoriesOfSandboxes(t *testing.T) {
 		}
 	}
 	if dirs, err := root.List(); err != nil || len(dirs) != 1 || dirs[0] != d {
-		t.Errorf("listed %v, %v", dirs, err)
+		t.Errorf("List returns %v, error %v, want only %v", dirs, err, d)
 	}
 	for k, want := range map[protocol.SandboxKey]bool{web: true, {Tenant: "other", ID: "web"}: false} {
 		if has, err := root.Has(k); has != want || err != nil {
-			t.Errorf("%v: %v, %v", k, has, err)
+			t.Errorf("Has(%v) returns %v, error %v, want %v", k, has, err, want)
 		}
 	}
 }
 
-func TestAHalfMadeDirectoryIsCompletedWithOneKey(t *testing.T) {
+func TestAnIncompleteDirectoryIsCompletedAndKeepsItsKey(t *testing.T) {
 	t.Parallel()
 	d := In(t.TempDir()).Of(web, 1)
 	if _, err := d.Secret(); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("without a directory: %v", err)
+		t.Errorf("without a directory, Secret failed with %v, want not_found", err)
 	}
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		t.Fatal(err)
@@ -115,15 +119,15 @@ func TestAHalfMadeDirectoryIsCompletedWithOneKey(t *testing.T) {
 	}
 	secret, err := d.Create()
 	if err != nil || len(secret) != keyLength {
-		t.Fatalf("%x, %v", secret, err)
+		t.Fatalf("Create returned a key of %d bytes, error %v, want %d bytes", len(secret), err, keyLength)
 	}
 	again, err := d.Create()
 	if err != nil || string(again) != string(secret) {
-		t.Errorf("a second create changed the key: %v", err)
+		t.Errorf("a second Create returned another key, error %v", err)
 	}
 }
 
-func TestADirectoryIsFoundWhereItsContainerSays(t *testing.T) {
+func TestADirectoryIsAtThePathInItsContainersLabel(t *testing.T) {
 	t.Parallel()
 	d := In("/var/lib/a").Of(web, 1)
 	for path, want := range map[string]string{
@@ -133,10 +137,10 @@ func TestADirectoryIsFoundWhereItsContainerSays(t *testing.T) {
 		"":                                    d.Path,
 	} {
 		if got := d.At(path).Path; got != want {
-			t.Errorf("at %q: %s, want %s", path, got, want)
+			t.Errorf("with the label %q, the path is %s, want %s", path, got, want)
 		}
 	}
 	if got := d.Service("db").Sandbox(); got != d.Path || d.Sandbox() != d.Path {
-		t.Errorf("the sandbox's own directory is %s, of its service %s", d.Sandbox(), got)
+		t.Errorf("Sandbox returns %s, and %s for a service's directory, want %s", d.Sandbox(), got, d.Path)
 	}
 }

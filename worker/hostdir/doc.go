@@ -1,12 +1,12 @@
-// Package hostdir is the directory of one sandbox on its host: where it is, what it contains, and how it is created
-// and removed. It exists before anything else of the sandbox and is removed last, so a worker that restarts finds
-// every sandbox by listing these directories.
+// Package hostdir creates, reads and removes the directory of a sandbox on its host. The worker makes this directory
+// before all other objects of the sandbox and removes it last. A worker that restarts therefore finds every sandbox by
+// listing these directories.
 //
 //	Root ── Of, List ──► Dir ── dir.go      create, key, remove
 //	                      │
-//	                      ├──── records.go  defaults, how much output was published elsewhere
+//	                      ├──── records.go  defaults, how much output was published on other hosts
 //	                      └──── etc.go      the container's /etc/hosts, hostname and resolv.conf
 //
-// The package knows nothing about the log and asks the engine nothing. It imports protocol, worker/docker (for the
+// The package does not read the log and makes no request to the engine. It imports protocol, worker/docker (for the
 // type of a bind mount), worker/hosterr and worker/removal.
 package hostdir

@@ -15,24 +15,24 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// An engine mounts three files from its own directory into each container. Root in the container can write them, and
-// no limit bounds their size. The worker therefore mounts read-only files with the same content over them.
+// An engine mounts three files of its own into each container. Root in the container can write to these files, and
+// their size is not limited. The worker therefore mounts read-only files with the same content over them.
 const (
 	etcHosts    = "hosts"
 	etcHostname = "hostname"
 	etcResolv   = "resolv.conf"
 )
 
-// EtcTargets are the paths of these files in each container.
+// EtcTargets are the paths of the three files in each container.
 var EtcTargets = []string{"/etc/" + etcHosts, "/etc/" + etcHostname, "/etc/" + etcResolv}
 
 func (d Dir) etc() string { return filepath.Join(d.Path, "etc") }
 
-// WriteEtc writes the files for a container with this hostname. A container that runs already keeps its hosts file,
-// which may contain its address.
+// WriteEtc writes the three files for a container with this hostname. It keeps an existing hosts file, because the file
+// may contain the address of a running container.
 func (d Dir) WriteEtc(hostname string) error {
 	if err := os.MkdirAll(d.etc(), 0o700); err != nil {
-		return hosterr.Wrap(err, "create a container's files in /etc")
+		return hosterr.Wrap(err, "create the directory for a container's files in /etc")
 	}
 	files := map[string]string{
 		etcHosts: hostsFile(hostname, ""), etcHostname: hostname + "\n", etcResolv: resolvFile(hostResolv()),
@@ -48,7 +48,8 @@ func (d Dir) WriteEtc(hostname string) error {
 	return nil
 }
 
-// EtcBinds are the mounts of these files, except at the paths in taken, where the spec mounts something else.
+// EtcBinds returns the mounts of the three files, without those at the paths in taken, where the spec mounts other
+// files.
 func (d Dir) EtcBinds(taken []string) []docker.Bind {
 	var binds []docker.Bind
 	for _, target := range EtcTargets {
@@ -59,9 +60,9 @@ func (d Dir) EtcBinds(taken []string) []docker.Bind {
 	return binds
 }
 
-// SetAddress writes a container's address to its hosts file. It is called after each start and before anything runs
-// in the container, because the engine may choose another address each time. It does nothing for a container without
-// an address, nor for one that an older worker created, which uses the engine's file.
+// SetAddress writes a container's address to its hosts file. The engine may choose another address at each start. Call
+// SetAddress after each start, before a command runs in the container. SetAddress does nothing if the container has no
+// address, or if it has the engine's hosts file because an older version of the worker made it.
 func (d Dir) SetAddress(hostname, address string) error {
 	if address == "" {
 		return nil
@@ -73,8 +74,8 @@ func (d Dir) SetAddress(hostname, address string) error {
 	return nil
 }
 
-// overwrite changes a file's content in place: a container has mounted the inode, so it must stay the same. If the
-// content does not grow, this works on a full disk, too.
+// overwrite changes a file's content in place. It must keep the inode, because the container has mounted the inode. If
+// the content does not grow, overwrite also works on a full disk.
 func overwrite(name, content string, flags int) error {
 	if old, err := os.ReadFile(name); err == nil && bytes.Equal(old, []byte(content)) {
 		return nil
@@ -87,10 +88,10 @@ func overwrite(name, content string, flags int) error {
 	if _, err := f.WriteString(content); err != nil {
 		return err
 	}
-	return errors.Join(f.Truncate(int64(len(content))), f.Chmod(0o644)) // regardless of the umask
+	return errors.Join(f.Truncate(int64(len(content))), f.Chmod(0o644)) // OpenFile applied the umask to the mode
 }
 
-// hostsFile is /etc/hosts as an engine writes it.
+// hostsFile returns the content of /etc/hosts as an engine writes it.
 func hostsFile(hostname, address string) string {
 	hosts := "127.0.0.1\tlocalhost\n" +
 		"::1\tlocalhost ip6-localhost ip6-loopback\n" +
@@ -104,8 +105,8 @@ func hostsFile(hostname, address string) string {
 	return hosts
 }
 
-// resolvFile is /etc/resolv.conf as an engine writes it for a container in a network of its own: the engine's
-// resolver, and the search domains and options of the host's file.
+// resolvFile returns the content of /etc/resolv.conf as an engine writes it for a container in a user-defined network:
+// the engine's resolver, and the search domains and options of the host's file.
 func resolvFile(host string) string {
 	var search string
 	var options []string
@@ -113,21 +114,21 @@ func resolvFile(host string) string {
 		switch fields := strings.Fields(line); {
 		case len(fields) < 2:
 		case fields[0] == "search", fields[0] == "domain":
-			search = "search " + strings.Join(fields[1:], " ") + "\n" // the last line wins
+			search = "search " + strings.Join(fields[1:], " ") + "\n" // the last such line counts
 		case fields[0] == "options":
 			options = fields[1:]
 		}
 	}
 	if !slices.ContainsFunc(options, func(o string) bool { return strings.HasPrefix(o, "ndots:") }) {
-		options = append(slices.Clone(options), "ndots:0") // service names have no dot
+		options = append(slices.Clone(options), "ndots:0") // the names of services contain no dot
 	}
 	return "nameserver 127.0.0.11\n" + search + "options " + strings.Join(options, " ") + "\n"
 }
 
-// hostResolv reads this host's resolv.conf. If it names the local stub of systemd-resolved, the file with the real
-// name servers is elsewhere.
+// hostResolv returns the content of this host's resolv.conf, or "" if it cannot be read. If this file names the local
+// stub resolver of systemd-resolved, hostResolv returns the file with the real name servers instead.
 func hostResolv() string {
-	data, _ := os.ReadFile("/etc/resolv.conf")
+	data, _ := os.ReadFile("/etc/resolv.conf") // like the engine, treat a file that cannot be read as empty
 	if text := string(data); !strings.Contains(text, "nameserver 127.0.0.53") {
 		return text
 	}

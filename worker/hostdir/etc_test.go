@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestResolvConfIsAsAnEngineWritesIt(t *testing.T) {
+func TestResolvConfHasTheContentThatAnEngineWrites(t *testing.T) {
 	t.Parallel()
 	for host, want := range map[string]string{
 		"": "nameserver 127.0.0.11\noptions ndots:0\n",
@@ -16,7 +16,7 @@ func TestResolvConfIsAsAnEngineWritesIt(t *testing.T) {
 		"options ndots:2 timeout:1\nsearch\n": "nameserver 127.0.0.11\noptions ndots:2 timeout:1\n",
 	} {
 		if got := resolvFile(host); got != want {
-			t.Errorf("of %q: %q, want %q", host, got, want)
+			t.Errorf("for the host's file %q: %q, want %q", host, got, want)
 		}
 	}
 }
@@ -28,28 +28,31 @@ func TestTheHostsFileKeepsItsInode(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := filepath.Join(d.etc(), etcHosts)
-	before, _ := os.Stat(name)
+	before, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, address := range []string{"10.201.0.2", "10.201.0.114", "10.201.0.3"} {
 		if err := d.SetAddress("web", address); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.WriteEtc("web"); err != nil { // a create that is resumed
+		if err := d.WriteEtc("web"); err != nil { // as a create does that continues an interrupted one
 			t.Fatal(err)
 		}
-		got, _ := os.ReadFile(name)
-		if want := hostsFile("web", address); string(got) != want {
-			t.Errorf("it is %q, want %q", got, want)
+		got, err := os.ReadFile(name)
+		if want := hostsFile("web", address); err != nil || string(got) != want {
+			t.Errorf("the hosts file has the content %q, error %v, want %q", got, err, want)
 		}
 	}
 	after, err := os.Stat(name)
 	if err != nil || !os.SameFile(before, after) || after.Mode() != 0o644 {
-		t.Errorf("it is another file, or has mode %v, %v", after.Mode(), err)
+		t.Errorf("the hosts file has another inode, or mode %v instead of 0644, error %v", after.Mode(), err)
 	}
-	old := Dir{Path: t.TempDir()} // a container of an older worker has no such file
+	old := Dir{Path: t.TempDir()} // an older version of the worker made no such file
 	if err := old.SetAddress("web", "10.201.0.2"); err != nil {
 		t.Error(err)
 	}
-	if entries, _ := os.ReadDir(old.Path); len(entries) != 0 {
-		t.Errorf("it created %v", entries)
+	if entries, err := os.ReadDir(old.Path); err != nil || len(entries) != 0 {
+		t.Errorf("SetAddress created %v in the directory of an older worker, error %v", entries, err)
 	}
 }

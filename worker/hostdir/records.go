@@ -8,15 +8,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Defaults are what an image adds to a spec. They are stored because the image's name may refer to another image
-// later.
+// Defaults are the settings of a container that its spec leaves open and its image has. They are stored, because the
+// image's name may refer to another image later.
 type Defaults struct {
 	User    string   `json:"user,omitempty"`
 	Cwd     string   `json:"cwd,omitempty"`
 	Command []string `json:"command,omitempty"` // of a service
 
-	Volumes     []string              `json:"volumes,omitempty"`     // that the image declares; see hostfiles.Volumes
-	StopSignal  int                   `json:"stop_signal,omitempty"` // that stops the container's own command; 0: TERM
+	Volumes     []string              `json:"volumes,omitempty"`     // volumes of the image; see hostfiles.Volumes
+	StopSignal  int                   `json:"stop_signal,omitempty"` // stops the container's own command; 0: TERM
 	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // of a service
 }
 
@@ -28,7 +28,7 @@ func (d Dir) SaveDefaults(v Defaults) error {
 	return nil
 }
 
-// Defaults reads what SaveDefaults stored.
+// Defaults reads the defaults that SaveDefaults stored.
 func (d Dir) Defaults() (v Defaults, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, "defaults"))
 	if err != nil {
@@ -37,16 +37,16 @@ func (d Dir) Defaults() (v Defaults, err error) {
 	return v, protocol.Decode(data, &v)
 }
 
-// EarlierOutput returns how much of its two streams a container's command had already published when it came to
-// this host. The first call stores now, which is how much is published at that moment; later calls return what the
-// first one stored.
+// EarlierOutput returns how much of the two streams of a container's own command was published on other hosts before
+// the container was made on this one. now is how much is published at the time of the call. The first call stores now,
+// and all calls return the stored value.
 func (d Dir) EarlierOutput(now [2]int64) (earlier [2]int64, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, "output"))
 	if err == nil {
 		return earlier, protocol.Decode(data, &earlier)
 	}
 	if err := d.WriteFile("output", protocol.Encode(&now)); err != nil {
-		return earlier, hosterr.Wrap(err, "record how much a command has printed")
+		return earlier, hosterr.Wrap(err, "record how much output of a command was published on other hosts")
 	}
 	return now, nil
 }

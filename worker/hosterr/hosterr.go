@@ -1,5 +1,5 @@
-// Package hosterr translates errors of the worker's own machine, says which errors may pass, and keeps the present
-// problem of a part of the host.
+// Package hosterr translates errors of the worker's own machine, says which errors are temporary, and keeps the present
+// problem of a facility of the host, such as its firewall.
 //
 //	os, unix ──► Wrap ──► *protocol.Error
 //
@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Wrap turns an error of the host's file system into one for the caller: a full disk is resource_exhausted, any
-// other error internal. The message is format with args, which name the failed action, and the text of err.
+// Wrap translates an error of the host's file system: a full disk becomes resource_exhausted, any other error internal.
+// The message consists of format with args, which name the failed action, and the text of err.
 func Wrap(err error, format string, args ...any) *protocol.Error {
 	code, reason := protocol.Internal, ""
 	if DiskFull(err) {
@@ -32,8 +32,8 @@ func DiskFull(err error) bool {
 		errors.As(err, &e) && e.Reason == protocol.ReasonDiskFull
 }
 
-// Temporary reports whether err may go away without anybody changing the sandbox's spec or the host's
-// configuration, so that the worker should retry. nil is not temporary.
+// Temporary reports whether the worker should retry after err: the cause may go away without a change of the sandbox's
+// spec or of the host's configuration. nil is not temporary.
 func Temporary(err error) bool {
 	if err == nil {
 		return false
@@ -52,13 +52,13 @@ func Temporary(err error) bool {
 	switch e.Reason {
 	case protocol.ReasonLeaseLost, protocol.ReasonDiskFull:
 		return true
-	case protocol.ReasonNoNetwork, protocol.ReasonNoGPU: // another sandbox may free one
+	case protocol.ReasonNoNetwork, protocol.ReasonNoGPU: // another sandbox may free a subnet or a GPU
 		return true
 	}
 	return false
 }
 
-// WithField sets the field of an error that has this reason.
+// WithField returns err, with its field set to field if it has this reason.
 func WithField(err error, reason, field string) error {
 	var e *protocol.Error
 	if errors.As(err, &e) && e.Reason == reason {

@@ -2,14 +2,15 @@ package hosterr
 
 import "sync"
 
-// Problem is the present reason why a part of the host does not work. The zero value is: it works. It is safe for
-// concurrent use.
+// Problem is the present reason why a facility of the host does not work, for example its firewall. The zero value
+// means that the facility works. A Problem is safe for concurrent use.
 type Problem struct {
 	mu   sync.Mutex
 	text string
 }
 
-// Set records why the part does not work, nil if it does, and reports whether that changed between a problem and none.
+// Set records why the facility does not work, or nil if it works. It reports whether the facility has stopped working
+// or works again; a change of the reason alone does not count.
 func (p *Problem) Set(err error) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -22,7 +23,7 @@ func (p *Problem) Set(err error) (changed bool) {
 	return changed
 }
 
-// Get returns the reason, "" if the part works.
+// Get returns the reason, or "" if the facility works.
 func (p *Problem) Get() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

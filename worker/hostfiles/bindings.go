@@ -13,24 +13,24 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Binding is one path of the host in a sandbox, as the sandbox's create chose it. Each start mounts the same
-// bindings, after resolving and checking their sources again.
+// Binding is one path of the host that is mounted in a sandbox. The sandbox's create chooses the bindings. Each start
+// mounts the same bindings, after resolving and checking their sources again.
 //
-// The engine opens the source of a mount itself, by name, when the container starts. Between the worker's check and
-// that moment, everybody who can write the directory could put a link in place of the source. So the engine gets the
-// name of a link in the sandbox's directory. Before and after a start the link leads to an empty placeholder:
-// nothing that is copied into the container reaches the host, and neither does a container that somebody else
-// starts. For the start it leads to the source, which the worker keeps open. Then, before the supervisor may run
-// anything, the worker compares what the container has mounted with the files that it opened.
+// When the container starts, the engine opens the source of a mount by its name. After the worker's check, a process
+// that can write to the directory could still put a link in place of the source. The engine therefore gets the name of
+// a link in the sandbox's directory. Before and after a start, this link leads to an empty placeholder. Files that are
+// copied into the container can then not reach the host, and neither can a container that is started without the
+// worker. During a start, the link leads to the source, which the worker keeps open. Before the supervisor may run a
+// command, the worker compares the mounted files with the files that it has opened.
 type Binding struct {
-	Field    string `json:"field"`            // of the spec, for errors
-	Source   string `json:"source,omitempty"` // on the host, as the caller named it
+	Field    string `json:"field"`            // field of the spec that errors name
+	Source   string `json:"source,omitempty"` // path on the host, as it is in the spec
 	Tool     string `json:"tool,omitempty"`   // name of a tool's mount; "": Source must be below the allow-list
 	Target   string `json:"target"`
 	Writable bool   `json:"writable,omitempty"`
 	Dir      bool   `json:"dir,omitempty"`      // the source is a directory
 	Shadow   bool   `json:"shadow,omitempty"`   // the source is a copy in the sandbox's directory
-	Optional bool   `json:"optional,omitempty"` // the tool works without it
+	Optional bool   `json:"optional,omitempty"` // the tool works without this mount
 }
 
 // Bindings are all bindings of a sandbox, as they are stored in its directory.
@@ -45,17 +45,17 @@ func linkDir(d hostdir.Dir) string            { return filepath.Join(d.Path, "mo
 func link(d hostdir.Dir, i int) string        { return filepath.Join(linkDir(d), strconv.Itoa(i)) }
 func placeholder(d hostdir.Dir, i int) string { return link(d, i) + ".empty" }
 
-// unverifiedFile exists from before a start until the container's mounts were compared.
+// unverifiedFile returns the path of a file that exists from before a start until the container's mounts are verified.
 func unverifiedFile(d hostdir.Dir) string { return filepath.Join(d.Path, "unverified") }
 
-// Unverified reports whether a container was started and its mounts were not verified since.
+// Unverified reports whether a container was started and its mounts have not been verified since.
 func Unverified(d hostdir.Dir) bool {
 	_, err := os.Stat(unverifiedFile(d))
 	return err == nil
 }
 
-// load reads the bindings that a create chose. ok is false if it did not get that far, or if an old worker without
-// this file made the sandbox.
+// load reads the bindings that a create chose. ok is false if the create has not chosen them yet, or if an old version
+// of the worker, which did not store them, made the sandbox.
 func load(d hostdir.Dir) (b Bindings, ok bool, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, bindingsFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +112,7 @@ func (b Bindings) hide(d hostdir.Dir) error {
 	return nil
 }
 
-// point replaces a link atomically.
+// point changes the target of a link atomically.
 func point(d hostdir.Dir, i int, to string) error {
 	tmp := link(d, i) + ".tmp"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -121,8 +121,9 @@ func point(d hostdir.Dir, i int, to string) error {
 	return errors.Join(os.Symlink(to, tmp), os.Rename(tmp, link(d, i)))
 }
 
-// Binds are the bindings as mounts of a container, by their links. They do not include mounts below a source: nobody
-// has checked those, and the engine would leave them writable in a read-only mount.
+// Binds returns the bindings as mounts of a container. Their sources are the links. The mounts are not recursive: file
+// systems that are mounted below a source are not checked, and the engine would leave them writable in a read-only
+// mount.
 func (b Bindings) Binds(d hostdir.Dir) []docker.Bind {
 	var binds []docker.Bind
 	for i, one := range b.List {

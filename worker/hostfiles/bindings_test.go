@@ -35,12 +35,12 @@ func TestAnExchangedMountIsDetected(t *testing.T) {
 		t.Error(err)
 	}
 	if same("other", "/m", true) == nil {
-		t.Error("another directory passes")
+		t.Error("another directory than the source is accepted")
 	}
 	if same("root/m", "/m", false) == nil {
-		t.Error("a writable mount passes for a read-only one")
+		t.Error("a writable mount is accepted instead of a read-only mount")
 	}
-	// A link in the image is resolved inside the container, not on the host.
+	// A link in the image must be resolved inside the container, not on the host.
 	if err := os.Symlink("/m", filepath.Join(dir, "root", "link")); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestLinksLeadToTheSourcesOnlyDuringAStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := leads(); got != placeholder(d, 0) {
-		t.Errorf("before the start it leads to %s", got)
+		t.Errorf("before the start, the link leads to %s, want the placeholder", got)
 	}
 	o, err := files.Open(d, false)
 	if err != nil {
@@ -81,26 +81,27 @@ func TestLinksLeadToTheSourcesOnlyDuringAStart(t *testing.T) {
 	}
 	defer o.Close()
 	if err := o.Show(); err != nil || leads() != source {
-		t.Errorf("for the start it leads to %s, %v", leads(), err)
+		t.Errorf("during the start, the link leads to %s, error %v, want the source", leads(), err)
 	}
 	if err := o.Hide(); err != nil || leads() != placeholder(d, 0) {
-		t.Errorf("after the start it leads to %s, %v", leads(), err)
+		t.Errorf("after the start, the link leads to %s, error %v, want the placeholder", leads(), err)
 	}
 	if !Unverified(d) {
-		t.Error("it counts as verified")
+		t.Error("the mounts count as verified before Verify was called")
 	}
-	// A worker that died during a start left the sources visible. The next one hides them before it copies anything.
+	// If a worker dies during a start, the links lead to the sources. The next worker must hide the sources before it
+	// copies files into the container.
 	if err := o.Show(); err != nil {
 		t.Fatal(err)
 	}
 	stored, err := files.Choose(nil, d, nil, nil)
 	if err != nil || len(stored.List) != 1 || leads() != placeholder(d, 0) {
-		t.Errorf("at the next try it leads to %s, %+v, %v", leads(), stored, err)
+		t.Errorf("at the next create, the link leads to %s, the bindings are %+v, error %v", leads(), stored, err)
 	}
 }
 
-// If a source is missing that existed at the create, a resume is refused. A sandbox that the worker restarts waits
-// for it, unless it is optional.
+// If a source existed at the create and is missing now, a resume is refused. The restart of a ready sandbox waits for
+// the source, unless the source is optional.
 func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 	dir := t.TempDir()
 	home, data, deep := filepath.Join(dir, "home"), filepath.Join(dir, "data"), filepath.Join(dir, "data", "deep")
@@ -136,11 +137,11 @@ func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := files.Open(d, false); !SourceMissing(err) {
-			t.Errorf("%s: a resume: %v", c.what, err)
+			t.Errorf("%s is missing: a resume failed with %v, want that the source is missing", c.what, err)
 		}
 		o, err := files.Open(d, true)
 		if c.passes != (err == nil) || err != nil && !SourceMissing(err) {
-			t.Errorf("%s: a sandbox that is restarted: %v", c.what, err)
+			t.Errorf("%s is missing: the restart of a ready sandbox: error %v, want success: %v", c.what, err, c.passes)
 		}
 		if err != nil {
 			continue
@@ -149,7 +150,7 @@ func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 			t.Error(err)
 		}
 		if real, err := filepath.EvalSymlinks(link(d, 0)); err != nil || real != placeholder(d, 0) {
-			t.Errorf("%s: its link leads to %s, %v", c.what, real, err)
+			t.Errorf("%s is missing: its link leads to %s, error %v, want the placeholder", c.what, real, err)
 		}
 		o.Close()
 	}

@@ -1,9 +1,9 @@
-// Package hostfiles decides which files of the host a sandbox may use, and mounts exactly those. It also covers and
-// uncovers the volumes that images declare.
+// Package hostfiles decides which files of the host a sandbox may use, and mounts exactly these files. It also covers
+// and uncovers the volumes that images declare.
 //
 //	spec ──► Files ─┬─► Policy   policy.go, forbidden.go   paths below the operator's allow-list
 //	                └─► Toolbox  toolbox.go, tooltable.go  files of builtin tools; shadow.go copies some of them,
-//	                     │                                 home.go says where they go
+//	                     │                                 home.go finds the home directory to mount them in
 //	                     ▼
 //	            Bindings, stored in the sandbox's directory  bindings.go
 //	                     ▼ each start
@@ -11,9 +11,9 @@
 //
 //	image ──► Volumes ──► CoverVolumes, start, UncoverVolumes  volumes.go, uncover.go
 //
-// Everybody who may write a mounted directory can replace a path in it with a link at any moment. So a source is
-// opened once, checked through its descriptor (open.go, mounttable.go), and compared after the start with what the
-// container really has mounted.
+// A process that may write to a mounted directory can replace a path in it with a link at any moment. The worker
+// therefore opens a source once and checks it through its descriptor (open.go, mounttable.go). After the container's
+// start, the worker compares the open source with the file that the container has mounted.
 //
 // The package imports protocol, supervisor/control (for one path), worker/docker (for its types; it makes no request
 // to the engine), worker/hostdir, worker/hosterr and worker/removal.

@@ -19,7 +19,8 @@ type Files struct {
 	Tools  *Toolbox
 }
 
-// Check checks the mounts and tools of a spec, and returns the bindings of its mounts.
+// Check returns an error if this host does not offer a mount or a tool of the spec. It returns the bindings of the
+// spec's mounts.
 func (f Files) Check(spec *protocol.SandboxSpec) ([]Binding, error) {
 	for i, name := range spec.Tools {
 		if err := f.Tools.check(fmt.Sprintf("spec.tools[%d]", i), name); err != nil {
@@ -45,19 +46,20 @@ func (f Files) Check(spec *protocol.SandboxSpec) ([]Binding, error) {
 	return list, nil
 }
 
-// FindHome finds the home directory of a sandbox's user, and the value that HOME must be set to for it, or "".
+// FindHome finds the home directory of a sandbox's user. env is the value to which HOME must be set, or "" if it must
+// not be set.
 type FindHome func() (dir, env string, err error)
 
-// Choose adds the bindings of a spec's tools to those of its mounts, and stores all of them in the sandbox's
-// directory. If an earlier try of the create has stored a choice, that one is returned: its container may exist
-// already. home is called only if a tool needs it.
+// Choose adds the bindings of a spec's tools to those of its mounts, and stores all of them in the sandbox's directory.
+// If an earlier try of the create has stored its bindings, Choose returns these, because a container with them may
+// exist. Choose calls home only if a tool needs the home directory.
 func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Binding, home FindHome) (Bindings, error) {
 	stored, ok, err := load(d)
 	if err != nil {
 		return stored, err
 	}
 	if ok {
-		return stored, stored.hide(d) // a worker that died during a start left the sources visible
+		return stored, stored.hide(d) // if a worker died during a start, the links lead to the sources
 	}
 	chosen := Bindings{List: mounts}
 	if len(spec.Tools) > 0 {
@@ -79,8 +81,8 @@ func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Bindin
 	return chosen, chosen.save(d)
 }
 
-// Open resolves, opens and checks every source of a sandbox's bindings. If lenient, an optional source that is
-// missing is replaced by its placeholder.
+// Open resolves, opens and checks every source of a sandbox's bindings. If lenient is set, the empty placeholder is
+// mounted instead of an optional source that is missing.
 func (f Files) Open(d hostdir.Dir, lenient bool) (*Opened, error) {
 	stored, _, err := load(d)
 	if err != nil {
@@ -101,7 +103,7 @@ func (f Files) Open(d hostdir.Dir, lenient bool) (*Opened, error) {
 	return o, nil
 }
 
-// openBinding opens the source of a binding as it is now.
+// openBinding resolves, opens and checks the source of a binding. It also returns the resolved path.
 func (f Files) openBinding(d hostdir.Dir, b Binding) (*os.File, string, error) {
 	switch {
 	case b.Shadow:
@@ -110,10 +112,11 @@ func (f Files) openBinding(d hostdir.Dir, b Binding) (*os.File, string, error) {
 		source, real, err := f.Tools.open(b.Field, b.Tool)
 		switch {
 		case errors.Is(err, errNoTool):
-			gone := toolUnavailable(b.Field, "the sandbox was created with %s, which the host no longer has", b.Tool)
+			gone := toolUnavailable(b.Field, "the sandbox was created with the tool files %s, which the host no longer has",
+				b.Tool)
 			err = missingSource{gone}
 		case errors.Is(err, errUnverified):
-			err = toolUnavailable(b.Field, "the sandbox was created with %s, which %v", b.Tool, err)
+			err = toolUnavailable(b.Field, "the sandbox was created with the tool files %s, which %v", b.Tool, err)
 		}
 		return source, real, err
 	}
@@ -142,17 +145,17 @@ func openShadow(d hostdir.Dir, name string) (*os.File, string, error) {
 	}
 	if err != nil {
 		return nil, "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
-			"the sandbox's copy of %s is gone: %v", name, err)
+			"the sandbox's copy of the tool directory %s is gone: %v", name, err)
 	}
 	return f, filepath.Join(shadowDir(d), name), nil
 }
 
-// missingSource is the error for a source that does not exist and may come back.
+// missingSource is the error for a source that does not exist.
 type missingSource struct{ why *protocol.Error }
 
 func (m missingSource) Error() string { return m.why.Error() }
 func (m missingSource) Unwrap() error { return m.why }
 
-// SourceMissing reports whether an error says that a source does not exist. It may come back, for example when a file
-// system is mounted.
+// SourceMissing reports whether an error says that a source does not exist. A missing source may exist later, for
+// example after a file system is mounted.
 func SourceMissing(err error) bool { return errors.As(err, &missingSource{}) }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// engineSockets give full control of the host to every process that can connect to them.
+// engineSockets are the sockets of engines. A process that can connect to such a socket controls the whole host.
 var engineSockets = []string{
 	"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock",
 	"/run/docker/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
@@ -24,8 +24,9 @@ var kernelFileSystems = []int64{
 	unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.NSFS_MAGIC, unix.BPF_FS_MAGIC, unix.DEVPTS_SUPER_MAGIC,
 }
 
-// forbids returns an error if a source is a forbidden path, is inside one, or contains one. Paths are compared by
-// name, by their place in the file system (which other mounts may show as well), and by inode.
+// forbids returns an error if a source is a forbidden path, is inside a forbidden path, or contains a forbidden path.
+// Paths are compared by name, by their place in the file system, because several mounts may show the same place, and by
+// inode.
 func (p *Policy) forbids(f *os.File, info fs.FileInfo, real string) error {
 	var system unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &system); err != nil {
@@ -66,9 +67,9 @@ type source struct {
 	place place
 }
 
-var errCollides = errors.New("one contains the other")
+var errCollides = errors.New("the source and a forbidden path overlap")
 
-// collides returns errCollides if the source is the same as a forbidden path, or one contains the other.
+// collides returns errCollides if the source is the forbidden path, is inside it, or contains it.
 func (s *source) collides(forbidden string, mounts mountTable) error {
 	if isBelow(s.real, forbidden) || isBelow(forbidden, s.real) {
 		return errCollides
@@ -108,11 +109,11 @@ func sameDevice(a, b fs.FileInfo) bool {
 	return xOK && yOK && x.Dev == y.Dev
 }
 
-// maxLinkSearch bounds the search of a directory for another name of a socket.
+// maxLinkSearch is how many entries of a directory are searched at most for a hard link to a socket.
 const maxLinkSearch = 200_000
 
-// findLink returns errCollides if a directory contains a hard link to a file. Only a file with several names needs
-// this search.
+// findLink returns errCollides if a directory contains a hard link to a file. The caller has checked that the file has
+// more than one name.
 func findLink(dir *os.File, file fs.FileInfo) error {
 	n, top := 0, fmt.Sprintf("/proc/self/fd/%d/", dir.Fd())
 	return filepath.WalkDir(top, func(_ string, entry fs.DirEntry, err error) error {

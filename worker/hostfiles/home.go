@@ -9,17 +9,17 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Homes finds the home directories of sandboxes' users and remembers those that it found in images. An image never
-// changes, and reading a file in it takes a container, some 50 ms of a create
+// Homes finds the home directories of sandboxes' users, and keeps those that it read from images. An image never
+// changes, and reading a file of an image needs a container, which takes some 50 ms of a create
 // (`go test ./integration -run TestTheHomeOfAUser -v`). The zero value is ready to use.
 type Homes struct {
 	mu    sync.Mutex
-	known map[imageUser]string // "": the user has none in /etc/passwd
+	known map[imageUser]string // "": the user has no home in /etc/passwd
 }
 
 type imageUser struct{ image, user string }
 
-// maxHomes bounds the memory: beyond it everything is forgotten.
+// maxHomes is how many home directories are kept at most. When this number is reached, all of them are removed.
 const maxHomes = 1000
 
 func (h *Homes) find(of imageUser) (home string, known bool) {
@@ -38,9 +38,9 @@ func (h *Homes) remember(of imageUser, home string) {
 	h.known[of] = home
 }
 
-// Of returns the home directory of a sandbox's user as the sandbox's commands will find it: HOME of the spec or the
-// image, or else the directory in the image's /etc/passwd, which passwd reads. Root without an entry there gets
-// /root, and env is then the value that HOME must be set to. Error: invalid_argument if no home is found.
+// Of returns the home directory that the commands of a sandbox's user will have: HOME of the spec, or HOME of the
+// image, or the directory in the image's /etc/passwd, which passwd reads. Root without an entry in /etc/passwd has the
+// home /root. Only then env is not empty: HOME must be set to env. The error is invalid_argument if no home is found.
 func (h *Homes) Of(
 	spec *protocol.SandboxSpec, image docker.Image, user string, passwd func() ([]byte, error),
 ) (home, env string, err error) {
@@ -85,7 +85,8 @@ func checkHome(field, home string) (string, error) {
 	return path.Clean(home), nil
 }
 
-// passwdHome finds a user by name or id in an /etc/passwd, whose lines are name:password:uid:gid:gecos:home:shell.
+// passwdHome returns the home directory of a user, who is given by name or id, from the content of an /etc/passwd. Its
+// lines have the form name:password:uid:gid:gecos:home:shell.
 func passwdHome(passwd []byte, user string) string {
 	for line := range strings.Lines(string(passwd)) {
 		fields := strings.Split(strings.TrimRight(line, "\n"), ":")

@@ -14,24 +14,25 @@ func TestHomesComeFromPasswd(t *testing.T) {
 		"root": "/root", "0": "/root", "box": "/home/box", "1000": "/home/box", "nobody": "/", "x": "", "7": "", "": "",
 	} {
 		if got := passwdHome(passwd, user); got != want {
-			t.Errorf("%q: %q, want %q", user, got, want)
+			t.Errorf("the home of the user %q is %q, want %q", user, got, want)
 		}
 	}
 }
 
-func TestOnlySoManyHomesAreRemembered(t *testing.T) {
+func TestTheNumberOfKeptHomesIsLimited(t *testing.T) {
 	var h Homes
 	if _, known := h.find(imageUser{"1", "box"}); known {
-		t.Error("a home is known at the start")
+		t.Error("a home is known that was never kept")
 	}
 	for i := range 3 * maxHomes {
 		of := imageUser{strconv.Itoa(i), "box"}
 		h.remember(of, "/home")
 		if home, known := h.find(of); home != "/home" || !known || len(h.known) > maxHomes {
-			t.Fatalf("after %d: %q, %t, %d are remembered", i, home, known, len(h.known))
+			t.Fatalf("after home %d was kept: home %q, known %t, %d homes are kept, want at most %d", i, home, known,
+				len(h.known), maxHomes)
 		}
 	}
 	if _, known := h.find(imageUser{strconv.Itoa(3*maxHomes - 1), "root"}); known {
-		t.Error("another user's is known")
+		t.Error("the home of another user of the image is known")
 	}
 }

@@ -42,7 +42,7 @@ func tableOf(mounts []*mountinfo.Info) mountTable {
 	return table
 }
 
-// hasMountIn reports whether something is mounted in a mount.
+// hasMountIn reports whether a file system is mounted inside a mount.
 func (t mountTable) hasMountIn(m *mountinfo.Info) bool {
 	for _, other := range t {
 		if other.Parent == m.ID && other.ID != m.ID {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openBelow opens a resolved path below a resolved directory. It fails if either path contains a link by now.
+// openBelow opens a resolved path below a resolved directory. It fails if a part of either path has become a link since
+// the path was resolved.
 func openBelow(dir, real string) (*os.File, error) {
 	rel, err := filepath.Rel(dir, real)
 	if err != nil {
@@ -26,8 +27,8 @@ func openBelow(dir, real string) (*os.File, error) {
 // maxOpenTries is how often openPath tries again after EAGAIN.
 const maxOpenTries = 200
 
-// openPath opens a path with O_PATH, which has no effect on a socket, pipe or device. For a path with ".." that must
-// stay below a directory, the kernel returns EAGAIN if any process renames anything on the machine at that moment.
+// openPath opens a path with O_PATH, so that opening a socket, pipe or device has no effect on it. For a path with ".."
+// that must stay below a directory, the kernel returns EAGAIN if any process on the machine renames a file meanwhile.
 func openPath(at int, name string, resolve uint64) (*os.File, error) {
 	fd, err := -1, error(unix.EAGAIN)
 	for try := 0; try < maxOpenTries && errors.Is(err, unix.EAGAIN); try++ {
@@ -37,7 +38,7 @@ func openPath(at int, name string, resolve uint64) (*os.File, error) {
 	case errors.Is(err, unix.ENOSYS):
 		return nil, errors.New("mounts need Linux 5.6 or newer")
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EAGAIN):
-		return nil, errors.New("a link appeared in its path while it was being opened")
+		return nil, errors.New("a part of its path was replaced with a link while it was being opened")
 	case err != nil:
 		return nil, err
 	}

@@ -13,16 +13,16 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Opened are the open sources of a sandbox's bindings, for one start of its container: Show, start the container,
-// Hide, Verify, Close.
+// Opened has the open sources of a sandbox's bindings, for one start of its container. Call Show, start the container,
+// and then call Hide, Verify and Close.
 type Opened struct {
 	dir      hostdir.Dir
 	bindings Bindings
 	files    []*os.File
-	real     []string // their paths
+	real     []string // resolved paths of files
 }
 
-// Show points the links to the sources. Until Verify, the sandbox counts as unverified.
+// Show points the links to the sources. The sandbox then counts as unverified until Verify succeeds.
 func (o *Opened) Show() error {
 	if len(o.files) == 0 {
 		return nil
@@ -32,7 +32,7 @@ func (o *Opened) Show() error {
 		err = errors.Join(err, point(o.dir, i, real))
 	}
 	if err != nil {
-		return hosterr.Wrap(err, "point to the sources of mounts")
+		return hosterr.Wrap(err, "point the links to the sources of mounts")
 	}
 	return nil
 }
@@ -40,7 +40,7 @@ func (o *Opened) Show() error {
 // Hide points the links to their placeholders again. The sources stay open.
 func (o *Opened) Hide() error { return o.bindings.hide(o.dir) }
 
-// Close closes the sources. It may be called on nil, and more than once.
+// Close closes the sources. It may be called on nil, and it may be called again.
 func (o *Opened) Close() {
 	if o == nil {
 		return
@@ -51,8 +51,8 @@ func (o *Opened) Close() {
 	o.files = nil
 }
 
-// Verify compares what a container has mounted with the open sources. The container has just started; pid is its
-// supervisor, which waits for the worker before it runs anything. Without root it checks nothing.
+// Verify compares the mounts of a container that has just started with the open sources. pid is the container's
+// supervisor, which runs no command before it is connected to the worker. A worker that is not root checks nothing.
 func (o *Opened) Verify(pid int) error {
 	if len(o.files) == 0 || !CanVerify() {
 		return nil
@@ -74,7 +74,8 @@ func (o *Opened) Verify(pid int) error {
 	return nil
 }
 
-// sameMount compares one mount in a container with its source. The target is resolved inside the container's root.
+// sameMount returns an error if a container's mount is not the open source. It resolves the target inside the
+// container's root.
 func sameMount(root *os.File, b Binding, source *os.File) error {
 	mounted, err := openPath(int(root.Fd()), b.Target, unix.RESOLVE_IN_ROOT)
 	if err != nil {
@@ -90,7 +91,7 @@ func sameMount(root *os.File, b Binding, source *os.File) error {
 		return err
 	}
 	if !os.SameFile(want, got) {
-		return errors.New("its source was exchanged while the container started")
+		return errors.New("its source was replaced while the container started")
 	}
 	var system unix.Statfs_t
 	if err := unix.Fstatfs(int(mounted.Fd()), &system); err != nil {

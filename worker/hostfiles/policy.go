@@ -17,19 +17,19 @@ import (
 // Policy says which paths of the host may be mounted into sandboxes.
 type Policy struct {
 	allowed   []allowedMount
-	forbidden []string // paths that no sandbox may see: sockets of engines, the worker's state
+	forbidden []string // paths that no sandbox may see, for example the engine's socket and the worker's state
 }
 
 // allowedMount is an entry of the operator's allow-list.
 type allowedMount struct {
-	named    string // as the operator wrote it
+	named    string // the path as the operator wrote it
 	path     string // absolute, links resolved
 	writable bool
 }
 
-// NewPolicy resolves an allow-list of PATH, PATH:ro and PATH:rw. Nothing in forbid may be mounted, even below an
-// entry of the list. Error: invalid_argument for an entry that does not exist, is the root directory, or is writable
-// while this process cannot verify mounts.
+// NewPolicy resolves an allow-list, whose entries have the form PATH, PATH:ro or PATH:rw. A path in forbid may not be
+// mounted, even if it is below an entry of the list. The error is invalid_argument if an entry does not exist, is the
+// root directory, or is writable although this process cannot verify mounts.
 func NewPolicy(allow, forbid []string) (*Policy, error) {
 	p := &Policy{forbidden: slices.Concat(engineSockets, []string{"/proc", "/sys", "/dev"}, forbid)}
 	for i, entry := range allow {
@@ -58,15 +58,15 @@ func newAllowedMount(field, entry string) (a allowedMount, err error) {
 		return a, protocol.Invalid(field, "must not be the root of the host")
 	}
 	if writable && !CanVerify() {
-		return a, protocol.Invalid(field, "rw needs a worker that runs as root: any other cannot verify what was mounted")
+		return a, protocol.Invalid(field, "rw needs a worker that runs as root: another worker cannot verify the mounts")
 	}
 	return allowedMount{named: filepath.Clean(dir), path: real, writable: writable}, nil
 }
 
-// CanVerify reports whether this process may inspect the mounts of containers.
+// CanVerify reports whether this process may inspect the mounts of containers. Only root may.
 func CanVerify() bool { return os.Geteuid() == 0 }
 
-// Advertised lists the allow-list for the table of hosts, and which of its entries are writable.
+// Advertised returns the entries of the allow-list for the table of hosts: all of them, and the writable ones.
 func (p *Policy) Advertised() (all, writable []string) {
 	for _, a := range p.allowed {
 		all = append(all, a.named)
@@ -77,14 +77,14 @@ func (p *Policy) Advertised() (all, writable []string) {
 	return all, writable
 }
 
-// open resolves the source of a mount, opens it and checks the open file, so that replacing the path later changes
-// nothing. All links are resolved first. Then the path is opened without following any link below its entry of the
-// allow-list, so a link that appeared in the meantime is refused. field is the field of the mount. Errors:
-// permission_denied with reason mount_denied, or invalid_argument.
+// open resolves the source of a mount, opens it and checks the open file. A later change of the path then has no
+// effect. open first resolves all links. Then it opens the resolved path without following a link below the entry of
+// the allow-list, so it refuses a path in which a link has appeared meanwhile. field is the field of the mount. The
+// error is permission_denied with reason mount_denied, or invalid_argument.
 func (p *Policy) open(field, source string, writable bool) (*os.File, string, error) {
 	real, err := filepath.EvalSymlinks(source)
 	if errors.Is(err, unix.EINVAL) { // a link was replaced with something else before it was read
-		return nil, "", mountDenied(field+".source", "%s: a link in its path was exchanged during the check", source)
+		return nil, "", mountDenied(field+".source", "%s: a link in its path was replaced during the check", source)
 	}
 	if err != nil {
 		invalid := protocol.Errorf(protocol.InvalidArgument, "", "%s: %v", source, err)
@@ -114,7 +114,7 @@ func (p *Policy) open(field, source string, writable bool) (*os.File, string, er
 	return f, real, nil
 }
 
-// entry is the narrowest entry of the allow-list that contains a path.
+// entry returns the entry of the allow-list that contains a path; if several do, the one with the longest path.
 func (p *Policy) entry(real string) (narrowest allowedMount, ok bool) {
 	for _, a := range p.allowed {
 		if isBelow(real, a.path) && len(a.path) > len(narrowest.path) {
@@ -124,8 +124,8 @@ func (p *Policy) entry(real string) (narrowest allowedMount, ok bool) {
 	return narrowest, ok
 }
 
-// checkWritable refuses a writable mount if the narrowest entry for it is read-only, or if it contains a read-only
-// entry.
+// checkWritable refuses a writable mount if its entry of the allow-list is read-only, or if the mount contains a
+// read-only entry.
 func (p *Policy) checkWritable(field, source, real string, entry allowedMount) error {
 	if !entry.writable {
 		return mountDenied(field, "%s may only be mounted read-only", source)
@@ -138,7 +138,7 @@ func (p *Policy) checkWritable(field, source, real string, entry allowedMount) e
 	return nil
 }
 
-// check returns why an open source must not be mounted, in words that follow the source's name.
+// check returns an error if an open source must not be mounted. The text of the error follows the name of the source.
 func (p *Policy) check(f *os.File, real string) error {
 	info, err := f.Stat()
 	if err != nil {

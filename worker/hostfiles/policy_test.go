@@ -59,22 +59,22 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 			f.Close()
 		}
 		if protocol.CodeOf(err) != code {
-			t.Errorf("mount of %s: %v, want %q", source, err, code)
+			t.Errorf("mount of %s: error %v, want code %q", source, err, code)
 			continue
 		}
 		if code != "" {
 			if field := protocol.AsError(err).Field; field != "spec.mounts[0].source" {
-				t.Errorf("mount of %s: the error names %q", source, field)
+				t.Errorf("mount of %s: the error names the field %q, want spec.mounts[0].source", source, field)
 			}
 			continue
 		}
 		if real != filepath.Join(allowed, "sub") {
-			t.Errorf("mount of %s leads to %s", source, real)
+			t.Errorf("the mount of %s leads to %s, want %s", source, real, filepath.Join(allowed, "sub"))
 		}
 	}
 }
 
-// opens reports an error of t unless opening a source read-only fails with this code, or succeeds for "".
+// opens fails the test unless opening a source read-only fails with this code, or succeeds if the code is "".
 func opens(t *testing.T, policy *Policy, what, source string, code protocol.Code) {
 	t.Helper()
 	f, _, err := policy.open("m", source, false)
@@ -82,7 +82,7 @@ func opens(t *testing.T, policy *Policy, what, source string, code protocol.Code
 		f.Close()
 	}
 	if protocol.CodeOf(err) != code {
-		t.Errorf("%s: %v, want %q", what, err, code)
+		t.Errorf("%s: error %v, want code %q", what, err, code)
 	}
 }
 
@@ -100,13 +100,12 @@ func TestAnAllowListIsEmptyByDefaultAndNeverTheRoot(t *testing.T) {
 		"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(dir, "root"), dir + ":rx",
 	} {
 		if _, err := NewPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
-			t.Errorf("allow-list with %s: %v", bad, err)
+			t.Errorf("an allow-list with %s: error %v, want invalid_argument", bad, err)
 		}
 	}
 }
 
-// socketBeside makes an engine's socket in dir/hidden, beside the directory dir/shared with some others in it, and a
-// policy that allows dir/shared.
+// socketBeside makes an engine's socket in dir/hidden, a directory dir/shared, and a policy that allows dir/shared.
 func socketBeside(t *testing.T) (policy *Policy, dir, socket string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -130,23 +129,23 @@ func socketBeside(t *testing.T) (policy *Policy, dir, socket string) {
 func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 	policy, dir, socket := socketBeside(t)
 	shared := filepath.Join(dir, "shared")
-	opens(t, policy, "a directory", shared, "")
+	opens(t, policy, "a directory without a link to the socket", shared, "")
 	link := filepath.Join(shared, "deep", "down", "harmless")
 	if err := os.Link(socket, link); err != nil {
 		t.Fatal(err)
 	}
 	opens(t, policy, "a hard link to the socket", link, protocol.PermissionDenied)
-	opens(t, policy, "a directory that contains one", shared, protocol.PermissionDenied)
-	opens(t, policy, "a directory next to it", filepath.Join(shared, "fine"), "")
+	opens(t, policy, "a directory that contains a hard link to the socket", shared, protocol.PermissionDenied)
+	opens(t, policy, "a directory next to the hard link", filepath.Join(shared, "fine"), "")
 	if err := os.Remove(link); err != nil {
 		t.Fatal(err)
 	}
-	opens(t, policy, "the directory without it", shared, "")
+	opens(t, policy, "a directory whose hard link was removed", shared, "")
 	policy, err := NewPolicy([]string{shared}, []string{socket, filepath.Join(shared, "to", "come")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	opens(t, policy, "a directory that will contain a forbidden path", shared, protocol.PermissionDenied)
+	opens(t, policy, "a directory with a forbidden path that does not exist yet", shared, protocol.PermissionDenied)
 }
 
 func TestS12_TheEnginesSocketIsRefusedThroughOtherMounts(t *testing.T) {
@@ -169,13 +168,13 @@ func TestS12_TheEnginesSocketIsRefusedThroughOtherMounts(t *testing.T) {
 	mount(filepath.Join(dir, "hidden"), bound, "", unix.MS_BIND)
 	opens(t, policy, "the socket's directory", bound, protocol.PermissionDenied)
 	mount(dir, bound, "", unix.MS_BIND)
-	opens(t, policy, "a directory above it", bound, protocol.PermissionDenied)
-	opens(t, policy, "a directory next to it", filepath.Join(bound, "shared", "fine"), "")
+	opens(t, policy, "a directory above the socket", bound, protocol.PermissionDenied)
+	opens(t, policy, "a directory next to the socket", filepath.Join(bound, "shared", "fine"), "")
 	mount("proc", fine, "proc", 0)
 	opens(t, policy, "a file system of the kernel", fine, protocol.PermissionDenied)
 }
 
-func TestTheNarrowestEntryDecidesWhatIsWritable(t *testing.T) {
+func TestTheLongestEntryDecidesWhetherAMountMayBeWritable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may offer writable mounts")
 	}
@@ -202,14 +201,15 @@ func TestTheNarrowestEntryDecidesWhatIsWritable(t *testing.T) {
 			if f != nil {
 				f.Close()
 			}
-			if want := mayWrite || !writable; (err == nil) != want || err != nil && protocol.AsError(err).Field != "m.writable" {
-				t.Errorf("%s, writable %v: %v", source, writable, err)
+			want := mayWrite || !writable
+			if (err == nil) != want || err != nil && protocol.AsError(err).Field != "m.writable" {
+				t.Errorf("mount of %s, writable %v: error %v, want success: %v", source, writable, err, want)
 			}
 		}
 	}
 	all, writable := policy.Advertised()
 	if len(all) != 3 || len(writable) != 2 || all[0] != fixed {
-		t.Errorf("advertised: %q, writable: %q", all, writable)
+		t.Errorf("Advertised returns %q and the writable entries %q", all, writable)
 	}
 }
 
@@ -224,19 +224,19 @@ func TestALinkThatAppearsAfterASourceWasResolvedIsRefused(t *testing.T) {
 	if err := errors.Join(os.Rename(a, a+"2"), os.Symlink(filepath.Join(dir, "outside"), a)); err != nil {
 		t.Fatal(err)
 	}
-	// Open the path that was resolved before the exchange.
+	// Open the path as it was resolved before its directory became a link.
 	if f, err := openBelow(filepath.Join(dir, "allowed"), filepath.Join(a, "b")); err == nil {
 		f.Close()
-		t.Error("a link was followed")
+		t.Error("openBelow followed a link below the entry of the allow-list")
 	}
 	if f, err := openBelow(a, filepath.Join(a, "b")); err == nil {
 		f.Close()
-		t.Error("an entry of the allow-list that has become a link was followed")
+		t.Error("openBelow followed an entry of the allow-list that has become a link")
 	}
 }
 
-// While a directory and a link are exchanged all the time, each open either gets the directory or is denied.
-func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
+// While a directory and a link are exchanged again and again, each call of open returns the directory or is denied.
+func TestASourceThatIsReplacedWhileItIsResolvedIsDenied(t *testing.T) {
 	dir := t.TempDir()
 	allowed, outside := filepath.Join(dir, "allowed"), filepath.Join(dir, "outside")
 	a, b := filepath.Join(allowed, "a"), filepath.Join(allowed, "b")
@@ -259,6 +259,7 @@ func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
 			case <-stop:
 				return
 			default:
+				// If an exchange fails, the next one may succeed. The test fails below if all of them fail.
 				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 			}
 		}
@@ -269,24 +270,24 @@ func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
 		if err != nil {
 			refused++
 			if e := protocol.AsError(err); e.Reason != protocol.ReasonMountDenied || e.Field != "spec.mounts[0].source" {
-				t.Errorf("refused with %v", err)
+				t.Errorf("the source was refused with %v, want reason mount_denied and the field of the source", err)
 			}
 			continue
 		}
 		opened++
 		if info, err := f.Stat(); err != nil || !os.SameFile(info, inside) {
-			t.Errorf("another file was opened, %v", err)
+			t.Errorf("another file than the directory was opened, error %v", err)
 		}
 		f.Close()
 	}
 	close(stop)
 	<-stopped
 	if opened == 0 || refused == 0 {
-		t.Errorf("%d were opened, %d refused: want some of each", opened, refused)
+		t.Errorf("%d calls of open succeeded and %d were refused, want some of each", opened, refused)
 	}
 }
 
-// A rename elsewhere on the machine is not an attack on a path.
+// A rename of a file elsewhere on the machine must not be taken for a change of the path.
 func TestRenamesElsewhereDoNotPreventOpening(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"root/a", "elsewhere"} {
@@ -307,7 +308,10 @@ func TestRenamesElsewhereDoNotPreventOpening(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = os.Rename(from, to)
+				if err := os.Rename(from, to); err != nil {
+					t.Error(err)
+					return
+				}
 			}
 		}
 	}()

@@ -17,19 +17,19 @@ import (
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
-// Bounds of a directory that is searched for links, and copied, for a sandbox.
+// Limits on a directory that is searched for links and copied for a sandbox.
 const (
 	maxShadowEntries = 200_000
 	maxShadowBytes   = 2 << 30
 	maxShadowDepth   = 64
 )
 
-// shadowDir contains a sandbox's copies of tools' directories.
+// shadowDir returns the path of the directory with a sandbox's copies of tools' directories.
 func shadowDir(d hostdir.Dir) string { return filepath.Join(d.Path, "shadow") }
 
 // shadow copies a directory if it contains links that lead out of it, and reports whether it did. The copy does not
-// contain those links, because their targets are for the worker's user to read and not for the sandbox. Nor does it
-// contain sockets, pipes or devices. Owners are kept, so the sandbox can use the copy as it could the directory.
+// contain these links, because the sandbox must not read their targets. Nor does it contain sockets, pipes or devices.
+// The copied files keep their owners, so the sandbox has the same access to them as to the originals.
 func shadow(source *os.File, to string) (bool, error) {
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", source.Fd()))
 	if err != nil {
@@ -40,7 +40,7 @@ func shadow(source *os.File, to string) (bool, error) {
 	if err := search.dir(root, "", nil, 0); err != nil || !search.leadsOut {
 		return false, err
 	}
-	if err := removal.Tree(context.Background(), to); err != nil { // left by an earlier try
+	if err := removal.Tree(context.Background(), to); err != nil { // an earlier try may have left a copy
 		return false, err
 	}
 	if err := os.MkdirAll(to, 0o700); err != nil {
@@ -59,7 +59,7 @@ func shadow(source *os.File, to string) (bool, error) {
 	return true, errors.Join(copying.dir(root, "", into, 0), describe(into, ".", info))
 }
 
-// shadowing walks a directory, to find out whether links lead out of it or to copy it.
+// shadowing walks a directory, either to find out whether links lead out of it, or to copy it.
 type shadowing struct {
 	copying  bool
 	leadsOut bool
@@ -67,8 +67,8 @@ type shadowing struct {
 	bytes    int64
 }
 
-// dir visits the entries of a directory, whose name is relative to the first one. Subdirectories are opened through
-// their parent's descriptor.
+// dir visits the entries of a directory. name is the path of this directory below the first one. Subdirectories are
+// opened through their parent's descriptor.
 func (s *shadowing) dir(from *os.Root, name string, into *os.Root, depth int) error {
 	d, err := from.Open(".")
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *shadowing) dir(from *os.Root, name string, into *os.Root, depth int) er
 			return err
 		}
 		if s.leadsOut && !s.copying {
-			return nil // the search is done
+			return nil // the search has found a link that leads out
 		}
 	}
 	return nil
@@ -170,7 +170,7 @@ func (s *shadowing) file(from *os.Root, base string, into *os.Root, info fs.File
 	return errors.Join(err, made.Close(), describe(into, base, info))
 }
 
-// describe gives a copy the owner, mode and time of its original.
+// describe sets the owner, mode and time of a copied file to those of the original.
 func describe(into *os.Root, base string, info fs.FileInfo) error {
 	stat := info.Sys().(*syscall.Stat_t)
 	return errors.Join(into.Chown(base, int(stat.Uid), int(stat.Gid)),

@@ -19,10 +19,10 @@ func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
 	defer f.Close()
 	to := filepath.Join(dir, "copies", "copy")
 	if copied, err := shadow(f, to); copied || err != nil {
-		t.Fatalf("without such links: %v, %v", copied, err)
+		t.Fatalf("without links that lead out: copied %v, error %v, want no copy", copied, err)
 	}
 	if _, err := os.Lstat(to); err == nil {
-		t.Error("a copy was made")
+		t.Error("without links that lead out, a copy was made")
 	}
 	secret := filepath.Join(dir, "secret")
 	fill(t, dir, map[string]string{"secret": "SECRET"})
@@ -35,9 +35,9 @@ func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
 	if err := os.Chmod(filepath.Join(source, "d"), 0o711); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time over the copy of an earlier try
+	for range 2 { // the second call replaces the copy that the first call made
 		if copied, err := shadow(f, to); !copied || err != nil {
-			t.Fatalf("with such links: %v, %v", copied, err)
+			t.Fatalf("with links that lead out: copied %v, error %v, want a copy", copied, err)
 		}
 	}
 	var got []string
@@ -45,18 +45,18 @@ func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		rel, _ := filepath.Rel(to, p)
+		rel, err := filepath.Rel(to, p)
 		got = append(got, rel+" "+e.Type().String())
-		return nil
+		return err
 	})
 	want := ". d---------,d d---------,d/empty d---------,d/g ----------,d/in L---------,f ----------"
 	if err != nil || strings.Join(got, ",") != want {
-		t.Errorf("the copy has %s, %v", strings.Join(got, ","), err)
+		t.Errorf("the copy has the entries %s, error %v, want %s", strings.Join(got, ","), err, want)
 	}
 	if data, err := os.ReadFile(filepath.Join(to, "d", "in")); err != nil || string(data) != "content" {
-		t.Errorf("a link inside: %q, %v", data, err)
+		t.Errorf("a link that stays inside leads to a file with the content %q, error %v", data, err)
 	}
 	if info, err := os.Stat(filepath.Join(to, "d")); err != nil || info.Mode().Perm() != 0o711 {
-		t.Errorf("a directory's mode: %v, %v", info.Mode(), err)
+		t.Errorf("a copied directory has the mode %v, error %v, want 0711", info.Mode(), err)
 	}
 }

@@ -17,18 +17,18 @@ import (
 // Toolbox finds the files of builtin tools on this host, for the tools that its operator offers.
 type Toolbox struct {
 	offered []string
-	home    string // of the worker's user
-	agent   string // address of its ssh agent's socket
+	home    string // home directory of the worker's user
+	agent   string // address of the socket of this user's ssh agent
 	policy  *Policy
 
 	verifies bool // the process can verify mounts; see CanVerify
 }
 
-// allTools stands for every tool in the operator's list.
+// allTools, in the operator's list, offers every builtin tool.
 const allTools = "all"
 
-// NewToolbox returns the toolbox for the tools in offered, whose files are below home. agent is the address of the
-// ssh agent's socket, or "". Error: invalid_argument.
+// NewToolbox returns the toolbox with the tools in offered, whose files are below home. agent is the address of the ssh
+// agent's socket, or "". The error is invalid_argument.
 func NewToolbox(offered []string, home, agent string, policy *Policy) (*Toolbox, error) {
 	t := &Toolbox{home: home, agent: agent, policy: policy, verifies: CanVerify()}
 	for i, name := range offered {
@@ -48,7 +48,7 @@ func NewToolbox(offered []string, home, agent string, policy *Policy) (*Toolbox,
 	return t, nil
 }
 
-// FoundTools lists the builtin tools for which a user has at least one file.
+// FoundTools lists the builtin tools that have at least one file in a user's home directory.
 func FoundTools(home, agent string) []string {
 	policy, err := NewPolicy(nil, nil)
 	if err != nil {
@@ -63,7 +63,7 @@ func FoundTools(home, agent string) []string {
 	})
 }
 
-// Usable lists the offered tools that work here and whose required files exist.
+// Usable lists the offered tools that work on this host and whose required files exist.
 func (t *Toolbox) Usable() []string {
 	var names []string
 	for _, name := range t.offered {
@@ -83,7 +83,7 @@ func (t *Toolbox) has(mount string) bool {
 	return err == nil
 }
 
-// works reports whether the worker may mount everything that a tool requires, and at least one of its files.
+// works reports whether the worker may mount all files that a tool requires, and at least one of the tool's files.
 func (t *Toolbox) works(name string) bool {
 	some, required := false, true
 	for _, u := range findTool(name).uses {
@@ -93,11 +93,11 @@ func (t *Toolbox) works(name string) bool {
 	return some && required
 }
 
-// mayMount reports whether the worker may mount this here. If it cannot verify mounts, it mounts nothing writable and
-// no socket: as with the allow-list, an exchanged source could be anybody's file.
+// mayMount reports whether the worker may mount a tool's file on this host. A worker that cannot verify mounts mounts
+// no writable file and no socket, because the source could be replaced with any other file of the host.
 func (t *Toolbox) mayMount(m *toolMount) bool { return t.verifies || m.mode == toolReadOnly }
 
-// check refuses a tool that does not exist, is not offered, or does not work here.
+// check refuses a tool that does not exist, is not offered, or does not work on this host.
 func (t *Toolbox) check(field, name string) error {
 	switch {
 	case findTool(name) == nil:
@@ -110,14 +110,14 @@ func (t *Toolbox) check(field, name string) error {
 	return nil
 }
 
-// Why a mount is left out. The texts follow the name of the mount.
+// Reasons why a mount is left out. The texts follow the name of the mount.
 var (
 	errNoTool     = errors.New("does not exist")
 	errUnverified = errors.New("only a worker that runs as root may mount (writable files and sockets)")
 )
 
-// open opens the source of a tool's mount as it is now. Errors: errNoTool if it does not exist, errUnverified if the
-// worker may not mount it, and one that names field if it exists and cannot be mounted.
+// open resolves, opens and checks the source of a tool's mount. The error is errNoTool if the source does not exist,
+// and errUnverified if the worker may not mount it. Any other error names field.
 func (t *Toolbox) open(field, name string) (*os.File, string, error) {
 	m := findToolMount(name)
 	if m == nil {
@@ -141,7 +141,8 @@ func (t *Toolbox) open(field, name string) (*os.File, string, error) {
 	return f, real, nil
 }
 
-// find opens a source below the home directory, or the socket. It follows links, but not out of the home directory.
+// find opens the source of a tool's mount: a path below the home directory, or the ssh agent's socket. It follows
+// links, but not out of the home directory.
 func (t *Toolbox) find(m *toolMount) (*os.File, string, error) {
 	if m.mode == toolSocket {
 		return t.findAgent()
@@ -155,7 +156,7 @@ func (t *Toolbox) find(m *toolMount) (*os.File, string, error) {
 		return nil, "", err
 	}
 	if !isBelow(real, home) || real == home {
-		return nil, "", fmt.Errorf("leads out of %s, to %s", t.home, real)
+		return nil, "", fmt.Errorf("is a link that leads out of %s, to %s", t.home, real)
 	}
 	f, err := openBelow(home, real)
 	return f, real, err
@@ -174,7 +175,7 @@ func (t *Toolbox) findAgent() (*os.File, string, error) {
 	return f, real, err
 }
 
-// checkSource returns why an open source must not be mounted, in words that follow the mount's name.
+// checkSource returns an error if an open source must not be mounted. The text of the error follows the mount's name.
 func (t *Toolbox) checkSource(m *toolMount, f *os.File, real string) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -19,31 +19,32 @@ func TestTheTableOfToolsIsConsistent(t *testing.T) {
 		for _, use := range tool.uses {
 			used[use.mount] = true
 			if findToolMount(use.mount) == nil {
-				t.Errorf("%s has the mount %s, which does not exist", tool.name, use.mount)
+				t.Errorf("the tool %s uses the mount %s, which does not exist", tool.name, use.mount)
 			}
 		}
 	}
 	for i, m := range toolMounts {
 		if !used[m.name] {
-			t.Errorf("no tool has %s", m.name)
+			t.Errorf("no tool uses the mount %s", m.name)
 		}
 		if m.mode == toolSocket != (m.source == "") {
-			t.Errorf("%s: a mount has no source if and only if it is a socket", m.name)
+			t.Errorf("the mount %s has the source %q; only sockets must have no source", m.name, m.source)
 		}
 		for _, other := range toolMounts[i+1:] {
 			if m.name == other.name {
-				t.Errorf("%s is defined twice", m.name)
+				t.Errorf("the mount %s is defined twice", m.name)
 			}
-			// A sandbox must not be able to redirect another mount's source.
-			if m.source != "" && other.source != "" && (isBelow(m.source, other.source) || isBelow(other.source, m.source)) {
-				t.Errorf("%s is inside %s, or contains it", m.name, other.name)
+			// A sandbox that can write to a mount must not be able to replace the source of another mount.
+			overlap := isBelow(m.source, other.source) || isBelow(other.source, m.source)
+			if m.source != "" && other.source != "" && overlap {
+				t.Errorf("the sources of the mounts %s and %s overlap", m.name, other.name)
 			}
 		}
 	}
 }
 
-// fill creates files below a directory. Content that begins with -> makes a link, a name that ends with a slash a
-// directory.
+// fill creates files below a directory. Content that begins with "->" makes a link. A name that ends with a slash makes
+// a directory.
 func fill(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
@@ -93,10 +94,10 @@ func TestToolsThatShareAMountMountItOnce(t *testing.T) {
 	defer listener.Close()
 	box := boxOf(t, []string{"all"}, home, agent)
 	if got := strings.Join(box.Usable(), " "); got != "codex opencode git uv npm apt" {
-		t.Errorf("usable: %s", got)
+		t.Errorf("the usable tools are %s", got)
 	}
 	if got := strings.Join(FoundTools(home, ""), " "); got != "codex opencode git uv" {
-		t.Errorf("found: %s", got)
+		t.Errorf("the tools with files in the home directory are %s", got)
 	}
 	spec := &protocol.SandboxSpec{Tools: []string{"opencode", "codex", "git", "uv", "npm"}}
 	planned, err := box.plan(spec, "/home/agent", hostdir.Dir{Path: filepath.Join(dir, "state")})
@@ -111,7 +112,7 @@ func TestToolsThatShareAMountMountItOnce(t *testing.T) {
 		}
 		got = append(got, b.Field+" "+b.Tool+" "+b.Target+" "+mode)
 		if b.Shadow {
-			t.Errorf("%s is copied", b.Tool)
+			t.Errorf("%s is copied, although no link leads out of it", b.Tool)
 		}
 	}
 	want := []string{
@@ -124,13 +125,13 @@ func TestToolsThatShareAMountMountItOnce(t *testing.T) {
 		"spec.tools[3] uv-python " + home + "/.local/share/uv/python rw",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the bindings are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	wantEnv := map[string]string{
 		"SSH_AUTH_SOCK": "/ssh-agent", "UV_PYTHON_INSTALL_DIR": home + "/.local/share/uv/python",
 	}
 	if !maps.Equal(planned.Env, wantEnv) {
-		t.Errorf("environment: %v", planned.Env)
+		t.Errorf("the environment is %v, want %v", planned.Env, wantEnv)
 	}
 }
 
@@ -143,12 +144,12 @@ func TestToolsAreRefusedByTheirField(t *testing.T) {
 	d := hostdir.Dir{Path: filepath.Join(dir, "state")}
 	box := boxOf(t, []string{"claude", "codex", "npm", "uv", "git"}, home, filepath.Join(home, ".claude", "x"))
 	for what, c := range map[string]struct{ tool, reason string }{
-		"a required file is missing": {"claude", protocol.ReasonToolUnavailable},
-		"a link leads out":           {"codex", protocol.ReasonMountDenied},
-		"a file for a directory":     {"npm", protocol.ReasonMountDenied},
-		"no socket":                  {"git", protocol.ReasonMountDenied},
-		"turned off":                 {"opencode", protocol.ReasonToolUnavailable},
-		"unknown":                    {"vim", protocol.ReasonToolUnavailable},
+		"a required file is missing":                 {"claude", protocol.ReasonToolUnavailable},
+		"the directory is a link out of the home":    {"codex", protocol.ReasonMountDenied},
+		"the home has a file instead of a directory": {"npm", protocol.ReasonMountDenied},
+		"the ssh agent's address is not a socket":    {"git", protocol.ReasonMountDenied},
+		"the operator does not offer the tool":       {"opencode", protocol.ReasonToolUnavailable},
+		"there is no such tool":                      {"vim", protocol.ReasonToolUnavailable},
 	} {
 		code := protocol.FailedPrecondition
 		if c.reason == protocol.ReasonMountDenied {
@@ -156,16 +157,16 @@ func TestToolsAreRefusedByTheirField(t *testing.T) {
 		}
 		_, err := box.plan(&protocol.SandboxSpec{Tools: []string{"uv", c.tool}}, "/root", d)
 		if e := protocol.AsError(err); e == nil || e.Code != code || e.Reason != c.reason || e.Field != "spec.tools[1]" {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: error %v, want code %s, reason %s and field spec.tools[1]", what, err, code, c.reason)
 		}
 	}
 	if _, err := NewToolbox([]string{"git", "vim"}, home, "", nil); !names(err, "tools[1]") {
-		t.Errorf("an operator offers vim: %v", err)
+		t.Errorf("an operator offers the unknown tool vim: error %v, want one that names tools[1]", err)
 	}
 	none := boxOf(t, nil, home, "")
 	_, err := none.plan(&protocol.SandboxSpec{Tools: []string{"uv"}}, "/root", d)
 	if protocol.CodeOf(err) != protocol.FailedPrecondition {
-		t.Errorf("by default nothing is offered: %v", err)
+		t.Errorf("by default no tool is offered: error %v, want failed_precondition", err)
 	}
 }
 
@@ -175,7 +176,7 @@ func names(err error, field string) bool {
 	return e != nil && e.Field == field
 }
 
-func TestToolsAreRefusedWhereTheSpecPutsSomethingElse(t *testing.T) {
+func TestAToolIsRefusedIfTheSpecUsesItsPathForOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	home := filepath.Join(dir, "home")
 	fill(t, home, map[string]string{".cache/uv/x": "x"})
@@ -185,33 +186,33 @@ func TestToolsAreRefusedWhereTheSpecPutsSomethingElse(t *testing.T) {
 		spec protocol.SandboxSpec
 		home string
 	}{
-		"where a mount goes": {
+		"at the target of a mount": {
 			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/x", Target: "/root/.cache/uv/"}}}, "/root",
 		},
-		"where a tmpfs goes": {
+		"at the target of a tmpfs": {
 			protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/root/.cache/uv"}}}, "/root",
 		},
-		"above a copy": {
+		"above the target of a copy": {
 			protocol.SandboxSpec{Copies: []protocol.Copy{{Target: "/root/.cache/uv/x"}}}, "/root",
 		},
-		"in the worker's files": {protocol.SandboxSpec{}, "/.boxfleet/run"},
-		"in the kernel's files": {protocol.SandboxSpec{}, "/proc/self"},
+		"in the directory of the worker's files": {protocol.SandboxSpec{}, "/.boxfleet/run"},
+		"in a file system of the kernel":         {protocol.SandboxSpec{}, "/proc/self"},
 	} {
 		c.spec.Tools = []string{"uv"}
 		_, err := box.plan(&c.spec, c.home, d)
 		if protocol.CodeOf(err) != protocol.InvalidArgument || !names(err, "spec.tools[0]") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("a tool %s: error %v, want invalid_argument for spec.tools[0]", what, err)
 		}
 	}
 	elsewhere := protocol.SandboxSpec{
 		Tools: []string{"uv"}, Copies: []protocol.Copy{{Target: "/root/.cache/uv/x", Service: "db"}},
 	}
 	if _, err := box.plan(&elsewhere, "/root", d); err != nil {
-		t.Errorf("a copy into a service's container: %v", err)
+		t.Errorf("a tool above a copy into a service's container is refused: %v", err)
 	}
 }
 
-func TestS12_AnotherNameOfTheEnginesSocketIsNoAgent(t *testing.T) {
+func TestS12_AHardLinkToTheEnginesSocketIsNotMountedAsSSHAgent(t *testing.T) {
 	dir := t.TempDir()
 	socket, agent := filepath.Join(dir, "engine", "engine.sock"), filepath.Join(dir, "agent", "agent.sock")
 	fill(t, dir, map[string]string{"engine/": "", "agent/": ""})
@@ -234,6 +235,6 @@ func TestS12_AnotherNameOfTheEnginesSocketIsNoAgent(t *testing.T) {
 	d := hostdir.Dir{Path: filepath.Join(dir, "state")}
 	_, err = box.plan(&protocol.SandboxSpec{Tools: []string{"git"}}, "/root", d)
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonMountDenied || e.Field != "spec.tools[0]" {
-		t.Errorf("a hard link to the engine's socket: %v", err)
+		t.Errorf("a hard link to the engine's socket: error %v, want reason mount_denied for spec.tools[0]", err)
 	}
 }

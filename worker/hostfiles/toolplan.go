@@ -23,8 +23,9 @@ func NeedHome(names []string) bool {
 	})
 }
 
-// plan chooses the bindings of a spec's tools, and the environment that tells programs where the files are. A mount
-// that several tools share is planned once. home is the home directory of the sandbox's user. Copies are made in d.
+// plan chooses the bindings of a spec's tools, and the environment variables that tell programs the paths of the files.
+// A mount that several tools share is planned once. home is the home directory of the sandbox's user. Copies of tools'
+// directories are made in d.
 func (t *Toolbox) plan(spec *protocol.SandboxSpec, home string, d hostdir.Dir) (Bindings, error) {
 	p := toolPlan{box: t, spec: spec, home: home, dir: d, planned: map[string]bool{}}
 	p.chosen.Env = map[string]string{}
@@ -52,7 +53,8 @@ type toolPlan struct {
 	chosen  Bindings
 }
 
-// add adds one mount of a tool, unless it is planned already or is optional and the host does not have it.
+// add plans one mount of a tool, unless another tool has it too and it is planned already. It leaves out an optional
+// mount that the host does not have.
 func (p *toolPlan) add(field, tool string, use toolUse) error {
 	if p.planned[use.mount] {
 		return nil

@@ -6,30 +6,31 @@ type toolMode int
 const (
 	toolReadOnly toolMode = iota
 	toolReadWrite
-	toolSocket // connect to it
+	toolSocket // the sandbox may connect to the socket
 )
 
 // toolMount is a file, directory or socket of the worker's user. Several tools may share one.
 type toolMount struct {
 	name string
-	// source is below the home directory of the worker's user. A socket has none: its address comes from the
+	// source is a path below the home directory of the worker's user. A socket has no source: its address comes from the
 	// worker's environment variable SSH_AUTH_SOCK.
 	source string
-	// target is absolute, or below the home directory of the sandbox's user. "" is the absolute path of the source.
+	// target is an absolute path, or a path below the home directory of the sandbox's user. "" stands for the absolute
+	// path of the source.
 	target string
 	mode   toolMode
 	file   bool // the source is a file, not a directory
-	// shadow gives the sandbox a copy of its own if the directory contains links that lead out of it: mounted
-	// directly, they would lead elsewhere in the sandbox. Caches are large and full of such links, so they are
-	// mounted directly.
+	// shadow: if the directory contains links that lead out of it, the sandbox gets a copy of the directory. If the
+	// directory itself were mounted, these links would lead to other files in the sandbox. Caches are large and have many
+	// such links, so they are mounted directly.
 	shadow bool
-	env    string // environment variable that tells programs the target; "": they know the place
+	env    string // environment variable that tells programs the target; "": programs use the target by default
 }
 
 // toolUse is one mount of a tool.
 type toolUse struct {
 	mount    string
-	required bool // the tool is refused if the host does not have it; otherwise it is left out
+	required bool // if the host does not have the mount, the tool is refused; an optional mount is left out
 }
 
 // tool is a builtin tool.
@@ -51,10 +52,10 @@ var toolMounts = []toolMount{
 	},
 	{name: "gh-auth", source: ".config/gh", target: ".config/gh", mode: toolReadOnly, shadow: true},
 	{name: "ssh-agent", target: "/ssh-agent", mode: toolSocket, env: "SSH_AUTH_SOCK"},
-	// Read-only: a sandbox that can write it could make the host's user trust a foreign server.
+	// Read-only, because a sandbox could otherwise make the host's user trust another server.
 	{name: "ssh-known-hosts", source: ".ssh/known_hosts", target: ".ssh/known_hosts", mode: toolReadOnly, file: true},
 	{name: "uv-cache", source: ".cache/uv", target: ".cache/uv", mode: toolReadWrite},
-	// The same path as on the host: interpreters contain the path of their installation.
+	// The target is the same path as on the host, because the interpreters contain the path of their installation.
 	{name: "uv-python", source: ".local/share/uv/python", mode: toolReadWrite, env: "UV_PYTHON_INSTALL_DIR"},
 	{name: "npm", source: ".npm", target: ".npm", mode: toolReadWrite},
 	{name: "apt", source: ".cache/boxfleet-apt", target: "/var/cache/apt/archives", mode: toolReadWrite},

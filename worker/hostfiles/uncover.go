@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// UncoverVolumes unmounts the covers of a container's volumes; pid is the container's first process. It must succeed
-// once before anything else runs in the container. Calling it again changes nothing. Error: unavailable.
+// UncoverVolumes unmounts the covers of a container's volumes. pid is the container's first process. UncoverVolumes
+// must succeed once before another process runs in the container; later calls change nothing. The error is unavailable.
 func UncoverVolumes(pid int, volumes []string) error {
 	if len(volumes) == 0 || !CanVerify() {
 		return nil
@@ -26,7 +26,8 @@ func UncoverVolumes(pid int, volumes []string) error {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread stays in the container's namespace and ends with the goroutine
+		// The thread stays in the container's namespace, so it is never unlocked, and ends with the goroutine.
+		runtime.LockOSThread()
 		done <- inMountNamespace(pid, func() error { return uncover(mounts, volumes) })
 	}()
 	if err = <-done; err != nil {
@@ -35,7 +36,8 @@ func UncoverVolumes(pid int, volumes []string) error {
 	return nil
 }
 
-// inMountNamespace moves this thread into the mount namespace of a process and calls f there. The thread stays there.
+// inMountNamespace moves this thread into the mount namespace of a process and calls f. The thread stays in this
+// namespace.
 func inMountNamespace(pid int, f func() error) error {
 	target, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {
@@ -62,8 +64,8 @@ func inMountNamespace(pid int, f func() error) error {
 	return f()
 }
 
-// uncover unmounts the covers at these paths, inner ones first. mounts are the container's, read by the worker
-// beforehand: the container's own /proc may show something else.
+// uncover unmounts the covers at these paths, inner covers first. mounts are the container's mounts, which the worker
+// read on the host before, because the container's own /proc may be replaced.
 func uncover(mounts mountTable, volumes []string) error {
 	for _, at := range slices.Backward(volumes) {
 		var found unix.Statx_t
@@ -73,7 +75,7 @@ func uncover(mounts mountTable, volumes []string) error {
 		}
 		m := mounts[int(found.Mnt_id)]
 		if m == nil || !isCover(m) || found.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 || mounts.hasMountIn(m) {
-			continue // uncovered already, or stays covered
+			continue // the volume is uncovered already, or must stay covered
 		}
 		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
@@ -83,8 +85,9 @@ func uncover(mounts mountTable, volumes []string) error {
 	return nil
 }
 
-// isCover reports whether a mount is the cover of a volume. After a restart of the worker, processes of the container
-// may have made a volume's path lead to another file system, for example to one that hides a part of /proc.
+// isCover reports whether a mount is the cover of a volume. If the worker restarts while the container runs, processes
+// in the container may have replaced the path of a volume with a link to another mount, for example one that hides a
+// part of /proc.
 func isCover(m *mountinfo.Info) bool {
 	return m.FSType == "tmpfs" && m.Root == "/" && slices.Contains(strings.Split(m.VFSOptions, ","), docker.CoverInodes)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-// The test runs itself again as another user.
+// As root, the test runs itself again as the user nobody.
 func TestAWorkerThatIsNotRootMountsNothingWritable(t *testing.T) {
 	const variable, nobody = "BOXFLEET_TEST_AS_NOBODY", 65534
 	if os.Geteuid() != 0 || os.Getenv(variable) != "" {
@@ -33,12 +33,12 @@ func TestAWorkerThatIsNotRootMountsNothingWritable(t *testing.T) {
 	again.Env = append(os.Environ(), variable+"=1", "TMPDIR="+dir)
 	again.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	if out, err := again.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("as nobody: %v\n%s", err, out)
+		t.Errorf("the test failed as the user nobody: %v\n%s", err, out)
 	}
 }
 
 func unprivileged(t *testing.T) {
-	dir, err := os.MkdirTemp("", "nobody-") // short, for the socket
+	dir, err := os.MkdirTemp("", "nobody-") // t.TempDir is too long for the address of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,14 +55,14 @@ func unprivileged(t *testing.T) {
 	defer listener.Close()
 
 	if _, err := NewPolicy([]string{home + ":rw"}, nil); !names(err, "mounts.allow[0]") {
-		t.Errorf("a writable mount is allowed: %v", err)
+		t.Errorf("a writable entry of the allow-list: error %v, want one that names mounts.allow[0]", err)
 	}
 	box := boxOf(t, []string{"all"}, home, agent)
 	if got := strings.Join(box.Usable(), " "); got != "git" {
-		t.Errorf("offered are %s", got)
+		t.Errorf("the usable tools are %s, want git", got)
 	}
 	if got := strings.Join(FoundTools(home, agent), " "); got != "git" {
-		t.Errorf("up finds %s", got)
+		t.Errorf("the tools found in the home directory are %s, want git", got)
 	}
 	d := hostdir.Dir{Path: filepath.Join(dir, "state")}
 	gitIsReadOnly(t, box, d)
@@ -83,7 +83,7 @@ func gitIsReadOnly(t *testing.T, box *Toolbox, d hostdir.Dir) {
 		}
 	}
 	if strings.Join(got, " ") != "gh-auth ssh-known-hosts" || len(planned.Env) > 0 {
-		t.Errorf("git has %v, %v", got, planned.Env)
+		t.Errorf("git has the mounts %v and the environment %v, want its two read-only mounts", got, planned.Env)
 	}
 }
 
@@ -97,18 +97,18 @@ func nothingElseIsMounted(t *testing.T, files Files, d hostdir.Dir) {
 			e := protocol.AsError(err)
 			if e == nil || e.Code != protocol.FailedPrecondition || e.Reason != protocol.ReasonToolUnavailable ||
 				e.Field != "spec.tools[1]" || !strings.Contains(e.Message, "root") {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: error %v, want reason tool_unavailable for spec.tools[1], because of root", name, err)
 			}
 		}
 	}
-	// A sandbox that a root worker created does not get them at its next start.
+	// The next start of a sandbox that a worker with root created does not mount writable files and sockets either.
 	for _, b := range []Binding{
 		{Field: "spec.tools[0]", Tool: "npm", Target: "/root/.npm", Writable: true, Dir: true},
 		{Field: "spec.tools[0]", Tool: "ssh-agent", Target: "/ssh-agent", Writable: true},
 	} {
 		_, _, err := files.openBinding(d, b)
 		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonToolUnavailable || e.Field != b.Field {
-			t.Errorf("at a start: %s: %v", b.Tool, err)
+			t.Errorf("at the next start, %s: error %v, want reason tool_unavailable for %s", b.Tool, err, b.Field)
 		}
 	}
 }

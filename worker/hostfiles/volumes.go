@@ -10,19 +10,20 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// An image may declare volumes. For each, the engine would mount a directory of the host, which is writable even in a
-// read-only container and has no size limit. So the worker covers each volume with a tmpfs instead, and unmounts that
-// after the start, before anything runs in the container. Then the container shows what the image has there, and
-// writes go to its own layer like all others: they count towards the disk limit and exist as long as the container.
+// An image may declare volumes. For each volume, the engine would mount a directory of the host, which is writable even
+// in a read-only container and has no size limit. The worker therefore mounts a tmpfs, the cover, at the path of each
+// volume. After the start, before a command runs in the container, the worker unmounts the covers. The container then
+// sees the image's files at these paths. Writes go to the container's own layer, so they count towards the disk limit
+// and are kept until the container is removed.
 //
-// A volume stays covered, by an empty tmpfs, if something else is mounted below it, or if the worker does not run as
-// root: then it cannot enter the container's mount namespace.
+// A volume stays covered by an empty tmpfs if a file system is mounted below it. All volumes stay covered if the worker
+// does not run as root, because it then cannot enter the container's mount namespace.
 
-// engineDirs are directories that the engine, or the worker for every container, mounts something into.
+// engineDirs are directories in which the engine or the worker mounts file systems in every container.
 var engineDirs = []string{"/proc", "/sys", "/dev", control.ContainerAt}
 
-// Volumes lists the volumes that an image declares, outer ones before inner ones, without the paths in mounted.
-// Error: failed_precondition if a volume is at a path that cannot be covered. field names the image in the error.
+// Volumes lists the volumes that an image declares, outer volumes before inner ones, without the paths in mounted. The
+// error is failed_precondition if a volume is at a path that cannot be covered. field names the image in the error.
 func Volumes(image docker.Image, mounted []string, field string) ([]string, error) {
 	var volumes []string
 	for _, declared := range image.Volumes {
@@ -30,7 +31,7 @@ func Volumes(image docker.Image, mounted []string, field string) ([]string, erro
 		reserved := slices.ContainsFunc(engineDirs, func(dir string) bool { return isBelow(at, dir) })
 		if reserved || at == "/" || at == "/etc" || !path.IsAbs(at) {
 			err := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported,
-				"the image declares a volume at %.200s, where none is possible", declared)
+				"the image declares a volume at %.200s, where a sandbox cannot have one", declared)
 			err.Field = field
 			return nil, err
 		}
@@ -42,8 +43,8 @@ func Volumes(image docker.Image, mounted []string, field string) ([]string, erro
 	return slices.Compact(volumes), nil
 }
 
-// CoverVolumes adds the covers of volumes to a container, so that the engine mounts nothing there. memory is the
-// container's limit.
+// CoverVolumes adds the covers of volumes to a container, so that the engine mounts no directory of the host at these
+// paths. memory is the container's limit.
 func CoverVolumes(spec *docker.ContainerSpec, volumes []string, memory protocol.Bytes) {
 	for _, at := range volumes {
 		if spec.Covers == nil {
@@ -53,16 +54,17 @@ func CoverVolumes(spec *docker.ContainerSpec, volumes []string, memory protocol.
 	}
 }
 
-// CheckCopies refuses to copy a tree of a service, or of the primary container if service is "", into a volume that
-// stays covered in a container with these mounts: the copy could not be seen there.
+// CheckCopies refuses to copy a tree into a volume that stays covered, because the container could not see the copy. It
+// checks the trees of a service, or those of the primary container if service is "". mounted are the container's
+// mounts.
 func CheckCopies(spec *protocol.SandboxSpec, service string, volumes, mounted []string) error {
 	covered := coveredVolumes(volumes, mounted)
 	for i, c := range spec.Copies {
 		hides := func(at string) bool { return isBelow(path.Clean(c.Target), at) }
 		if at := slices.IndexFunc(covered, hides); c.Service == service && at >= 0 {
 			err := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCopyFailed,
-				"%s is in the image's volume %s, which is empty here: something is mounted below it, or the worker does not "+
-					"run as root", c.Target, covered[at])
+				"%s is in the image's volume %s, which stays empty on this host, because the spec mounts files below it, or "+
+					"because the worker does not run as root", c.Target, covered[at])
 			err.Field = fmt.Sprintf("spec.copies[%d]", i)
 			return err
 		}

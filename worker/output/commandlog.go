@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// CommandLog publishes what a container's own command prints. It does so as for an exec, under a name that no exec has.
-// The files keep the last control.PrimaryWindow bytes of each stream.
+// CommandLog publishes the output of a container's own command, under a name that no exec has. The files that it reads
+// keep only the last [control.PrimaryWindow] bytes of each stream.
 type CommandLog struct {
 	feed
 	cfg  CommandLogConfig
@@ -23,7 +23,7 @@ type CommandLog struct {
 	mu    sync.Mutex
 	sizes [2]int64 // of stdout and stderr, as the supervisor announced
 
-	known bool // begin succeeded. Run uses it, and Finish after Run has returned
+	known bool // begin has succeeded; used by Run, and by Finish after Run has returned
 }
 
 // CommandLogConfig describes a container's command. All fields but Earlier are required.
@@ -32,22 +32,22 @@ type CommandLogConfig struct {
 	Name   string        // protocol.PrimaryLog, or a protocol.ServiceLog
 	RunDir func() string // path of the container's run directory
 
-	// Earlier returns how much the command had printed on other hosts before it came to this one. end is how much the
-	// log has now. A nil Earlier means that the command ran on no other host.
+	// Earlier returns how many bytes of each stream the command printed on earlier hosts. end is how many bytes of each
+	// stream the log has now. A nil Earlier means that the command ran on no other host.
 	Earlier func(end [2]int64) ([2]int64, error)
 	Logger  *slog.Logger
 }
 
-// The pause between two rounds of publishing is commandPeriod. After a round of more than muchOutput bytes it is
-// FinishWithin, so that a command that prints without end leaves time for the output of others.
+// The pause after a round of publishing is commandPeriod. After a round of more than muchOutput bytes, the pause is
+// FinishWithin, so that a command that never stops printing leaves time for the output of other commands.
 const (
 	commandPeriod = 100 * time.Millisecond
 	muchOutput    = 256 << 10
-	commandRetry  = 5 * time.Second
+	commandRetry  = 5 * time.Second // pause after a round that failed
 
-	// FinishWithin limits how long the last output of a command may take.
+	// FinishWithin limits how long publishing the last output of a command may take.
 	FinishWithin = 2 * time.Second
-	// FinishPoll is the pause between two checks whether the supervisor has said that the command ended.
+	// FinishPoll is the pause between two checks whether the supervisor has reported the end of the command.
 	FinishPoll = 10 * time.Millisecond
 )
 
@@ -58,7 +58,7 @@ func (h *Host) NewCommandLog(cfg CommandLogConfig) *CommandLog {
 	return l
 }
 
-// Grow records how much the command has printed so far, and wakes Run. A recorded size never shrinks.
+// Grow records how many bytes the command has printed so far, and wakes Run. A recorded size never shrinks.
 func (l *CommandLog) Grow(stdout, stderr int64) {
 	l.mu.Lock()
 	l.sizes = [2]int64{max(l.sizes[0], stdout), max(l.sizes[1], stderr)}
@@ -86,13 +86,8 @@ func (l *CommandLog) Run(ctx context.Context) {
 		n, err := l.catchUp(ctx)
 		pause := commandPeriod
 		if err != nil && ctx.Err() == nil {
-			l.cfg.Logger.Warn(
-				"could not publish the output of a container's command, will retry",
-				"log",
-				l.name,
-				"error",
-				err,
-			)
+			l.cfg.Logger.Warn("could not publish the output of a container's own command; retrying",
+				"log", l.name, "error", err)
 			l.Grow(0, 0)
 			pause = commandRetry
 		} else if n > muchOutput {
@@ -104,8 +99,8 @@ func (l *CommandLog) Run(ctx context.Context) {
 	}
 }
 
-// Finish publishes, within [FinishWithin], what the command printed before it ended. The supervisor announces the last
-// sizes before it says that the command ended, so Finish waits until runs returns false. Run must have returned.
+// Finish publishes the last output of the command, within [FinishWithin]. The supervisor reports the final sizes before
+// it reports the end of the command, so Finish first waits until runs returns false. Run must have returned.
 func (l *CommandLog) Finish(ctx context.Context, runs func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, FinishWithin)
 	defer cancel()
@@ -115,16 +110,16 @@ func (l *CommandLog) Finish(ctx context.Context, runs func() bool) {
 		return
 	}
 	if _, err := l.catchUp(ctx); err != nil {
-		l.cfg.Logger.Warn("could not publish the last output of a container's command", "log", l.name, "error", err)
+		l.cfg.Logger.Warn("could not publish the last output of a container's own command", "log", l.name, "error", err)
 	}
 }
 
-// published returns how much was published of each file.
+// published returns how many bytes of each file were published.
 func (l *CommandLog) published() [2]int64 {
 	return [2]int64{l.streams[0].published, l.streams[1].published}
 }
 
-// catchUp publishes what is new, and returns how much that was.
+// catchUp publishes the new output, and returns how many bytes it published.
 func (l *CommandLog) catchUp(ctx context.Context) (n int64, err error) {
 	if !l.known {
 		if err := l.begin(ctx); err != nil {
@@ -138,7 +133,7 @@ func (l *CommandLog) catchUp(ctx context.Context) (n int64, err error) {
 	return after[0] - before[0] + after[1] - before[1], err
 }
 
-// begin reads from the log how much was published before.
+// begin reads from the log how much of the output was published before.
 func (l *CommandLog) begin(ctx context.Context) (err error) {
 	var end, earlier [2]int64
 	if end[0], end[1], err = l.host.conn.OutputEnd(ctx, l.key.Tenant, l.key.ID, l.name); err != nil {
@@ -155,11 +150,11 @@ func (l *CommandLog) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// publish publishes what is new.
+// publish publishes the new output.
 func (l *CommandLog) publish(ctx context.Context) error {
 	run, err := os.OpenRoot(l.cfg.RunDir())
 	if err != nil {
-		return nil // it was removed
+		return nil // the directory was removed
 	}
 	defer run.Close()
 	for i, size := range l.printed() {
@@ -167,7 +162,7 @@ func (l *CommandLog) publish(ctx context.Context) error {
 			continue
 		}
 		f, err := supervise.OpenPrimary(run, names[i])
-		if err != nil { // the container removed or replaced it
+		if err != nil { // the container removed or replaced the file
 			l.streams[i].published = size
 			continue
 		}

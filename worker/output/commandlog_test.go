@@ -12,9 +12,9 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// A command that comes from another host continues at the offsets that it had there. What its file has overwritten
-// before it could be published is missing, which the offsets show.
-func TestCommandLogContinuesAndSkipsWhatWasOverwritten(t *testing.T) {
+// The output of a command that ran on another host before continues at the log's offsets. Output that the file has
+// overwritten before it was published is missing: the offsets have a gap.
+func TestCommandLogContinuesAndSkipsOverwrittenOutput(t *testing.T) {
 	t.Parallel()
 	host, dir := newHost(t), t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, control.PrimaryDir), 0o700); err != nil {
@@ -32,24 +32,24 @@ func TestCommandLogContinuesAndSkipsWhatWasOverwritten(t *testing.T) {
 	l.Grow(size, 0)
 	l.Finish(t.Context(), func() bool { return false })
 	if l.published() != [2]int64{size, 0} {
-		t.Errorf("published %v of %d bytes", l.published(), size)
+		t.Errorf("published %v bytes, want %d of stdout", l.published(), size)
 	}
 	at := int64(5000)
 	_, err := host.conn.ReadOutput(t.Context(), "default", "s", protocol.PrimaryLog, 0, func(k jetstream.Chunk) error {
 		if end := at + int64(len(k.Data)); k.Offset != earlier+at || !bytes.Equal(k.Data, text(at, end)) {
-			t.Fatalf("a chunk of %d bytes begins at %d, want what was printed from %d on", len(k.Data), k.Offset, at)
+			t.Fatalf("a chunk of %d bytes has offset %d, or is not the output at %d", len(k.Data), k.Offset, earlier+at)
 		}
 		at += int64(len(k.Data))
 		return nil
 	})
 	if err != nil || at != size {
-		t.Errorf("read up to %d of %d bytes: %v", at, size, err)
+		t.Errorf("the log has the output up to byte %d of %d: %v", at, size, err)
 	}
 	stdout, stderr, err := host.conn.OutputEnd(t.Context(), "default", "s", protocol.PrimaryLog)
 	if err != nil || stdout != earlier+size || stderr != 0 {
-		t.Errorf("the log ends at %d, %d: %v", stdout, stderr, err)
+		t.Errorf("the log's streams end at %d and %d, want %d and 0: %v", stdout, stderr, earlier+size, err)
 	}
 	if last := l.Last(); !bytes.Equal(last, text(size-protocol.MaxLastOutput, size)) {
-		t.Errorf("the last output has %d bytes", len(last))
+		t.Errorf("Last returns %d bytes that are not the last %d of the output", len(last), protocol.MaxLastOutput)
 	}
 }

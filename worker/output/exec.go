@@ -12,21 +12,21 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// Exec publishes the output of one exec from its files. It is used by one goroutine.
+// Exec publishes the output of one exec from its files. Only one goroutine may use it.
 //
-// After each reconnect, what was acknowledged is compared with what the log has: a single server that is killed loses
-// what it acknowledged last.
+// After each reconnect, Exec compares the acknowledged output with the output in the log, because a single server that
+// is killed loses the output that it acknowledged last.
 type Exec struct {
 	feed
 	cfg ExecConfig
 
 	checked    bool   // the published offsets were read from the log, or nothing was published before
-	reconnects uint64 // of the connection, when they were
-	unsure     bool   // a chunk may have been sent after a reconnect, so the log's last one says nothing about those before
+	reconnects uint64 // how often the connection had reconnected when the published offsets were last known to be right
+	unsure     bool   // the log's last chunk may have been sent after a reconnect, so chunks before it may be lost
 
-	refusedSince time.Time // since when the log stores no output although NATS answers; zero: it does
-	ending       bool      // everything in the sandbox is being ended
-	deadline     time.Time // the exec's end does not wait for its output after this; zero: no deadline
+	refusedSince time.Time // when the log stopped storing output although NATS answers; zero: it stores output
+	ending       bool      // the worker is ending all commands in the sandbox
+	deadline     time.Time // the exec's end does not wait for its output after this time; zero: no deadline
 	syncAfter    time.Duration
 }
 
@@ -34,41 +34,42 @@ type Exec struct {
 type ExecConfig struct {
 	Key     protocol.SandboxKey
 	Exec    *protocol.Exec
-	Adopted bool // an earlier worker may have published some of the output
+	Adopted bool // an earlier worker may have published a part of the output
 	Sandbox Sandbox
 	Logger  *slog.Logger
 }
 
 // Sandbox is the sandbox in which an exec runs.
 type Sandbox interface {
-	// RunDir opens the run directory of the exec's container. The caller calls done.
+	// RunDir opens the run directory of the exec's container. The caller must call done.
 	RunDir() (run *os.Root, done func(), err error)
-	// Ending reports whether the worker is ending everything in the sandbox.
+	// Ending reports whether the worker is ending all commands in the sandbox.
 	Ending() bool
-	// Stopped returns why the disk watch stopped the sandbox, nil if it did not.
+	// Stopped returns why the disk watch stopped the sandbox, or nil if it did not.
 	Stopped() *protocol.Error
 	// ReachLog returns an error if the event log cannot be read now.
 	ReachLog(ctx context.Context) error
 }
 
-// lastTry is how long output is published at least after the exec has ended, or after NATS is back.
+// lastTry is for how long at least the worker tries to publish output after the exec has ended, or after NATS is back.
 const lastTry = 2 * time.Second
 
-// delayedError says that some output is not stored yet. It stays on disk, and is published later.
+// delayedError says that the log has not stored a part of the output yet. This output stays on disk until it is
+// published.
 type delayedError struct{ err error }
 
 func (e *delayedError) Error() string { return "output is not published yet: " + e.err.Error() }
 
 var (
-	errLate        = protocol.Errorf(protocol.DeadlineExceeded, "", "the time for publishing output is up")
-	errReconnected = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost meanwhile")
+	errLate        = protocol.Errorf(protocol.DeadlineExceeded, "", "the time for publishing the output has passed")
+	errReconnected = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost during publishing")
 )
 
 // NewExec returns the publisher of an exec's output.
 //
-// An exec with a timeout has a deadline for its output. The coordinators declare its exit code unknown if they hear
-// nothing for a minute after it should have ended, and output that the log cannot store in time must not hold back
-// an exit code that this worker knows.
+// An exec with a timeout has a deadline for its output. If the log does not have the exec's end a minute after the exec
+// should have ended, the coordinators declare its exit code unknown. Output that the log cannot store in time must not
+// hold back an exit code that this worker knows.
 func (h *Host) NewExec(cfg ExecConfig) *Exec {
 	p := &Exec{
 		feed: feed{host: h, key: cfg.Key, name: cfg.Exec.ID}, cfg: cfg, syncAfter: syncAfter,
@@ -82,22 +83,22 @@ func (h *Host) NewExec(cfg ExecConfig) *Exec {
 	return p
 }
 
-// SetAge says how long ago the exec was started.
+// SetAge sets the deadline of the output from how long ago the exec was started.
 func (p *Exec) SetAge(age time.Duration) {
 	if spec := &p.cfg.Exec.Spec; spec.Timeout > 0 {
 		p.deadline = time.Now().Add(spec.Timeout.Std() + spec.Grace.Std() + p.host.cfg.After - max(age, 0))
 	}
 }
 
-// extend makes sure that some time is left for a last try.
+// extend moves a deadline that is less than lastTry away.
 func (p *Exec) extend() {
 	if last := time.Now().Add(lastTry); !p.deadline.IsZero() && p.deadline.Before(last) {
 		p.deadline = last
 	}
 }
 
-// late reports whether the exec's end no longer waits for its output. When its sandbox is being ended, that is after
-// one last try.
+// late reports whether the exec's end no longer waits for its output. Once the worker ends all commands in the sandbox,
+// the end waits for at most lastTry.
 func (p *Exec) late() bool {
 	if !p.ending && p.cfg.Sandbox.Ending() {
 		p.ending = true
@@ -113,7 +114,7 @@ func (p *Exec) Published() (stdout, stderr int64) {
 	return p.streams[0].published, p.streams[1].published
 }
 
-// NothingPublished reports whether the log is known to have no output of the exec. It asks the log at most once.
+// NothingPublished reports whether the log is known to have no output of the exec. It reads the log at most once.
 func (p *Exec) NothingPublished(ctx context.Context) (bool, error) {
 	if !p.checked {
 		if err := p.check(ctx); err != nil && !isDelayed(err) {
@@ -129,7 +130,7 @@ func (p *Exec) current() bool {
 	return p.checked && !p.unsure && p.reconnects == p.host.conn.Reconnects()
 }
 
-// check makes the published offsets those of the log.
+// check sets the published offsets to those of the log, unless they are current.
 func (p *Exec) check(ctx context.Context) error {
 	if p.current() {
 		return nil
@@ -139,7 +140,7 @@ func (p *Exec) check(ctx context.Context) error {
 	if err != nil {
 		return p.delayed(err)
 	}
-	if p.unsure { // publish everything again; readers skip what they have
+	if p.unsure { // publish all output again; readers skip the bytes that they already have
 		stdout, stderr = 0, 0
 	}
 	if !p.checked {
@@ -152,8 +153,8 @@ func (p *Exec) check(ctx context.Context) error {
 	return nil
 }
 
-// delayed notes that the log stores no output now, and returns the error that says so. Time without NATS does not
-// count against the log of output, because without NATS the exec's end could not be appended either.
+// delayed records that the log stores no output at present, and returns a delayedError. Time without NATS does not
+// count as time in which the log refuses output: without NATS, the exec's end could not be appended either.
 func (p *Exec) delayed(err error) error {
 	if !p.host.conn.Connected() {
 		p.refusedSince = time.Time{}
@@ -161,14 +162,14 @@ func (p *Exec) delayed(err error) error {
 	} else if p.refusedSince.IsZero() {
 		p.refusedSince = time.Now()
 	}
-	p.cfg.Logger.Warn("could not publish output, will retry", "exec", p.name, "error", err)
+	p.cfg.Logger.Warn("could not publish the output of an exec; retrying", "exec", p.name, "error", err)
 	return &delayedError{err}
 }
 
 func isDelayed(err error) bool { return errors.As(err, new(*delayedError)) }
 
-// Publish publishes both streams up to these sizes. If again is not 0, call Publish again after that time: the log did
-// not store everything, or some of the published output is to be freed on disk.
+// Publish publishes both streams up to these sizes. If again is not 0, call Publish again after this time: the log did
+// not store all output, or a part of the published output is still to be freed on disk.
 func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Duration, err error) {
 	err = p.publish(ctx, stdout, stderr)
 	switch {
@@ -180,8 +181,8 @@ func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Du
 	return 0, err
 }
 
-// PublishAll publishes the rest of the output of an exec that has ended. lost says why some of it is missing in the
-// log, nil if none is.
+// PublishAll publishes the rest of the output of an exec that has ended. lost says why a part of the output is missing
+// in the log; it is nil if the log has all output.
 func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *protocol.Error, err error) {
 	p.extend()
 	for {
@@ -191,7 +192,7 @@ func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *prot
 		case err == nil && p.current():
 			return nil, nil
 		case err == nil:
-			continue // the connection was lost meanwhile
+			continue // the connection was lost and is back, so compare with the log again
 		case !errors.As(err, &delayed):
 			return nil, err
 		}
@@ -204,11 +205,11 @@ func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *prot
 	}
 }
 
-// giveUp returns why the exec's end should not wait for its output any longer, nil if it should: the log has stored
-// nothing for too long, or not enough before the deadline. The event log must be reachable, because otherwise the end
-// has to wait anyway.
+// giveUp returns why the exec's end should not wait for its output any longer, or nil if it should wait. The end stops
+// waiting if the log has stored no output for too long, or not all output before the deadline. While the event log
+// cannot be read, giveUp returns nil, because the end cannot be appended then.
 func (p *Exec) giveUp(ctx context.Context, delayed *delayedError) *protocol.Error {
-	if why := p.cfg.Sandbox.Stopped(); why != nil { // the log of output may be on the same full disk
+	if why := p.cfg.Sandbox.Stopped(); why != nil { // the output stream may be stored on the same full disk
 		return why
 	}
 	silent := !p.refusedSince.IsZero() && time.Since(p.refusedSince) >= p.host.cfg.Patience
@@ -235,7 +236,7 @@ func (p *Exec) publish(ctx context.Context, stdout, stderr int64) error {
 		return nil
 	}
 	run, done, err := p.cfg.Sandbox.RunDir()
-	if err != nil { // it was removed
+	if err != nil { // the directory was removed
 		p.streams[0].ended, p.streams[1].ended = true, true
 		return nil
 	}
@@ -254,15 +255,8 @@ func (p *Exec) publish(ctx context.Context, stdout, stderr int64) error {
 func (p *Exec) publishStream(ctx context.Context, run *os.Root, i int, size int64) error {
 	f, err := supervise.OpenOutput(run, p.name, names[i])
 	if err != nil {
-		p.cfg.Logger.Warn(
-			"cannot read an output file; its stream ends here",
-			"exec",
-			p.name,
-			"stream",
-			names[i],
-			"error",
-			err,
-		)
+		p.cfg.Logger.Warn("could not open an output file of an exec; the rest of the stream is lost",
+			"exec", p.name, "stream", names[i], "error", err)
 		p.streams[i].ended = true
 		return nil
 	}
@@ -271,7 +265,7 @@ func (p *Exec) publishStream(ctx context.Context, run *os.Root, i int, size int6
 	if err == nil || isDelayed(err) || err == ctx.Err() {
 		return err
 	}
-	return p.delayed(err) // the next try begins behind the last acknowledged byte
+	return p.delayed(err) // the next try begins after the last acknowledged byte
 }
 
 func (p *Exec) mayContinue() error {

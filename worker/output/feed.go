@@ -15,30 +15,31 @@ import (
 type feed struct {
 	host    *Host
 	key     protocol.SandboxKey
-	name    string // of the exec, or of the log
+	name    string // ID of the exec, or protocol.PrimaryLog, or a protocol.ServiceLog
 	streams [2]stream
 
 	// rolling is set for the files of a container's own command, which keep only the last [control.PrimaryWindow]
-	// bytes. What was overwritten before it was published is skipped, which shows in the offsets; such a feed has one
-	// chunk in flight. The files of an exec keep everything, and are published with [jetstream.OutputWindow].
+	// bytes. Bytes that were overwritten before they were published are skipped, so the offsets have a gap. Such a feed
+	// has one chunk in flight. The files of an exec keep all output, and are published with [jetstream.OutputWindow].
 	rolling bool
 }
 
-// names are those of the streams, in the order of feed.streams.
+// names are the names of the streams, in the order of feed.streams.
 var names = [2]string{jetstream.Stdout, jetstream.Stderr}
 
-// stream is how much of one stream was published.
+// stream records how much of one stream was published.
 type stream struct {
 	base      int64 // offset, in the log, of the file's first byte
-	published int64 // offset, in the file, behind the last byte that the log acknowledged
-	ended     bool  // nothing more can be read, whatever the supervisor announced
+	published int64 // offset, in the file, of the first byte that the log has not acknowledged
+	ended     bool  // nothing more can be read, even if the supervisor reported a larger size
 
 	freeing
 }
 
-// observer decides about the chunks of a feed.
+// observer is told about the chunks of a feed, and can end publishing.
 type observer interface {
-	// mayContinue is asked before each chunk, and twice a second while one waits. An error ends publishing.
+	// mayContinue is called before each chunk, and twice a second while a chunk waits for its turn. An error ends
+	// publishing.
 	mayContinue() error
 	// sent is called after a chunk was sent. An error ends publishing.
 	sent() error
@@ -46,10 +47,10 @@ type observer interface {
 	stored(f *os.File, s *stream)
 }
 
-// retryPause is the pause after the log stored no output.
+// retryPause is the pause before a retry after the log did not store output.
 const retryPause = 500 * time.Millisecond
 
-// publishFile publishes a stream up to size, with several chunks in flight, and counts what the log acknowledged.
+// publishFile publishes a stream up to size, with several chunks in flight, and counts the acknowledged bytes.
 func (p *feed) publishFile(ctx context.Context, f *os.File, i int, size int64, o observer) (err error) {
 	s := &p.streams[i]
 	var sent chunks
@@ -99,7 +100,7 @@ func (p *feed) publishFile(ctx context.Context, f *os.File, i int, size int64, o
 	return nil
 }
 
-// window is how many chunks may be in flight. Readers know that nothing is stored further ahead.
+// window returns how many chunks may be in flight. Readers rely on this limit.
 func (p *feed) window() int {
 	if p.rolling {
 		return 1
@@ -107,22 +108,22 @@ func (p *feed) window() int {
 	return jetstream.OutputWindow
 }
 
-// skipOverwritten skips what a rolling file of this size has overwritten.
+// skipOverwritten skips the bytes that a rolling file has overwritten. size is how many bytes were ever written to it.
 func (p *feed) skipOverwritten(s *stream, size int64) {
 	if p.rolling {
 		s.published = max(s.published, size-control.PrimaryWindow)
 	}
 }
 
-// send sends the chunk at an offset of the file, in its turn, and returns where the next one begins. Where the file
-// cannot be read, it ends the stream or, in a rolling file, skips to size.
+// send sends the chunk at an offset of the file, and returns the offset of the next chunk. t must be granted. If the
+// file cannot be read at this offset, send skips to size in a rolling file, and ends the stream otherwise.
 func (p *feed) send(
 	f *os.File, i int, inFlight *chunks, t *turn, at, size int64, o observer,
 ) (next int64, err error) {
 	s := &p.streams[i]
 	data := make([]byte, t.size)
 	n, err := f.ReadAt(data, at)
-	if n == 0 || err != nil && err != io.EOF { // the container truncated or replaced it
+	if n == 0 || err != nil && err != io.EOF { // the container truncated or replaced the file
 		t.done()
 		if p.rolling {
 			s.published = size
@@ -140,8 +141,8 @@ func (p *feed) send(
 	return at + int64(n), o.sent()
 }
 
-// chunk returns the chunk with the bytes at an offset of a stream. Chunks before it that are still in flight may be
-// lost, so only a chunk that follows the last acknowledged byte counts itself as published.
+// chunk returns the chunk with the bytes at an offset of a stream. The chunk says up to where the log has each stream.
+// It counts its own bytes only if it follows the last acknowledged byte, because earlier chunks in flight may be lost.
 func (p *feed) chunk(i int, at int64, data []byte) jetstream.Chunk {
 	var next [2]int64
 	for j, s := range p.streams {
@@ -155,13 +156,13 @@ func (p *feed) chunk(i int, at int64, data []byte) jetstream.Chunk {
 	}
 }
 
-// chunks are those of one stream that are in flight, the oldest first.
+// chunks are the chunks of one stream that are in flight, the oldest first.
 type chunks struct {
 	inFlight []chunkInFlight
 }
 
 type chunkInFlight struct {
-	end    int64 // offset behind it
+	end    int64 // offset of the first byte after the chunk
 	stored <-chan error
 	turn   *turn
 }
@@ -170,7 +171,7 @@ func (c *chunks) add(end int64, stored <-chan error, t *turn) {
 	c.inFlight = append(c.inFlight, chunkInFlight{end, stored, t})
 }
 
-// oldest receives the log's answer to the oldest chunk. It is nil if none is in flight.
+// oldest returns the channel of the log's answer to the oldest chunk, or nil if no chunk is in flight.
 func (c *chunks) oldest() <-chan error {
 	if len(c.inFlight) == 0 {
 		return nil
@@ -186,7 +187,7 @@ func (c *chunks) settle() (end int64) {
 	return first.end
 }
 
-// abandon ends the turns of all chunks as they are answered, in the background.
+// abandon waits in the background for the answers to all chunks, and ends the turn of each chunk when its answer comes.
 func (c *chunks) abandon() {
 	if len(c.inFlight) == 0 {
 		return

@@ -2,8 +2,8 @@ package output
 
 import "testing"
 
-// A worker that comes back continues behind the last stored chunk. Chunks before that one may be missing if they were
-// in flight together.
+// A restarted worker continues where the last chunk in the log says that the streams end. Chunks before this one may be
+// missing if they were in flight together.
 func TestChunkCountsOnlyAcknowledgedBytesAsPublished(t *testing.T) {
 	p := &feed{streams: [2]stream{{published: 100}, {base: 1000, published: 7}}}
 	for _, c := range []struct {
@@ -15,7 +15,8 @@ func TestChunkCountsOnlyAcknowledgedBytesAsPublished(t *testing.T) {
 	} {
 		k := p.chunk(c.stream, c.at, []byte("abc"))
 		if k.NextStdout != c.stdout || k.NextStderr != c.stderr || k.Offset != p.streams[c.stream].base+c.at {
-			t.Errorf("%s at %d: %+v", names[c.stream], c.at, k)
+			t.Errorf("the chunk of %s at %d has the offset %d and says that the streams end at %d and %d, want %d and %d",
+				names[c.stream], c.at, k.Offset, k.NextStdout, k.NextStderr, c.stdout, c.stderr)
 		}
 	}
 }

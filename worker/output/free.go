@@ -8,20 +8,20 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// Freeing writes to the file system's journal, and everybody who syncs a file on the same disk waits for that. So a
-// worker frees at least freeLeast bytes of a file at a time, and rests for freePause between two times.
+// To free a part of a file, the file system writes to its journal, and each process that syncs a file on the same disk
+// waits for this write. A worker therefore frees at least freeLeast bytes at a time, at most once per freePause.
 const (
 	freeLeast = 4 << 20
 	freePause = 100 * time.Millisecond
 )
 
-// lastFree is when a worker last freed something.
+// lastFree records when a worker last freed output.
 type lastFree struct {
 	mu sync.Mutex
 	at time.Time
 }
 
-// mayFree reports whether the worker may free something now.
+// mayFree reports whether the worker may free output now. If so, it records now as the time of the last free.
 func (l *lastFree) mayFree(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -32,18 +32,19 @@ func (l *lastFree) mayFree(now time.Time) bool {
 	return true
 }
 
-// freeing is how much of a stream's file was freed on disk. Only what a crash of the server cannot lose is freed.
+// freeing records how much of a stream's file was freed on disk. Output is freed only once a crash of the server cannot
+// lose it.
 type freeing struct {
-	freed  int64 // this much was freed: it reads as zeros, and is never published again
-	synced int64 // the log has this much for good
-	marked int64 // the published offset at markedAt; it becomes synced after a while
+	freed  int64 // the file's first bytes that were freed: they read as zeros, and are never published again
+	synced int64 // the file's first bytes that a crash of the server cannot lose
+	marked int64 // the published offset at markedAt; synced is set to it later
 	never  bool  // this file system cannot free parts of a file
 
 	markedAt time.Time
 }
 
-// moveTo sets the published offset to the log's. If the log is empty but had some of the output before, it has dropped
-// that output as too old or too much, and the output is not published again.
+// moveTo sets the published offset to that of the log. If the log is empty although it had a part of the output before,
+// its limits on age or size have removed this output. The output is then not published again.
 func (s *stream) moveTo(published int64, empty bool) {
 	if empty {
 		published = max(published, s.synced)
@@ -54,7 +55,7 @@ func (s *stream) moveTo(published int64, empty bool) {
 	s.synced, s.marked = min(s.synced, published), min(s.marked, published)
 }
 
-// sync updates how much output the log has for good: the output that it acknowledged longer ago than this duration.
+// sync updates synced: a crash of the server cannot lose output that was acknowledged longer ago than after.
 func (s *stream) sync(now time.Time, after time.Duration) {
 	if now.Sub(s.markedAt) >= after {
 		s.synced, s.marked, s.markedAt = s.marked, s.published, now
@@ -69,8 +70,8 @@ func (s *stream) mayFree() bool { return !s.never && s.published-s.freed >= free
 
 func (p *Exec) mayFree() bool { return p.streams[0].mayFree() || p.streams[1].mayFree() }
 
-// free frees, on disk, what the log has of a stream. If that fails, the file stays as it is until its exec is
-// forgotten.
+// free frees published output of a stream on disk. If that fails, the output stays on disk until the supervisor forgets
+// the exec.
 func (p *Exec) free(f *os.File, s *stream) {
 	after := p.syncAfter
 	if !p.host.conn.MayLoseOutput() {
@@ -83,13 +84,14 @@ func (p *Exec) free(f *os.File, s *stream) {
 	freed, err := supervise.FreeOutput(f, s.freed, s.synced)
 	if err != nil {
 		s.never = true
-		p.cfg.Logger.Info("cannot free published output; it stays on disk for now", "exec", p.name, "error", err)
+		p.cfg.Logger.Info("could not free published output on disk; the output file stays until the exec has ended",
+			"exec", p.name, "error", err)
 		return
 	}
 	s.freed = freed
 }
 
-// freeLater frees what was published some time ago.
+// freeLater frees output that was published some time ago.
 func (p *Exec) freeLater(run *os.Root) {
 	p.eachFile(run, func(f *os.File, s *stream) {
 		if s.mayFree() {
@@ -108,13 +110,14 @@ func (p *Exec) readFreed() {
 	p.eachFile(run, func(f *os.File, s *stream) {
 		freed, err := supervise.FreedOutput(f)
 		if err != nil {
-			p.cfg.Logger.Warn("could not tell how much of an output file was freed", "exec", p.name, "error", err)
+			p.cfg.Logger.Warn("could not find out how much of an exec's output file was freed",
+				"exec", p.name, "error", err)
 		}
 		s.freed = max(s.freed, freed)
 	})
 }
 
-// eachFile visits the files of both streams that exist.
+// eachFile calls visit for the files of both streams. It leaves out a file that cannot be opened.
 func (p *Exec) eachFile(run *os.Root, visit func(*os.File, *stream)) {
 	for i, name := range names {
 		f, err := supervise.OpenOutput(run, p.name, name)

@@ -10,13 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// publishing is an exec "x" of a sandbox "s", whose output is a file of the test, and a server that stores it.
+// publishing is an exec "x" of a sandbox "s" and a server that stores its output. The test writes the output file.
 type publishing struct {
 	t    *testing.T
 	host *Host
@@ -25,7 +26,7 @@ type publishing struct {
 	size int64
 }
 
-// newHost returns a host, and a server for it.
+// newHost returns a host that is connected to a server of its own.
 func newHost(t *testing.T) *Host {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
@@ -63,13 +64,13 @@ func newPublishing(t *testing.T) *publishing {
 	return &publishing{t: t, host: host, run: run, file: file}
 }
 
-// RunDir and the following methods make it a Sandbox that keeps running.
+// RunDir and the following methods make publishing a Sandbox that keeps running.
 func (p *publishing) RunDir() (*os.Root, func(), error) { return p.run, func() {}, nil }
 func (p *publishing) Ending() bool                      { return false }
 func (p *publishing) Stopped() *protocol.Error          { return nil }
 func (p *publishing) ReachLog(context.Context) error    { return nil }
 
-// text returns what the exec prints between two offsets. No two pages of it are equal.
+// text returns the exec's output between two offsets. No two pages of the output are equal.
 func text(from, to int64) []byte {
 	data := make([]byte, 0, to-from)
 	for i := from / 8; i < (to+7)/8; i++ {
@@ -105,7 +106,7 @@ func (p *publishing) publish(pub *Exec) {
 	}
 }
 
-// onDisk returns how much space the file uses.
+// onDisk returns how many bytes of disk space the output file uses.
 func (p *publishing) onDisk() int64 {
 	p.t.Helper()
 	var stat syscall.Stat_t
@@ -113,23 +114,21 @@ func (p *publishing) onDisk() int64 {
 		p.t.Fatal(err)
 	}
 	if stat.Size != p.size {
-		p.t.Errorf("the file has %d bytes, want %d", stat.Size, p.size)
+		p.t.Errorf("the output file has the size %d, want %d", stat.Size, p.size)
 	}
 	return stat.Blocks * 512
 }
 
-// awaitFreed publishes until the file uses little space.
+// awaitFreed publishes until most of the output file is freed.
 func (p *publishing) awaitFreed(pub *Exec) {
 	p.t.Helper()
-	for end := time.Now().Add(20 * time.Second); p.onDisk() > freeLeast; time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.t.Fatalf("the file still uses %d bytes; %d of %d are published", p.onDisk(), pub.streams[0].published, p.size)
-		}
+	eventually.Holds(p.t, 20*time.Second, "published output is freed on disk", func() bool {
 		p.publish(pub)
-	}
+		return p.onDisk() <= freeLeast
+	})
 }
 
-// stored reads what the log has, which must be what the exec printed, and returns where it begins and ends.
+// stored checks that the log has only output that the exec printed, and returns the offsets of its begin and end.
 func (p *publishing) stored() (from, to int64) {
 	p.t.Helper()
 	from = -1
@@ -138,7 +137,7 @@ func (p *publishing) stored() (from, to int64) {
 			from, to = k.Offset, k.Offset
 		}
 		if end := k.Offset + int64(len(k.Data)); k.Offset > to || !bytes.Equal(k.Data, text(k.Offset, end)) {
-			p.t.Fatalf("the log's bytes %d to %d, after %d, are not what the exec printed", k.Offset, end, to)
+			p.t.Fatalf("the log's bytes %d to %d, after byte %d, are not the output of the exec", k.Offset, end, to)
 		} else {
 			to = max(to, end)
 		}
@@ -174,7 +173,7 @@ func TestPublishedOutputIsFreedOnDisk(t *testing.T) {
 	if from, to := p.stored(); from != 0 || to != p.size {
 		t.Errorf("the log has bytes %d to %d, want 0 to %d", from, to, p.size)
 	}
-	p.print(100) // behind what was freed, and so not at the start of a page
+	p.print(100) // follows the freed part, so it does not begin at the start of a page
 	next := p.publisher(true)
 	p.publish(next)
 	if from, to := p.stored(); from != 0 || to != p.size {
@@ -182,7 +181,7 @@ func TestPublishedOutputIsFreedOnDisk(t *testing.T) {
 	}
 }
 
-// When the log has dropped all output of an exec, the freed part of its file is not published again as zeros.
+// If the log has removed all output of an exec, the freed part of the output file must not be published again as zeros.
 func TestFreedOutputIsNeverPublishedAgain(t *testing.T) {
 	t.Parallel()
 	p := newPublishing(t)
@@ -192,11 +191,11 @@ func TestFreedOutputIsNeverPublishedAgain(t *testing.T) {
 	p.awaitFreed(pub)
 	for name, next := range map[string]*Exec{"the same worker": pub, "the next worker": p.publisher(true)} {
 		p.erase()
-		pub.reconnects = ^uint64(0) // makes it compare with the log
+		pub.reconnects = ^uint64(0) // makes the publisher read the published offsets from the log again
 		p.print(3000)
 		p.publish(next)
 		if from, to := p.stored(); from < 4<<20 || to != p.size {
-			t.Errorf("%s: the log has bytes %d to %d, want only the last ones, up to %d", name, from, to, p.size)
+			t.Errorf("%s: the log has bytes %d to %d, want only bytes after the freed part, up to %d", name, from, to, p.size)
 		}
 	}
 }
@@ -210,6 +209,6 @@ func TestOutputThatAServerMayLoseStaysOnDisk(t *testing.T) {
 	p.publish(pub)
 	p.publish(pub)
 	if n := p.onDisk(); n < 4<<20 {
-		t.Errorf("the file uses only %d bytes", n)
+		t.Errorf("the output file uses only %d bytes on disk, want all of the output", n)
 	}
 }

@@ -15,11 +15,11 @@ type Config struct {
 	// A sandbox may publish Burst bytes as fast as the log takes them, and Rate bytes a second after that.
 	Burst, Rate protocol.Bytes
 
-	// The end of an exec is not held up longer by a log that stores no output for Patience, nor by output that is
-	// not stored within After the exec's timeout and grace period.
+	// The end of an exec is appended without all of its output if the log stores no output for Patience, or if the log
+	// has not stored all output by After the exec's timeout and grace period.
 	Patience, After time.Duration
 
-	// Probe is called with "output" after each chunk of an exec that was sent.
+	// Probe is called with "output" each time a chunk of an exec was sent.
 	Probe func(point string)
 }
 
@@ -29,10 +29,10 @@ type Host struct {
 	conn  *jetstream.Conn
 	turns *turns
 	freed lastFree
-	kept  atomic.Int64 // execs that have ended and whose files are kept a little longer
+	kept  atomic.Int64 // number of ended execs whose files are kept for a moment
 }
 
-// New returns a host that has nothing to publish yet.
+// New returns a host without output to publish.
 func New(cfg Config) *Host {
 	if cfg.Probe == nil {
 		cfg.Probe = func(string) {}
@@ -40,6 +40,6 @@ func New(cfg Config) *Host {
 	return &Host{cfg: cfg, conn: cfg.Conn, turns: newTurns(cfg.Burst, cfg.Rate)}
 }
 
-// ExecStartsOrEnds makes the output of other sandboxes yield for a moment: the start and the end of an exec need the
-// same cores, and the same store.
+// ExecStartsOrEnds slows down the output of other sandboxes for a moment, because the start and the end of an exec need
+// the same cores and the same store.
 func (h *Host) ExecStartsOrEnds(k protocol.SandboxKey) { h.turns.yieldTo(k) }

@@ -7,21 +7,21 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 )
 
-// A single server writes output to disk a moment after it acknowledged it. Until then, the files of an exec that has
-// ended are kept, if they are small and few.
+// A single server acknowledges output a moment before it writes the output to disk. Until then, the worker keeps the
+// files of an exec that has ended, within these limits.
 const (
 	syncAfter = 2 * time.Second // output acknowledged this long ago survives a crash of the server
 
-	keepBytes  = 8 << 20 // of one exec
-	keepExecs  = 256     // of one worker
-	keepWithin = time.Minute
+	keepBytes  = 8 << 20     // largest output of an exec whose files are kept
+	keepExecs  = 256         // number of execs of one worker whose files are kept at the same time
+	keepWithin = time.Minute // longest time for which the files are kept
 )
 
-// Forget calls forget, which removes the files of the ended exec, once the log has the output for good. It does not
-// wait longer than the container lives: the context that while returns ends with it.
+// Forget calls forget, which removes the files of the ended exec, once a crash of the server can no longer lose the
+// exec's output. It waits at most until the context that while returns ends. This context must end with the container.
 func (p *Exec) Forget(while func(context.Context) (context.Context, context.CancelFunc), forget func()) {
 	h := p.host
-	stdout, stderr := p.Published() // as the exec's end says
+	stdout, stderr := p.Published() // the same sizes as in the event of the exec's end
 	total := stdout + stderr
 	p.deadline = time.Time{}
 	cheap := total > 0 && total <= keepBytes && h.kept.Load() < keepExecs

@@ -10,20 +10,20 @@ import (
 )
 
 // turns decides which chunk of output a worker publishes next. Sandboxes take turns, one chunk each, and so do the
-// execs of one sandbox. The chunks in flight are limited, because events share the connection, and a sandbox that has
-// used up its burst is limited to its rate.
+// execs of one sandbox. The chunks in flight are limited, because events share the connection. A sandbox that has used
+// up its burst is limited to its rate.
 type turns struct {
 	burst, rate float64 // of each sandbox: bytes, and bytes a second
-	pace        float64 // of all sandboxes while they have to yield, bytes a second
+	pace        float64 // bytes a second of all sandboxes that yield, together
 
 	mu       sync.Mutex
 	queues   map[protocol.SandboxKey]*queue
-	active   [2]activity // the two sandboxes that were active last
-	paced    float64     // bytes that may be sent now by those that yield; below 0: they wait
-	pacedAt  time.Time
+	active   [2]activity // the latest activity of each of the two sandboxes that were active last
+	paced    float64     // bytes that sandboxes that yield may send now; below 0: they have to wait
+	pacedAt  time.Time   // when paced was computed
 	ring     []*queue    // the queues with waiting turns, in the order in which they are served
 	inFlight int64       // bytes
-	timer    *time.Timer // calls dispatch when the next queue has waited long enough for its rate
+	timer    *time.Timer // calls dispatch when the next queue has waited long enough
 }
 
 // activity is the latest start or end of an exec in a sandbox.
@@ -32,18 +32,18 @@ type activity struct {
 	at  time.Time
 }
 
-// queue holds what one sandbox has to publish.
+// queue holds the waiting turns of one sandbox.
 type queue struct {
 	key      protocol.SandboxKey
-	waiting  []*turn // of its execs, in order
+	waiting  []*turn // of the sandbox's execs, in order
 	inFlight int64   // bytes
-	left     float64 // bytes of its burst; below 0: it waits
+	left     float64 // bytes left of the sandbox's burst; below 0: the sandbox has to wait
 	leftAt   time.Time
 }
 
 // turn is the permission to publish one chunk. done ends it.
 type turn struct {
-	granted chan struct{} // closed when the turn has come
+	granted chan struct{} // closed when the chunk may be sent
 	turns   *turns
 	queue   *queue
 	size    int64
@@ -59,20 +59,21 @@ const (
 )
 
 const (
-	// Another chunk may be sent while fewer bytes than this are in flight, of all sandboxes and of the same sandbox:
-	// an event, or the chunk of another sandbox, waits behind them.
+	// A chunk may be sent while fewer than maxInFlight bytes of all sandboxes, and fewer than maxSandboxInFlight bytes of
+	// its own sandbox, are in flight. Events and the chunks of other sandboxes wait for the bytes in flight.
 	maxInFlight        = 2 << 20
 	maxSandboxInFlight = 1 << 20
 
-	// While execs of other sandboxes start and end, output is sent at pacePerCore bytes a second for each core, after
-	// a burst of paceBurst bytes, and only a yieldPart of the above may be in flight. More would take the cores, and
-	// the store, from those execs.
+	// While execs of other sandboxes start and end, a sandbox yields. All sandboxes that yield may together send
+	// pacePerCore bytes a second for each core, after a burst of paceBurst bytes. The limits on bytes in flight are
+	// divided by yieldPart. More output would slow down those execs, which need the same cores and the same store.
 	pacePerCore = 16 << 20
 	paceBurst   = 1 << 20
 	yieldPart   = 4
-	yieldFor    = time.Second // after an exec started or ended
+	yieldFor    = time.Second // how long other sandboxes yield after an exec has started or ended
 
-	// minCost is what a chunk counts at least: a message of one byte is as much work as one of a few KiB.
+	// minCost is the least number of bytes that a chunk counts, because a message of one byte is as much work as a
+	// message of a few KiB.
 	minCost = 16 << 10
 
 	// DefaultBurst is the default of [Config].Burst.
@@ -106,14 +107,14 @@ func (o *turns) yields(k protocol.SandboxKey, now time.Time) bool {
 	return false
 }
 
-// paceWait returns how long the sandboxes that yield have to wait. The caller holds the lock.
+// paceWait returns how long the sandboxes that yield have to wait before they may send. The caller holds the lock.
 func (o *turns) paceWait(now time.Time) time.Duration {
 	o.paced = min(paceBurst, o.paced+o.pace*now.Sub(o.pacedAt).Seconds())
 	o.pacedAt = now
 	return max(0, time.Duration(-o.paced/o.pace*float64(time.Second)))
 }
 
-// ask queues up for a chunk of size bytes.
+// ask returns a turn for a chunk of size bytes. The turn waits in the sandbox's queue until it is granted.
 func (o *turns) ask(k protocol.SandboxKey, size int64) *turn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,7 +132,7 @@ func (o *turns) ask(k protocol.SandboxKey, size int64) *turn {
 	return t
 }
 
-// done ends a turn: the log has answered, or the chunk is not to be sent any more. It may be called again, and on nil.
+// done ends a turn: the log has answered, or the chunk will not be sent. It may be called twice, and on nil.
 func (t *turn) done() {
 	if t == nil {
 		return
@@ -155,7 +156,7 @@ func (t *turn) done() {
 	o.dispatch()
 }
 
-// without returns a list without its entry e. The old list stays as it is.
+// without returns a list without its entry e. It does not change the old list.
 func without[E comparable](list []E, e E) []E {
 	i := slices.Index(list, e)
 	if i < 0 {
@@ -164,7 +165,7 @@ func without[E comparable](list []E, e E) []E {
 	return append(list[:i:i], list[i+1:]...)
 }
 
-// dispatch grants turns, one sandbox after the other, while they may be granted. The caller holds the lock.
+// dispatch grants turns to one sandbox after the other, until no turn may be granted. The caller holds the lock.
 func (o *turns) dispatch() {
 	now := time.Now()
 	wait := time.Duration(0)
@@ -186,8 +187,8 @@ func (o *turns) dispatch() {
 	}
 }
 
-// may reports whether the first turn of a queue may be granted. If not, rest is how long the queue has to wait for its
-// rate or its pace; 0 if it only waits for the chunks in flight. The caller holds the lock.
+// may reports whether the first turn of a queue may be granted. If not, rest is how long the queue has to wait because
+// of its rate or the pace. rest is 0 if the queue only waits for the chunks in flight. The caller holds the lock.
 func (o *turns) may(q *queue, now time.Time) (may bool, rest time.Duration) {
 	all, own := int64(maxInFlight), int64(maxSandboxInFlight)
 	rest = o.refill(q, now)
@@ -209,11 +210,12 @@ func (o *turns) grant(q *queue) {
 	q.inFlight += t.size
 	cost := float64(max(t.size, minCost))
 	q.left -= cost
-	o.paced = max(o.paced, 0) - cost // what was sent without a pace leaves no debt
+	o.paced = max(o.paced, 0) - cost // limits the debt to one chunk, however much was sent while no sandbox had to yield
 	close(t.granted)
 }
 
-// refill adds what a queue has gained by its rate, and returns how long it has to wait. The caller holds the lock.
+// refill adds the bytes that the queue's rate allows since the last refill. It returns how long the queue has to wait.
+// The caller holds the lock.
 func (o *turns) refill(q *queue, now time.Time) (wait time.Duration) {
 	q.left = min(o.burst, q.left+o.rate*now.Sub(q.leftAt).Seconds())
 	q.leftAt = now
@@ -223,7 +225,7 @@ func (o *turns) refill(q *queue, now time.Time) (wait time.Duration) {
 	return time.Duration(-q.left / o.rate * float64(time.Second))
 }
 
-// dispatchAfter calls dispatch when a queue has waited long enough. The caller holds the lock.
+// dispatchAfter calls dispatch after the given wait. The caller holds the lock.
 func (o *turns) dispatchAfter(wait time.Duration) {
 	wait = max(wait, time.Millisecond)
 	if o.timer != nil {
@@ -236,7 +238,7 @@ func (o *turns) dispatchAfter(wait time.Duration) {
 	})
 }
 
-// dropIdle forgets the queues that are in the same state as new ones. The caller holds the lock.
+// dropIdle removes the queues that are in the same state as a new queue. The caller holds the lock.
 func (o *turns) dropIdle() {
 	now := time.Now()
 	for k, q := range o.queues {

@@ -1,11 +1,11 @@
-// Package progress appends the phases of a create to a sandbox's history in as few messages as possible. Each message
-// costs a durable write. The phases of a quick create are appended together with its result; a slow create appends them
-// while it lasts.
+// Package progress appends the phases of a create to a sandbox's history in as few messages as possible, because each
+// message costs a durable write. The phases of a quick create are appended together with its result. The phases of a
+// slow create are appended before the create ends, in separate messages.
 //
-//	Enter ─► pending phases ─┬─► with ready or failed, in one message
-//	                         └─► after First, and then at most once per Pause, in a message of their own
+//	Enter ─► pending phases ─┬─► quick create: in one message with ready or failed
+//	                         └─► slow create: a separate message after First, and then at most one per Pause
 //
-// The events are the same either way, each with its own number and the time at which its phase began.
+// The events are the same in both cases. Each has its own number and the time at which its phase began.
 //
 // The package imports protocol.
 package progress
@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	First = 500 * time.Millisecond // from the start of a create to the first message of its own for phases
+	First = 500 * time.Millisecond // from the start of a create to the first separate message for its phases
 	Pause = 5 * time.Second        // minimum time between two such messages
 )
 
-// names are the phases in order.
+// names are the names of the phases, in order.
 var names = []string{"image", "network", "container", "start"}
 
 // Phases are the phases of one create on one host, over all its attempts. Its methods may be called concurrently.
@@ -34,16 +34,17 @@ type Phases struct {
 	mu      sync.Mutex
 	current string           // the newest phase
 	pending []protocol.Event // phases that are not appended yet
-	next    time.Time        // earliest time of the next message of their own
+	next    time.Time        // earliest time of the next separate message
 	entered chan struct{}    // buffered; signals that pending is not empty
 }
 
-// Begin returns the phases of a create, after the phase that the log has: "", or a phase of an earlier attempt.
+// Begin returns the phases of a create. logged is the newest phase in the log, from an earlier attempt, or "".
 func Begin(logged string) *Phases {
 	return &Phases{current: logged, next: time.Now().Add(First), entered: make(chan struct{}, 1)}
 }
 
-// Enter records that a phase begins, at a time by the store's clock. It ignores the newest phase and earlier ones.
+// Enter records that a phase begins, at a time of the store's clock. If this phase or a later one has already begun,
+// Enter does nothing.
 func (p *Phases) Enter(phase string, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,15 +60,15 @@ func (p *Phases) Enter(phase string, at time.Time) {
 	}
 }
 
-// Current returns the newest phase, "" before the first.
+// Current returns the newest phase, or "" if none has begun.
 func (p *Phases) Current() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.current
 }
 
-// Append calls append with the pending phases, which append puts before its own events in one message. It calls append
-// once at a time. If append returns an error, nothing was appended and the phases stay pending.
+// Append calls append with the pending phases, which append puts before its own events in one message. Concurrent calls
+// of Append call append one after the other. If append returns an error, the phases stay pending.
 func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	p.appending.Lock()
 	defer p.appending.Unlock()
@@ -83,8 +84,8 @@ func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	return nil
 }
 
-// Missing returns the pending phases after the newest phase in the log. A message may have been stored although its
-// acknowledgement was lost.
+// Missing returns the pending phases that come after logged, the newest phase in the log. The log may already have
+// pending phases if a message was stored but its acknowledgement was lost.
 func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	i := 0
 	for i < len(pending) && slices.Index(names, pending[i].Phase.Phase) <= slices.Index(names, logged) {
@@ -93,11 +94,11 @@ func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	return slices.Clone(pending[i:])
 }
 
-// Run calls tell whenever phases are due for a message of their own, until ctx ends. tell calls Tell; if nothing was
-// appended, Run calls it again after First.
-func (p *Phases) Run(ctx context.Context, tell func()) {
+// Run calls report whenever pending phases are due for a separate message, until ctx ends. report calls Append; if the
+// phases stay pending, Run calls report again after First.
+func (p *Phases) Run(ctx context.Context, report func()) {
 	for p.await(ctx) {
-		tell()
+		report()
 		p.mu.Lock()
 		if earliest := time.Now().Add(First); p.next.Before(earliest) {
 			p.next = earliest
@@ -106,7 +107,7 @@ func (p *Phases) Run(ctx context.Context, tell func()) {
 	}
 }
 
-// await waits until phases are due for a message. It returns false if ctx ended first.
+// await waits until pending phases are due for a separate message. It returns false if ctx ended first.
 func (p *Phases) await(ctx context.Context) bool {
 	for {
 		p.mu.Lock()

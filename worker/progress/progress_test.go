@@ -23,13 +23,13 @@ func (l *log) append(pending []protocol.Event) error {
 	return nil
 }
 
-// create enters phases, each for the given duration, and ends with a message of its result.
+// create enters phases, stays in each for the given duration, and then appends the message with the result.
 func create(p *Phases, each ...time.Duration) (messages log) {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.Run(ctx, func() { _ = p.Append(messages.append) }) // it never fails
+		p.Run(ctx, func() { _ = p.Append(messages.append) }) // messages.append never fails
 	}()
 	for i, d := range each {
 		p.Enter(names[i], time.Now())
@@ -37,7 +37,7 @@ func create(p *Phases, each ...time.Duration) (messages log) {
 	}
 	stop()
 	<-ended
-	_ = p.Append(messages.append)
+	_ = p.Append(messages.append) // messages.append never fails
 	return messages
 }
 
@@ -45,7 +45,7 @@ func TestAShortCreateAppendsItsPhasesWithItsResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := create(Begin(""), 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond, 200*time.Millisecond)
 		if len(got) != 1 || !slices.Equal(got[0], names) {
-			t.Errorf("messages %q, want one with all phases", got)
+			t.Errorf("the messages have the phases %q, want one message with all phases", got)
 		}
 	})
 }
@@ -54,13 +54,13 @@ func TestALongCreateAppendsItsPhasesWhileItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := create(Begin(""), 10*time.Millisecond, 700*time.Millisecond, 700*time.Millisecond, 700*time.Millisecond)
 		if want := (log{{"image", "network"}, {"container", "start"}}); !slices.EqualFunc(got, want, slices.Equal) {
-			t.Errorf("messages %q, want %q", got, want)
+			t.Errorf("the messages have the phases %q, want %q", got, want)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		got := create(Begin(""), time.Minute, time.Minute, time.Second, time.Minute)
 		if want := (log{{"image"}, {"network"}, {"container"}, {"start"}, nil}); !slices.EqualFunc(got, want, slices.Equal) {
-			t.Errorf("messages %q, want %q", got, want)
+			t.Errorf("the messages have the phases %q, want %q", got, want)
 		}
 	})
 }
@@ -99,10 +99,10 @@ func TestPhasesInTheLogAreNotAppendedAgain(t *testing.T) {
 	for known, want := range map[string][]string{"": names, "network": {"container", "start"}, "start": nil} {
 		var l log
 		if err := p.Append(func(pending []protocol.Event) error {
-			_ = l.append(Missing(pending, known)) // it never fails
+			_ = l.append(Missing(pending, known)) // l.append never fails
 			return errors.New("again")
 		}); err == nil || !slices.Equal(l[0], want) {
-			t.Errorf("with %q in the log: appended %q, want %q", known, l[0], want)
+			t.Errorf("with the phase %q in the log: appended %q, want %q", known, l[0], want)
 		}
 	}
 }

@@ -1,12 +1,13 @@
-// Package removal removes trees whose shape a sandbox chose: as deep, wide and twisted as it could make them.
+// Package removal removes directory trees that the processes in a sandbox made. Such a tree may be very deep or wide,
+// and may contain links and mounts.
 //
-// It needs two descriptors however deep a tree is, follows no link, and does not touch what is mounted inside the tree.
-// Its errors are short: a full path could be too long for any log.
+// A removal needs two open descriptors for a tree of any depth, follows no link, and does not remove files that are
+// mounted inside the tree. Its errors contain only the last name of a path, because a full path could be very long.
 //
 //	top/a/b/c…   the contents of a are removed; its non-empty directories are moved up to top, under
 //	             names that nobody can guess; then a is empty, and is removed
 //
-// Each directory is moved at most once, so the work grows only with the number of entries. Calling it again resumes an
+// Each directory is moved at most once, so the work grows only with the number of entries. A second call continues an
 // interrupted removal.
 //
 // The package imports nothing of this module.
@@ -26,9 +27,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree removes what a path names; it does not follow a link at its end. The directories above must belong to the
-// caller, and may be links. A path that does not exist is no error. If ctx ends, Tree returns its error and leaves the
-// rest.
+// Tree removes the file or directory at a path. If the path names a link, Tree removes the link itself. The directories
+// above must belong to the caller, and may be links. A path that does not exist is not an error. If ctx ends, Tree
+// returns the error of ctx, and a part of the tree may be left.
 func Tree(ctx context.Context, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -41,7 +42,8 @@ func Tree(ctx context.Context, path string) error {
 	return Below(ctx, parent, filepath.Base(path))
 }
 
-// Contents removes what is in a directory, but not the directory. A directory that does not exist is no error.
+// Contents removes all entries of a directory, but not the directory itself. A directory that does not exist is not an
+// error.
 func Contents(ctx context.Context, path string) error {
 	top, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +57,7 @@ func Contents(ctx context.Context, path string) error {
 	return r.empty(ctx)
 }
 
-// Below removes an entry of an open directory, as [Tree] does. name must not contain a slash.
+// Below removes an entry of an open directory in the same way as [Tree]. name must not contain a slash.
 func Below(ctx context.Context, dir *os.File, name string) error {
 	err := unlink(int(dir.Fd()), name)
 	if !errors.Is(err, unix.ENOTEMPTY) {
@@ -77,17 +79,17 @@ func Below(ctx context.Context, dir *os.File, name string) error {
 	return failure(name, unlink(int(dir.Fd()), name))
 }
 
-// removing is the removal of what is in one directory.
+// removing is the removal of all entries of one directory.
 type removing struct {
 	top   *os.File
 	mark  string // prefix of the names of directories that were moved up to top
 	moved int
 }
 
-// batch is how many names are read at a time: a directory may have more names than fit in memory.
+// batch is how many names are read at a time, because a directory may have more names than fit in memory.
 const batch = 1024
 
-// empty removes everything in top.
+// empty removes all entries of top.
 func (r *removing) empty(ctx context.Context) error {
 	return r.each(ctx, r.top, func(name string) error {
 		err := unlink(int(r.top.Fd()), name)
@@ -103,14 +105,14 @@ func (r *removing) empty(ctx context.Context) error {
 			return err
 		}
 		err = unlink(int(r.top.Fd()), name)
-		if errors.Is(err, unix.ENOTEMPTY) { // it was filled again: the next pass finds it
+		if errors.Is(err, unix.ENOTEMPTY) { // a process added entries meanwhile; the next pass of each removes them
 			return nil
 		}
 		return err
 	})
 }
 
-// take removes an entry of a directory below top, or moves it up to top.
+// take removes an entry of a directory below top. A directory that is not empty is moved up to top instead.
 func (r *removing) take(dir *os.File, name string) error {
 	err := unlink(int(dir.Fd()), name)
 	if !errors.Is(err, unix.ENOTEMPTY) {
@@ -120,8 +122,8 @@ func (r *removing) take(dir *os.File, name string) error {
 	return ignoreGone(unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), r.mark+strconv.Itoa(r.moved)))
 }
 
-// each calls remove with the names in a directory until it is empty. In a deep tree, each pass finds the next level in
-// top, so only ctx limits the number of passes.
+// each calls remove with the names in a directory, in one pass after the other, until the directory is empty. In a deep
+// tree, each pass finds in top the directories that the last pass moved up. Only ctx limits the number of passes.
 func (r *removing) each(ctx context.Context, dir *os.File, remove func(name string) error) error {
 	for {
 		if _, err := dir.Seek(0, 0); err != nil {
@@ -152,8 +154,8 @@ func (r *removing) each(ctx context.Context, dir *os.File, remove func(name stri
 	}
 }
 
-// unlink removes a file, or a directory if it is empty. The error is ENOTEMPTY if it is not. A name that does not exist
-// is no error.
+// unlink removes a file or an empty directory. For a directory that is not empty, the error is ENOTEMPTY. A name that
+// does not exist is not an error.
 func unlink(dir int, name string) error {
 	err := ignoreGone(unix.Unlinkat(dir, name, 0))
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
@@ -169,7 +171,7 @@ func unlink(dir int, name string) error {
 	return asDir
 }
 
-// open opens a directory itself, not what a link points to or what is mounted on it.
+// open opens a directory. It does not follow a link, and fails if a file system is mounted on the directory.
 func open(dir int, name string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat2(
@@ -181,7 +183,7 @@ func open(dir int, name string) (*os.File, error) {
 		fd, err = unix.Openat(dir, name, flags, 0)
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return nil, errors.New("it is a mount point")
+		return nil, errors.New("a file system is mounted on it")
 	}
 	if err != nil {
 		return nil, err
@@ -199,9 +201,9 @@ func ignoreGone(err error) error {
 // maxName limits the name in an error.
 const maxName = 80
 
-// Error says what could not be removed: its last name, shortened, and never its path.
+// Error says which file or directory could not be removed.
 type Error struct {
-	Name string
+	Name string // last name of its path, shortened and quoted
 	Err  error
 }
 
@@ -210,7 +212,8 @@ func (e *Error) Error() string { return fmt.Sprintf("remove %s: %v", e.Name, e.E
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// failure names what could not be removed, unless err already names something inside it.
+// failure returns an Error with this name, or err itself if err is the error of a context or already an Error, which
+// names a file inside the directory with this name.
 func failure(name string, err error) error {
 	var named *Error
 	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) ||

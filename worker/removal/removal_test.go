@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratch returns a directory in memory, where a hundred thousand changes take little time.
+// scratch returns a directory in memory, because the tests make many changes, which would take long on a disk.
 func scratch(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "removal-")
@@ -76,11 +76,16 @@ func lowLimit(t *testing.T, more int) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &before) })
+	t.Cleanup(func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
-// Nested directories are removed with a handful of descriptors; os.RemoveAll needs one for each level.
-func TestRemovesADeepTreeWithFewDescriptors(t *testing.T) { // not parallel: it lowers the process's limit
+// os.RemoveAll would need an open descriptor for each level of the tree. The test is not parallel, because it lowers
+// the limit of the whole process.
+func TestRemovesADeepTreeWithFewDescriptors(t *testing.T) {
 	top := deep(t, scratch(t), 5_000)
 	lowLimit(t, 4)
 	if err := Tree(context.Background(), top); err != nil {
@@ -115,7 +120,7 @@ func TestRemovesLinksWithoutFollowingThem(t *testing.T) {
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 1 || left[0].Name() != "kept" {
-		t.Errorf("the removal left %v, %v", left, err)
+		t.Errorf("the removal left %v (error %v), want only the directory kept", left, err)
 	}
 	if _, err := os.Stat(filepath.Join(kept, "file")); err != nil {
 		t.Errorf("the target of a link was removed: %v", err)
@@ -140,7 +145,7 @@ func TestRemovesAWideTree(t *testing.T) {
 	}
 }
 
-// What is mounted in a tree does not belong to the sandbox.
+// A file system that is mounted in a tree does not belong to the sandbox.
 func TestLeavesMountsInATree(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may mount")
@@ -162,10 +167,10 @@ func TestLeavesMountsInATree(t *testing.T) {
 	defer unix.Unmount(on, unix.MNT_DETACH)
 	err := Tree(context.Background(), filepath.Join(dir, "top"))
 	if err == nil {
-		t.Error("removed a tree with a mount in it")
+		t.Error("a tree with a mount in it was removed without an error")
 	}
 	if _, err := os.Stat(filepath.Join(kept, "file")); err != nil {
-		t.Errorf("removed what was mounted: %v", err)
+		t.Errorf("a file in the mounted directory was removed: %v", err)
 	}
 	if err := unix.Unmount(on, unix.MNT_DETACH); err != nil {
 		// The mount may have been moved up to the top with its directory.
@@ -190,17 +195,17 @@ func TestErrorsAreShort(t *testing.T) {
 	defer unix.Unmount(busy, unix.MNT_DETACH)
 	err := Tree(context.Background(), filepath.Join(dir, "top"))
 	if err == nil || len(err.Error()) > 200 {
-		t.Errorf("the error: %v", err)
+		t.Errorf("the error is %v, want an error of at most 200 bytes", err)
 	}
 }
 
-func TestResumesAnInterruptedRemoval(t *testing.T) {
+func TestASecondCallContinuesAnInterruptedRemoval(t *testing.T) {
 	t.Parallel()
 	top := deep(t, scratch(t), 50)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := Tree(ctx, top); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
+		t.Errorf("with a cancelled context: %v, want %v", err, context.Canceled)
 	}
 	if err := Tree(context.Background(), top); err != nil {
 		t.Fatal(err)

@@ -8,21 +8,21 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// history is the sandbox's history as its services and execs use it.
+// history reads and appends to the sandbox's history, for its services and execs.
 type history struct{ s *Sandbox }
 
 func (h history) View(read func(st *protocol.State)) {
 	h.s.journal.View(func(st *protocol.State, _ uint64) { read(st) })
 }
 
-// Append appends what choose returns for the newest state, if the sandbox is still this host's in this generation. It
-// returns decide.ErrSuperseded if choose returns nothing.
+// Append appends the events that choose returns for the newest state. It returns decide.ErrSuperseded if choose returns
+// none, or if the sandbox is no longer on this host in this generation.
 func (h history) Append(ctx context.Context, generation uint64, choose decide.Decision) error {
 	_, err := h.appendEvents(ctx, generation, choose)
 	return err
 }
 
-// appendEvents appends as Append does, and returns the events as they are in the log.
+// appendEvents does what Append does, and returns the events as they are in the log.
 func (h history) appendEvents(ctx context.Context, generation uint64, choose decide.Decision) (
 	[]protocol.Event, error) {
 	events, err := h.s.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
@@ -49,7 +49,7 @@ func (s *Sandbox) append(ctx context.Context, generation uint64, choose decide.D
 	return s.history().Append(ctx, generation, choose)
 }
 
-// fail appends that the sandbox failed, and before it the end of its execs.
+// fail appends the ends of the sandbox's execs, and then that the sandbox failed.
 func (s *Sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
 	if stopped := s.diskStop.noted(b.Generation); stopped != nil {
 		why = stopped

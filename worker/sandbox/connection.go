@@ -9,19 +9,19 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// connection is the sandbox's connection to its primary container, which changes with each start of the container.
+// connection holds the sandbox's connection to its primary container. Each start of the container has a new one.
 type connection struct {
 	s *Sandbox
 
 	mu      sync.Mutex
 	primary *primary          // nil: no supervisor is connected
-	lastRun decide.PrimaryRun // the last report on the own command before its container ended
+	lastRun decide.PrimaryRun // the last report on the sandbox's own command before its container ended
 	changed chan struct{}     // closed and replaced when primary changes
 }
 
 func newConnection(s *Sandbox) *connection { return &connection{s: s, changed: make(chan struct{})} }
 
-// attach makes p the connection. Hooks that waited for one run.
+// attach makes p the connection, and wakes the hooks that wait for a connection.
 func (c *connection) attach(p *primary) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -30,7 +30,7 @@ func (c *connection) attach(p *primary) {
 	c.changed = make(chan struct{})
 }
 
-// detach disconnects from a container that has ended. Its execs read what it left behind.
+// detach disconnects from a container that has ended. Its execs read their results from the files that it left.
 func (c *connection) detach() {
 	c.mu.Lock()
 	p := c.primary
@@ -45,14 +45,14 @@ func (c *connection) detach() {
 	}
 }
 
-// get returns the connection to the present start of the container, nil if there is none.
+// get returns the connection to the present start of the container, or nil if there is none.
 func (c *connection) get() *primary {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.primary
 }
 
-// attachment is the connection to the container's supervisor, nil if there is none.
+// attachment returns the connection to the container's supervisor, or nil if there is none.
 func (c *connection) attachment() *attach.Attachment {
 	if p := c.get(); p != nil {
 		return p.Attachment
@@ -60,7 +60,7 @@ func (c *connection) attachment() *attach.Attachment {
 	return nil
 }
 
-// attachmentOf is the connection to a service's supervisor, or to the primary container's for "".
+// attachmentOf returns the connection to a service's supervisor, or to the primary container's if service is "".
 func (c *connection) attachmentOf(service string) *attach.Attachment {
 	if service == "" {
 		return c.attachment()
@@ -72,7 +72,7 @@ func (c *connection) attachmentOf(service string) *attach.Attachment {
 	return nil
 }
 
-// await returns the connection to the container's supervisor, and waits for one until ctx ends.
+// await waits until there is a connection to the container's supervisor, and returns it.
 func (c *connection) await(ctx context.Context) (*attach.Attachment, error) {
 	for {
 		c.mu.Lock()
@@ -98,7 +98,7 @@ func (c *connection) runHook(ctx context.Context, name string, h *protocol.Hook)
 	return a.Hook(ctx, name, h)
 }
 
-// ownRun is the newest report on the sandbox's own command, also after its container ended.
+// ownRun returns the newest report on the sandbox's own command, even after its container ended.
 func (c *connection) ownRun() *decide.PrimaryRun {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,8 +109,8 @@ func (c *connection) ownRun() *decide.PrimaryRun {
 	return &run
 }
 
-// check appends starts and ends of the own command of a ready sandbox, and fails the sandbox if the command is
-// in a crash loop.
+// check appends the starts and ends of a ready sandbox's own command, and fails the sandbox if the command is in a
+// crash loop.
 func (c *connection) check(ctx context.Context) error {
 	s := c.s
 	st, _ := s.journal.State()

@@ -18,13 +18,13 @@ import (
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
 
-// containers are the sandbox's containers on the engine, also those of its services. It is a service.Containers.
+// containers are the sandbox's containers on the engine, including those of its services. It is a service.Containers.
 type containers struct{ s *Sandbox }
 
 func (s *Sandbox) containers() containers { return containers{s} }
 
-// Inspect returns a container of the sandbox, the zero value if there is none. A container of somebody else's that has
-// the name is not the sandbox's; it only prevents that the sandbox's is made.
+// Inspect returns a container of the sandbox, or the zero value if there is none. A container with this name that does
+// not belong to the sandbox counts as none. The sandbox's container cannot be made while the other one has its name.
 func (l containers) Inspect(ctx context.Context, name string) (docker.Container, error) {
 	c, err := l.s.host.Engine.Inspect(ctx, name)
 	if docker.IsNotFound(err) {
@@ -40,7 +40,7 @@ func (l containers) Inspect(ctx context.Context, name string) (docker.Container,
 }
 
 // Image gets an image for a container of the sandbox, and appends the progress of a pull. Call release once the
-// container exists: from then on the container keeps the image.
+// container exists: from then on the container prevents the image's removal.
 func (l containers) Image(ctx context.Context, generation uint64, ref, pull string) (
 	_ docker.Image, release func(), err error) {
 	s := l.s
@@ -50,13 +50,13 @@ func (l containers) Image(ctx context.Context, generation uint64, ref, pull stri
 			return decide.PullProgress(st, s.phases.of(b).Current(), &p)
 		})
 		if decide.IgnoreSuperseded(err) != nil && ctx.Err() == nil {
-			s.log.Warn("could not append the progress of a pull", "image", p.Image, "error", err)
+			s.log.Warn("could not append the progress of an image pull", "image", p.Image, "error", err)
 		}
 	})
 }
 
-// CopyTrees copies the uploaded trees for a service, or for the primary container if service is "", into its container,
-// which has not started yet. mounted are the paths at which something is mounted in the container.
+// CopyTrees copies uploaded trees into a container that has not started yet: that of a service, or the primary
+// container if service is "". mounted lists the paths in the container at which something is mounted.
 func (l containers) CopyTrees(ctx context.Context, container, service string, copies []protocol.Copy,
 	mounted []string) error {
 	to := treecopy.Container{ID: container, Sandbox: l.s.key, Service: service, Mounted: mounted}
@@ -92,7 +92,7 @@ func (c *creation) containerSpec(gpus []string) docker.ContainerSpec {
 	return spec
 }
 
-// environment merges the variables of tools and of the spec, which wins, in a stable order.
+// environment merges the variables of tools and of the spec, in a stable order. The spec overrides the tools.
 func environment(tools, spec map[string]string) (list []string) {
 	env := maps.Clone(tools)
 	if env == nil {
@@ -106,12 +106,12 @@ func environment(tools, spec map[string]string) (list []string) {
 	return list
 }
 
-// hostname of the primary container.
+// hostname returns the hostname of the primary container.
 func hostname(b *protocol.Sandbox, k protocol.SandboxKey) string {
 	return cmp.Or(b.Spec.Hostname, k.ID)
 }
 
-// mountTargets are the paths of the primary container at which something is mounted.
+// mountTargets returns the paths in the primary container at which something is mounted.
 func mountTargets(spec *protocol.SandboxSpec, bound hostfiles.Bindings) []string {
 	var targets []string
 	for _, b := range bound.List {

@@ -16,21 +16,21 @@ import (
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
-// admit counts the sandbox on the host before the create or resume begins. If there is no room, it gives the sandbox
-// back.
+// admit counts the sandbox on the host before a create or resume begins. If the host has no room, admit gives the
+// sandbox back to the coordinators, which place it again.
 func (t *starter) admit(ctx context.Context) error {
 	s, b := t.s, t.b
 	why, err := s.host.Admission.Admit(ctx, s.key, b.Spec.Totals())
 	if why == "" || err != nil {
 		return err
 	}
-	s.log.Warn("no room for the sandbox; giving it back", "why", why)
+	s.log.Warn("the host has no room for the sandbox; giving it back to be placed again", "why", why)
 	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Refused(st, why) })
 	return cmp.Or(err, decide.ErrSuperseded)
 }
 
-// create makes everything that the sandbox does not have on the host yet, so it resumes an earlier try. A permanent
-// error fails the sandbox.
+// create makes everything that the sandbox does not have on the host yet. It can therefore continue an earlier,
+// interrupted create. A permanent error fails the sandbox.
 func (t *starter) create(ctx context.Context) error {
 	s, b := t.s, t.b
 	if why := s.diskStop.noted(b.Generation); why != nil {
@@ -49,23 +49,23 @@ func (t *starter) create(ctx context.Context) error {
 		return err
 	case bounded.Err() != nil:
 		return s.phases.fail(ctx, b, timeoutError(b, err))
-	case hosterr.Temporary(err) && !hosterr.DiskFull(err): // with a full disk, another host has room
+	case hosterr.Temporary(err) && !hosterr.DiskFull(err): // if the disk is full, do not retry on this host
 		return err
 	}
 	return s.phases.fail(ctx, b, protocol.AsError(err))
 }
 
-// assignment is when this process first read an assignment of the sandbox, by its own monotonic clock.
+// assignment says from when the time limit of a create counts, by this process's monotonic clock.
 type assignment struct {
-	at   time.Time // of the event
-	from time.Time // the create's time counts from here
+	at   time.Time // when the assignment was appended, by the store's clock
+	from time.Time // when the time limit began to count, by this process's clock
 }
 
-// maxLateness is how long after its deadline a create may still be wanted: then the coordinators end it.
+// maxLateness is how long after its deadline a create may still be wanted. By then, the coordinators have ended it.
 const maxLateness = time.Minute
 
-// left returns the time that remains until the sandbox must be ready. This process alone measures it, so a clock
-// that is set meanwhile does not end the create.
+// left returns the time that remains until the sandbox must be ready. It uses only this process's monotonic clock, so
+// that setting the machine's clock does not end the create.
 func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	timeout := b.Spec.CreateTimeout.Std()
 	if !a.at.Equal(b.AssignedAt) {
@@ -74,9 +74,10 @@ func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	return timeout - time.Since(a.from)
 }
 
-// firstRead dates an assignment. The time used up before this process read it is the age that the store's clock gives.
-// An impossible age counts as none: with a wrong clock, a host would otherwise fail each create without a try, and,
-// being empty, attract all of them.
+// firstRead returns an assignment that was appended at a time of the store's clock, and that this process reads first
+// now. The age of the assignment, by the store's clock, is subtracted from the create's time. An impossible age counts
+// as zero. Otherwise a host with a wrong clock would fail each create without a try, and, being empty, attract all of
+// them.
 func firstRead(at, now time.Time, timeout time.Duration) assignment {
 	age := now.Sub(at)
 	if age < 0 || age > timeout+maxLateness {
@@ -85,7 +86,7 @@ func firstRead(at, now time.Time, timeout time.Duration) assignment {
 	return assignment{at, time.Now().Add(-age)}
 }
 
-// timeoutError is what a sandbox fails with that is not ready in time, because of err.
+// timeoutError is the error of a sandbox that was not ready in time because of err.
 func timeoutError(b *protocol.Sandbox, err error) *protocol.Error {
 	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout,
 		"not ready within %s: %v", b.Spec.CreateTimeout, err)
@@ -93,20 +94,20 @@ func timeoutError(b *protocol.Sandbox, err error) *protocol.Error {
 	return why
 }
 
-// creation is one try to create the sandbox. Each step adds what the next ones need.
+// creation is one try to create the sandbox. Each step fills in the fields that later steps need.
 type creation struct {
 	s *Sandbox
 	b *protocol.Sandbox
 
-	mounts   []hostfiles.Binding // of the spec
+	mounts   []hostfiles.Binding // that the spec asks for
 	image    docker.Image
 	dir      hostdir.Dir
-	secret   []byte
+	secret   []byte             // authenticates the supervisor's exit records
 	earlier  bool               // an earlier try may have made the network
-	bindings hostfiles.Bindings // of the spec and its tools
-	targets  []string           // paths of the container at which something is mounted
-	volumes  []string           // of the image
-	rules    firewall.Network   // of the sandbox's network
+	bindings hostfiles.Bindings // that the spec and its tools ask for
+	targets  []string           // paths in the container at which something is mounted
+	volumes  []string           // paths in the container that the image declares as volumes
+	rules    firewall.Network   // firewall rules of the sandbox's network
 }
 
 func (c *creation) run(ctx context.Context) error {
@@ -134,7 +135,7 @@ func (c *creation) run(ctx context.Context) error {
 	return c.appendReady(ctx, id, p)
 }
 
-// check checks the spec against what the host offers.
+// check returns an error if the host does not offer what the spec needs.
 func (c *creation) check() (err error) {
 	host, spec := c.s.host, &c.b.Spec
 	if err := host.Check(spec); err != nil {
@@ -155,14 +156,14 @@ func (c *creation) getImage(ctx context.Context) (release func(), err error) {
 		return nil, err
 	}
 	pull := c.b.Spec.Pull
-	if pull == protocol.PullAlways && c.s.local.container.ID != "" { // an earlier try has pulled it
+	if pull == protocol.PullAlways && c.s.local.container.ID != "" { // an earlier try has pulled the image
 		pull = protocol.PullMissing
 	}
 	c.image, release, err = c.s.containers().Image(ctx, c.b.Generation, c.b.Spec.Image, pull)
 	return release, err
 }
 
-// makeDir makes the sandbox's directory, with all that a start of the container needs.
+// makeDir makes the sandbox's directory, with all files that a start of the container needs.
 func (c *creation) makeDir(ctx context.Context) (err error) {
 	s, spec := c.s, &c.b.Spec
 	c.dir = s.host.Dirs.Of(s.key, c.b.Generation)
@@ -201,8 +202,8 @@ func (c *creation) makeNetwork(ctx context.Context) (err error) {
 
 const maxPortTries = 5
 
-// launch makes the container if there is none, and starts it. If a port that the worker chose is taken by the time the
-// container starts, launch removes the container, and makes it again with another port.
+// launch makes the container if there is none, and starts it. If another process has taken a port that the worker
+// chose, launch removes the container, and makes it again with another port.
 func (c *creation) launch(ctx context.Context) (id string, p *primary, err error) {
 	s := c.s
 	id = s.local.container.ID
@@ -217,7 +218,7 @@ func (c *creation) launch(ctx context.Context) (id string, p *primary, err error
 		if !retry || try == maxPortTries {
 			return id, p, named
 		}
-		s.log.Info("a chosen port was taken meanwhile; choosing another", "error", err)
+		s.log.Info("another process took a host port chosen for the sandbox; choosing another port", "error", err)
 		if err := s.host.Engine.RemoveContainer(ctx, id); err != nil {
 			return "", nil, err
 		}
@@ -249,17 +250,17 @@ func (c *creation) makeContainer(ctx context.Context) (id string, err error) {
 	return id, err
 }
 
-// start copies trees into a container that never ran, starts it if it does not run, and connects to its supervisor.
+// start copies trees into a container that never ran, starts it if it does not run, and connects to its supervisor. It
+// leaves the trees in a container that ran as they are, because a process in the container may have changed them.
 func (c *creation) start(ctx context.Context, id string) (*primary, error) {
 	s := c.s
-	there := s.local.Container
-	if there == decide.ContainerAbsent ||
-		there == decide.ContainerMade { // a container that ran may have changed the copies
+	found := s.local.Container
+	if found == decide.ContainerAbsent || found == decide.ContainerMade {
 		if err := s.containers().CopyTrees(ctx, id, "", c.b.Spec.Copies, c.targets); err != nil {
 			return nil, err
 		}
 	}
-	if there != decide.ContainerRunning {
+	if found != decide.ContainerRunning {
 		if err := s.phases.enter(c.b, "start"); err != nil {
 			return nil, err
 		}

@@ -23,19 +23,19 @@ func (s *Sandbox) StopForDisk(why *protocol.Error) {
 	if os.Geteuid() == 0 {
 		return
 	}
-	go func() { // without root, the watch may not kill the processes of other users, but the engine may
+	go func() { // a worker that is not root cannot kill the processes of other users; the engine can
 		if err := s.host.Engine.KillContainer(context.Background(), s.name()); err != nil {
-			s.log.Warn("could not kill a sandbox that fills a disk", "error", err)
+			s.log.Warn("could not kill the container of a sandbox that fills a disk", "error", err)
 		}
 	}()
 }
 
-// diskStop is why a disk watch stopped the sandbox.
+// diskStop records why the disk watch stopped the sandbox.
 type diskStop struct {
 	s *Sandbox
 
 	mu  sync.Mutex
-	why *protocol.Error // of this process's watch; nil: it did not stop the sandbox
+	why *protocol.Error // nil: this process's disk watch did not stop the sandbox
 }
 
 func (d *diskStop) set(why *protocol.Error) {
@@ -44,14 +44,14 @@ func (d *diskStop) set(why *protocol.Error) {
 	d.why = why
 }
 
-// now returns why this process's disk watch stopped the sandbox, nil if it did not.
+// now returns why this process's disk watch stopped the sandbox, or nil if it did not.
 func (d *diskStop) now() *protocol.Error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.why
 }
 
-// noted returns why a disk watch, also that of an earlier worker, stopped the sandbox, nil if none did.
+// noted returns why the disk watch of this worker or of an earlier one stopped the sandbox, or nil if none did.
 func (d *diskStop) noted(generation uint64) *protocol.Error {
 	if why := d.now(); why != nil {
 		return why
@@ -63,7 +63,7 @@ func (d *diskStop) noted(generation uint64) *protocol.Error {
 func (d *diskStop) forget(generation uint64) error {
 	d.set(nil)
 	if err := disk.RemoveNote(d.s.dir(generation).Path); err != nil {
-		return hosterr.Wrap(err, "forget why the sandbox was stopped")
+		return hosterr.Wrap(err, "remove the note of why the disk watch stopped the sandbox")
 	}
 	return nil
 }

@@ -13,7 +13,7 @@
 //	           │
 //	      append.go ──► worker/decide ──► journal ──► the log
 //
-// Each operation can be broken off anywhere and repeated. A worker that restarts therefore takes the same steps.
+// Each operation can be interrupted at any point and repeated. A worker that restarts therefore takes the same steps.
 //
 // The package imports protocol, jetstream, backoff, wake, supervisor/control, and of worker the packages worker/attach,
 // worker/decide, worker/disk, worker/docker, worker/firewall, worker/hostdir, worker/hosterr, worker/hostfiles,

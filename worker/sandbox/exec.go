@@ -17,20 +17,20 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// execRun takes one exec from its state in the log to its end: append started, start it through the supervisor, publish
-// its output, append its end, have the supervisor forget it. Each step can be repeated, so a worker that finds the exec
-// half-way resumes it with the same code.
+// execRun takes one exec from its state in the log to its end: it appends started, starts the exec through the
+// supervisor, publishes its output, appends its end, and has the supervisor forget it. Each step can be repeated, so a
+// worker that restarts continues an unfinished exec with the same code.
 type execRun struct {
 	s       *Sandbox
 	id      string
-	service string // whose container it runs in; "": the primary one
+	service string // in whose container the exec runs; "": the primary container
 	result  chan control.Result
 	done    chan struct{} // closed when the goroutine has ended
 	stop    context.CancelFunc
 
 	stdout, stderr atomic.Int64 // sizes of the output that the supervisor reported
 	grew           wake.Signal
-	cancelled      atomic.Bool // the supervisor was asked to end it
+	cancelled      atomic.Bool // the supervisor was asked to end the exec
 }
 
 func newExecRun(s *Sandbox, x *protocol.Exec, stop context.CancelFunc) *execRun {
@@ -38,7 +38,7 @@ func newExecRun(s *Sandbox, x *protocol.Exec, stop context.CancelFunc) *execRun 
 		done: make(chan struct{}), stop: stop, grew: wake.New()}
 }
 
-// grow takes the sizes of the output.
+// grow records the sizes of the output that the supervisor reported.
 func (r *execRun) grow(stdout, stderr int64) {
 	raise(&r.stdout, stdout)
 	raise(&r.stderr, stderr)
@@ -50,7 +50,7 @@ func raise(size *atomic.Int64, to int64) {
 	}
 }
 
-// cancel has the supervisor end the exec's process tree. The result is reported as any other.
+// cancel has the supervisor end the exec's process tree. The supervisor then reports the result like any other.
 func (r *execRun) cancel(grace time.Duration) {
 	a := r.s.conn.attachmentOf(r.service)
 	if a == nil {
@@ -60,13 +60,13 @@ func (r *execRun) cancel(grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := a.Link.Cancel(ctx, r.id, grace); err != nil {
-		r.s.log.Warn("could not pass on a cancel; retrying", "exec", r.id, "error", err)
+		r.s.log.Warn("could not have the supervisor cancel an exec; retrying", "exec", r.id, "error", err)
 		r.cancelled.Store(false)
 		time.AfterFunc(retryFirst, r.s.wake.Wake)
 	}
 }
 
-// run takes the exec to its end. It returns nil when the log has the end, or no longer wants the exec from this host.
+// run takes the exec to its end. It returns nil when the log has the end, or when the exec is no longer this host's.
 func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment) error {
 	adopted := x.State == protocol.ExecStateRunning
 	r.s.host.Output.ExecStartsOrEnds(r.s.key)
@@ -93,15 +93,16 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachmen
 	return decide.IgnoreSuperseded(r.finish(ctx, x, a, p, result))
 }
 
-// failWithService fails an exec whose service has no container that runs, and will have none by itself.
+// failWithService fails an exec whose service was given up: it has no running container, and gets none by itself.
 func (r *execRun) failWithService(ctx context.Context) error {
 	return r.s.append(ctx, r.s.history().generation(), func(st *protocol.State) []protocol.Event {
 		return decide.ServiceDown(st, r.id, r.service)
 	})
 }
 
-// appendStarted appends that this worker starts the exec, and returns the number of the start: that of its event. The
-// log comes first, so an exec that was cancelled, or whose sandbox is being stopped, never starts.
+// appendStarted appends that this worker starts the exec, and returns the sequence of this event, which numbers the
+// start. It appends before the process starts, so that an exec that was cancelled, or whose sandbox is being stopped,
+// never starts.
 func (r *execRun) appendStarted(ctx context.Context, boot string) (number uint64, err error) {
 	started := false
 	since := r.s.execs.unstartedSince(r.id)
@@ -114,7 +115,7 @@ func (r *execRun) appendStarted(ctx context.Context, boot string) (number uint64
 		return decide.ExecStart(st, r.id, boot, waited)
 	})
 	switch {
-	case err == nil && events[0].Kind == protocol.ExecFailed: // it waited too long
+	case err == nil && events[0].Kind == protocol.ExecFailed: // the exec waited too long for its start
 		return 0, decide.ErrSuperseded
 	case err == nil:
 		return events[0].Sequence, nil
@@ -145,8 +146,8 @@ func derefResult(r *control.Result) control.Result {
 	return *r
 }
 
-// start has the supervisor start the exec. It returns a result if the exec ended without running under this
-// supervisor, nil if it runs.
+// start has the supervisor start the exec. It returns nil if the exec runs, and a result if the exec ended without
+// running under this supervisor.
 func (r *execRun) start(ctx context.Context, x *protocol.Exec, number uint64, a *attach.Attachment,
 	p *output.Exec) (*control.Result, error) {
 	if err := r.s.host.Fence(); err != nil {
@@ -171,11 +172,11 @@ func (r *execRun) start(ctx context.Context, x *protocol.Exec, number uint64, a 
 		result, err := r.sealedResult(a, protocol.AsError(err).Message)
 		return &result, err
 	case err != nil && protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
-		return nil, err // nothing was started; the next tenure resumes the exec
+		return nil, err // the exec was not started; the next holder of the host's lock starts it
 	case err != nil:
 		return refused(r.id, protocol.AsError(err))
 	}
-	if status.Age > 0 { // the supervisor knows better than the log
+	if status.Age > 0 { // the supervisor knows the age of the process more precisely than the log
 		p.SetAge(status.Age)
 	}
 	if status.Result != nil {
@@ -213,7 +214,8 @@ func (r *execRun) await(ctx context.Context, a *attach.Attachment, p *output.Exe
 	}
 }
 
-// refused is the result of an exec that the supervisor did not start, or an error if a retry may start it.
+// refused returns the result of an exec that the supervisor refused to start because of why. It returns an error
+// instead if a retry may start the exec.
 func refused(id string, why *protocol.Error) (*control.Result, error) {
 	switch {
 	case why.Code == protocol.Unavailable:
@@ -224,14 +226,14 @@ func refused(id string, why *protocol.Error) (*control.Result, error) {
 	return &control.Result{ID: id, Failed: true, Error: why}, nil
 }
 
-// containerEnded is why the supervisor that started an exec is gone.
+// containerEnded is the message of an exec that was interrupted by the end of its container.
 const containerEnded = "its container ended"
 
 // sealedResult reads the result that the exec's supervisor left on disk before it ended. If there is none, the exec was
 // interrupted, because of why.
 func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
 	select {
-	case result := <-r.result: // it was reported just before
+	case result := <-r.result: // the supervisor reported the result before it ended
 		return result, nil
 	default:
 	}
@@ -246,19 +248,19 @@ func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result
 	defer done()
 	record, err := supervise.ReadRecord(run, secret, r.id)
 	if err != nil {
-		r.s.log.Info("an exec has no exit record", "exec", r.id, "why", err)
+		r.s.log.Info("an exec has no readable exit record; its result is unknown", "exec", r.id, "why", err)
 		unknown.StdoutBytes, unknown.StderrBytes = r.stdout.Load(), r.stderr.Load()
 		return unknown, nil
 	}
 	return record.Result, nil
 }
 
-// finish publishes the rest of the output, appends the end, and lets the supervisor forget the exec.
+// finish publishes the rest of the output, appends the end, and has the supervisor forget the exec.
 func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attachment, p *output.Exec,
 	result control.Result) error {
 	r.s.history().View(func(st *protocol.State) {
 		if now := st.Execs[r.id]; now != nil {
-			x = now // it has the time of its start
+			x = now // the newest state has the time of the start
 		}
 	})
 	details := &protocol.ExecDetails{ID: r.id, ExitCode: result.ExitCode, Truncated: result.Truncated,
@@ -283,7 +285,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attach
 func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *control.Result,
 	details *protocol.ExecDetails) (err error) {
 	inline := result.Inline
-	if inline { // unless an earlier worker published some of it
+	if inline { // but not if an earlier worker published a part of the output
 		if inline, err = p.NothingPublished(ctx); err != nil {
 			return err
 		}
@@ -304,13 +306,14 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 	}
 	if result.DiskFull && details.OutputError == nil {
 		details.OutputError = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull,
-			"the disk of its host was full")
+			"the disk of the exec's host was full")
 	}
 	return nil
 }
 
-// ranBetween returns when an exec ran, by the store's clock. Its supervisor knows it by its machine's wall clock, which
-// may have been set meanwhile. started is when the log has that it was to start. A time that is not known is zero.
+// ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by its
+// machine's wall clock, which may have been set meanwhile, so they are limited to the time between started, when the
+// log says that the exec was to start, and now. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {
@@ -333,7 +336,7 @@ func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result)
 	return from, to
 }
 
-// execOutput is the sandbox as the publisher of an exec's output knows it.
+// execOutput gives the publisher of an exec's output what it needs from the sandbox.
 type execOutput struct {
 	r *execRun
 	a *attach.Attachment // nil: the exec's container has ended
@@ -350,8 +353,8 @@ func (o execOutput) Stopped() *protocol.Error { return o.r.s.diskStop.now() }
 
 func (o execOutput) ReachLog(ctx context.Context) error { return o.r.s.journal.Refresh(ctx) }
 
-// runDir opens the run directory of the container that the exec ran in: through the attachment, or, if the container
-// has ended, by its path. secret authenticates the exec's exit record.
+// runDir returns the run directory of the exec's container: that of the attachment, or, if a is nil because the
+// container has ended, the directory at its path. secret authenticates the exec's exit record. Call done after use.
 func (r *execRun) runDir(a *attach.Attachment) (run *os.Root, secret []byte, done func(), err error) {
 	if a != nil {
 		return a.Run, a.Key, func() {}, nil

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// execs are the sandbox's execs that have a goroutine. It passes on what supervisors report of execs, and is a
+// execs are the sandbox's execs that have a goroutine. It forwards the reports of supervisors to them, and is a
 // service.Execs.
 type execs struct {
 	s *Sandbox
@@ -19,22 +19,22 @@ type execs struct {
 	mu         sync.Mutex
 	runs       map[string]*execRun
 	closed     bool                 // no run starts any more
-	pause      time.Duration        // before failed execs are resumed; 0: none failed since
-	pauseUntil time.Time            // end of that pause
-	unstarted  map[string]time.Time // accepted execs that have not started, and since when they are known here
+	pause      time.Duration        // newest pause before a retry of execs; 0: an exec has ended without an error since
+	pauseUntil time.Time            // end of the newest pause
+	unstarted  map[string]time.Time // accepted execs that have not started, and when this worker first saw each
 }
 
-// execRetryMost is the longest pause before failed execs are resumed. The first is retryFirst.
+// execRetryMost is the longest pause before execs that returned an error are retried. The first pause is retryFirst.
 const execRetryMost = 2 * time.Second
 
-// start starts a goroutine for each active exec that has none, if its supervisor is attached or its container has
-// ended, and passes cancels on. Only the sandbox's goroutine calls it.
+// start starts a goroutine for each active exec that has none, if its supervisor is connected or its container has
+// ended. It also passes cancels on to supervisors. Only the sandbox's goroutine calls it.
 //
-// It reads the state under the lock: a goroutine removes its exec only after the journal has the end, so an exec that
-// is active and has no goroutine is really without one.
+// It reads the state under the lock. A goroutine removes its exec from runs only after the journal has the exec's end,
+// so no exec that has just ended can be taken for an active exec without a goroutine.
 func (e *execs) start(ctx context.Context) { e.startWhere(ctx, false) }
 
-// startWhere is start. ended says that every container has ended.
+// startWhere does what start does. ended says that every container has ended.
 func (e *execs) startWhere(ctx context.Context, ended bool) {
 	e.s.host.Probe("before-execs")
 	e.mu.Lock()
@@ -64,7 +64,7 @@ func (e *execs) active() (active []*protocol.Exec) {
 	return active
 }
 
-// rememberUnstarted keeps since when each accepted exec is known here. Hold e.mu.
+// rememberUnstarted records when this worker first saw each accepted exec. Hold e.mu.
 func (e *execs) rememberUnstarted(active []*protocol.Exec) {
 	before := e.unstarted
 	e.unstarted = nil
@@ -83,15 +83,16 @@ func (e *execs) rememberUnstarted(active []*protocol.Exec) {
 	}
 }
 
-// unstartedSince is since when an accepted exec is known here, zero if it has started.
+// unstartedSince returns when this worker first saw an accepted exec, or zero if the exec has started.
 func (e *execs) unstartedSince(id string) time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.unstarted[id]
 }
 
-// containerOf returns the connection to the container that an exec runs in. over says that the exec's goroutine should
-// find out how it ended, or that it cannot start. ended says that every container has ended.
+// containerOf returns the connection to the container that an exec runs in, or nil if there is none. over says that the
+// exec's goroutine must run even without a connection: it finds out how the exec ended, or fails an exec that cannot
+// start. ended says that every container has ended.
 func (e *execs) containerOf(x *protocol.Exec, ended bool) (a *attach.Attachment, over bool) {
 	running := x.State == protocol.ExecStateRunning
 	if x.Spec.Service == "" {
@@ -119,7 +120,7 @@ func (e *execs) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment)
 	return r
 }
 
-// remove removes an exec whose goroutine ends. After an error the sandbox resumes the exec.
+// remove removes an exec whose goroutine ends. After an error, the sandbox starts a new goroutine for the exec.
 func (e *execs) remove(ctx context.Context, r *execRun, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -128,17 +129,17 @@ func (e *execs) remove(ctx context.Context, r *execRun, err error) {
 		e.pause = 0
 		return
 	}
-	e.s.log.Warn("an exec failed to proceed; it will be resumed", "exec", r.id, "error", err)
+	e.s.log.Warn("could not take an exec to its end; retrying", "exec", r.id, "error", err)
 	e.s.mu.Lock()
 	e.s.stale = true
 	e.s.mu.Unlock()
 	e.resumeLater()
 }
 
-// resumeLater wakes the sandbox after a pause, which grows while execs fail. Hold e.mu.
+// resumeLater wakes the sandbox after a pause, which grows while execs return errors. Hold e.mu.
 func (e *execs) resumeLater() {
 	now := time.Now()
-	if now.Before(e.pauseUntil) { // one pause for all that failed meanwhile
+	if now.Before(e.pauseUntil) { // the end of the present pause wakes the sandbox for this exec, too
 		return
 	}
 	e.pause = min(max(2*e.pause, retryFirst), execRetryMost)
@@ -162,7 +163,7 @@ func (e *execs) list() []*execRun {
 	return list
 }
 
-// await waits for all goroutines, whose contexts have ended, and lets no other start.
+// await prevents that new goroutines start, and waits for the others to end. Their contexts must have ended.
 func (e *execs) await() {
 	e.mu.Lock()
 	e.closed = true
@@ -172,7 +173,7 @@ func (e *execs) await() {
 	}
 }
 
-// abandon ends the goroutines of a sandbox that is no longer this host's. They append nothing.
+// abandon ends the goroutines of a sandbox that is no longer this host's. The goroutines append nothing any more.
 func (e *execs) abandon() {
 	for _, r := range e.list() {
 		r.stop()
@@ -180,8 +181,8 @@ func (e *execs) abandon() {
 	}
 }
 
-// awaitEnds waits until the goroutines have appended the ends of their execs; only of those in the primary container if
-// primaryOnly.
+// awaitEnds waits until the goroutines have appended the ends of their execs. With primaryOnly, it waits only for execs
+// in the primary container.
 func (e *execs) awaitEnds(ctx context.Context, grace time.Duration, primaryOnly bool) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+10*time.Second)
 	defer cancel()
@@ -192,7 +193,7 @@ func (e *execs) awaitEnds(ctx context.Context, grace time.Duration, primaryOnly 
 		select {
 		case <-r.done:
 		case <-ctx.Done():
-			return protocol.Errorf(protocol.DeadlineExceeded, "", "exec %s does not end", r.id)
+			return protocol.Errorf(protocol.DeadlineExceeded, "", "exec %s did not end in time", r.id)
 		}
 	}
 	return nil
@@ -204,28 +205,29 @@ func (e *execs) get(id string) *execRun {
 	return e.runs[id]
 }
 
-// Output takes the sizes of an exec's output.
+// Output passes the sizes of an exec's output to its goroutine.
 func (e *execs) Output(o control.Output) {
 	if r := e.get(o.ID); r != nil {
 		r.grow(o.Stdout, o.Stderr)
 	}
 }
 
-// Ended takes the result of an exec.
+// Ended passes the result of an exec to its goroutine.
 func (e *execs) Ended(result control.Result) {
 	if r := e.get(result.ID); r != nil {
 		select {
 		case r.result <- result:
-		default: // it was reported before
+		default: // the supervisor reported the result before
 		}
 	}
 }
 
-// Restart has the sandbox start execs, since a container of its may be ready for them, or has ended.
+// Restart wakes the sandbox, so that it starts execs: one of its containers may be ready for them, or has ended.
 func (e *execs) Restart() { e.s.wake.Wake() }
 
-// Connected has a supervisor drop execs that have ended in the log too: an earlier worker may have died before it did.
-// A supervisor takes at most [control.MaxExecs], and their files fill the disk. Hooks stay, so that none runs twice.
+// Connected has a supervisor drop execs whose end is in the log. An earlier worker may have died before it could do so.
+// A supervisor keeps at most [control.MaxExecs] execs, and their files fill the disk. The supervisor keeps hooks, so
+// that no hook runs twice.
 func (e *execs) Connected(a *attach.Attachment, h control.Hello, first bool) {
 	if !first {
 		return

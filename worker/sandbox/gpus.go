@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// settleGPUs frees the GPUs that the sandbox no longer holds, according to the log and to the state of its container.
+// settleGPUs frees the GPUs that the sandbox no longer needs, according to the log and to the state of its container.
 func settleGPUs(s *Sandbox, b *protocol.Sandbox) {
 	switch c := s.local.Container; {
 	case c == decide.ContainerUnknown, c == decide.ContainerRunning, decide.HoldsHost(b, s.host.ID):

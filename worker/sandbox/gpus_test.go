@@ -28,11 +28,11 @@ func TestGPUsAreHeldWhileTheSandboxHasItsHost(t *testing.T) {
 			decide.ContainerExited, true},
 		"failed and not halted yet": {protocol.Sandbox{State: protocol.StateFailed, HostID: "h1"},
 			decide.ContainerRunning, true},
-		"an engine that did not answer": {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"},
+		"whose engine did not answer": {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"},
 			decide.ContainerUnknown, true},
 		"stopped": {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"},
 			decide.ContainerExited, false},
-		"a resume that waits": {protocol.Sandbox{State: protocol.StatePending, HostID: "h1", Resuming: true},
+		"waiting for its resume": {protocol.Sandbox{State: protocol.StatePending, HostID: "h1", Resuming: true},
 			decide.ContainerExited, false},
 		"made, and assigned elsewhere": {protocol.Sandbox{State: protocol.StateReady, HostID: "h2", Assigned: true},
 			decide.ContainerMade, false},
@@ -45,12 +45,12 @@ func TestGPUsAreHeldWhileTheSandboxHasItsHost(t *testing.T) {
 		gpus.Found(nil)
 		s := New(&Host{Host: service.Host{ID: "h1"}, GPUs: gpus}, box("a"), slog.New(slog.DiscardHandler))
 		if got, err := gpus.Take(s.key, 1); err != nil || !slices.Equal(got, []string{"0"}) {
-			t.Fatalf("a got %v: %v", got, err)
+			t.Fatalf("sandbox a got the GPUs %v and the error %v, want GPU 0", got, err)
 		}
 		s.local.Container = c.container
 		settleGPUs(s, &c.b)
 		if _, err := gpus.Take(box("b"), 1); (err != nil) != c.holds {
-			t.Errorf("%s: held: %v, want %v", name, err != nil, c.holds)
+			t.Errorf("a sandbox %s: it holds its GPU: %v, want %v", name, err != nil, c.holds)
 		}
 	}
 }
@@ -61,10 +61,10 @@ func TestAContainerIsLabelledWithItsGPUs(t *testing.T) {
 	c := &creation{s: s, b: &protocol.Sandbox{Spec: protocol.SandboxSpec{GPUs: "2"}}}
 	spec := c.containerSpec([]string{"0", "2"})
 	if !slices.Equal(spec.GPUs, []string{"0", "2"}) || !slices.Equal(GPUsOf(spec.Labels), spec.GPUs) {
-		t.Errorf("the container has %v, and the label %q", spec.GPUs, spec.Labels[docker.LabelGPUs])
+		t.Errorf("the container has the GPUs %v, and its label says %q", spec.GPUs, spec.Labels[docker.LabelGPUs])
 	}
 	spec = (&creation{s: s, b: &protocol.Sandbox{}}).containerSpec(nil)
 	if _, labelled := spec.Labels[docker.LabelGPUs]; labelled || len(spec.GPUs) > 0 {
-		t.Errorf("a container without GPUs: %+v", spec)
+		t.Errorf("a container without GPUs has GPUs or a label for them: %+v", spec)
 	}
 }

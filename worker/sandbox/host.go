@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
 
-// Host is what sandboxes need of their worker. All fields are required.
+// Host is what sandboxes need from their worker. All fields are required.
 type Host struct {
 	service.Host
 
@@ -23,7 +23,7 @@ type Host struct {
 	Worker  string // name of the worker
 	Token   func() uint64
 	Runtime string // the engine's default OCI runtime
-	DryRun  bool   // report leftovers, and keep them
+	DryRun  bool   // report objects that should be removed, and keep them
 
 	Dirs   hostdir.Root
 	Files  hostfiles.Files
@@ -32,22 +32,22 @@ type Host struct {
 
 	Network *network.Isolation
 	Subnets *network.Subnets
-	Ports   protocol.PortRange // that may be published
+	Ports   protocol.PortRange // ports of the host that sandboxes may publish
 
 	Output    *output.Host
 	Trees     treecopy.Copier
-	Check     func(s *protocol.SandboxSpec) error // against what the host offers
+	Check     func(s *protocol.SandboxSpec) error // returns an error if the host does not offer what the spec needs
 	GPUs      GPUs
 	Admission Admission
 	Owned     Owned
 
-	Listening func() uint64               // how often the worker began to hear notifications
-	Settled   func(k protocol.SandboxKey) // nothing of the sandbox is left on the host that should not be there
+	Listening func() uint64               // how often the worker has subscribed to notifications
+	Settled   func(k protocol.SandboxKey) // called when the host has nothing of the sandbox that should not be there
 }
 
 // Images gets images for containers.
 type Images interface {
-	// Get returns an image, and keeps it until release is called.
+	// Get returns an image, and prevents its removal until release is called.
 	Get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (
 		_ docker.Image, release func(), err error)
 }
@@ -56,18 +56,19 @@ type Images interface {
 type GPUs interface {
 	Take(k protocol.SandboxKey, n int) (ids []string, err error)
 	Claim(k protocol.SandboxKey, ids []string) error
-	Rest(k protocol.SandboxKey)    // keeps them for the sandbox, unless another one needs them
-	Release(k protocol.SandboxKey) // frees them
+	Rest(k protocol.SandboxKey)    // keeps the sandbox's GPUs for it, unless another sandbox needs them
+	Release(k protocol.SandboxKey) // frees the sandbox's GPUs
 }
 
-// Admission decides whether the host has room.
+// Admission decides whether the host has room for a sandbox.
 type Admission interface {
-	// Admit counts a sandbox on the host. If there is no room for it, why explains what is missing.
+	// Admit counts a sandbox on the host. If the host has no room for the sandbox, why explains what is missing.
 	Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error)
 	Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection)
 }
 
-// Owned finds this deployment's containers on the engine.
+// Owned finds this deployment's containers on the engine. Owner returns the sandbox that a container belongs to, and
+// false if the container is not this deployment's.
 type Owned interface {
 	Owner(c *docker.Container) (protocol.SandboxKey, bool)
 	Containers(ctx context.Context) ([]docker.Container, error)

@@ -15,8 +15,8 @@ type local struct {
 	decide.Inspection
 	container  docker.Container
 	fresh      bool           // the container was inspected in this step
-	epoch      int64          // of the engine, when the container was last known to run; -1: never in this tenure
-	background chan inspected // result of an inspection in the background; nil: there is none
+	epoch      int64          // engine's epoch when the container was last known to run; -1: never in this tenure
+	background chan inspected // takes the result of an inspection in the background; nil: there is none
 }
 
 // inspected is the result of an inspection.
@@ -24,7 +24,7 @@ type inspected struct {
 	container docker.Container
 	directory bool
 	services  bool
-	epoch     int64 // of the engine, before the inspection: what is found may end with it
+	epoch     int64 // engine's epoch before the inspection
 	err       error
 }
 
@@ -82,9 +82,9 @@ func (l *local) inspect(ctx context.Context) error {
 	return nil
 }
 
-// inspectInBackground inspects a settled sandbox in the background: a slow or hanging engine must not hold up execs,
-// which do not need it. It returns true while such an inspection runs. If the result differs, the sandbox inspects the
-// host itself.
+// inspectInBackground inspects a settled sandbox in the background. Execs do not need the engine, so a slow or hanging
+// engine must not hold them up. It returns true while the background inspection runs. If that inspection finds a
+// change, it returns false, and the caller inspects the host in the foreground.
 func (l *local) inspectInBackground(ctx context.Context) (running bool, err error) {
 	s := l.s
 	s.mu.Lock()
@@ -130,7 +130,7 @@ func (l *local) inspectInBackground(ctx context.Context) (running bool, err erro
 	return true, nil
 }
 
-// settled reports whether there is nothing to do for a container that runs and is attached as p.
+// settled reports whether the container runs, is connected, and needs no operation. It also returns the connection.
 func (l *local) settled() (p *primary, settled bool) {
 	p = l.s.conn.get()
 	l.setConnected(p)
@@ -150,7 +150,7 @@ func (l *local) setConnected(p *primary) {
 	}
 }
 
-// runs reports whether the attached container still runs.
+// runs reports whether the container with connection p still runs.
 func (r *inspected) runs(p *primary, generation uint64) bool {
 	return r.container.Running && r.container.Pid == p.Pid && docker.GenerationOf(r.container.Labels) == generation
 }

@@ -14,8 +14,8 @@ import (
 // networks makes and finds the sandbox's network.
 type networks struct{ s *Sandbox }
 
-// make makes the sandbox's network on a subnet of its own, or finds the one that an earlier try made, if there
-// was one. The network's rules are in place before the network.
+// make makes the sandbox's network on a subnet of its own. If there may have been an earlier try, it first searches for
+// the network that this try made. The network's firewall rules are in place before the network exists.
 func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (firewall.Network, error) {
 	s := m.s
 	if earlier || b.Phase != "" {
@@ -35,7 +35,7 @@ func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (
 			return firewall.Network{}, err
 		}
 		n := firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: policy}
-		if s.host.Network.BridgeExists(n.Bridge) { // the engine would use a foreign or orphaned bridge as its own
+		if s.host.Network.BridgeExists(n.Bridge) { // the engine would use another owner's bridge as its own
 			s.host.Subnets.MarkForeign(subnet)
 			continue
 		}
@@ -46,7 +46,7 @@ func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (
 	}
 }
 
-// try makes a network on a subnet. It returns retry if the subnet turns out to be used.
+// try makes a network on a subnet. It returns retry if another network already uses the subnet.
 func (m networks) try(ctx context.Context, n firewall.Network, labels map[string]string, earlier bool) (
 	_ firewall.Network, retry bool, _ error) {
 	s := m.s
@@ -64,12 +64,13 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 		s.host.Subnets.Use(n.Subnet)
 		return n, false, s.host.Network.Verify(n)
 	}
-	// The engine may have made it nevertheless. Whatever network it lists gets its rules again.
+	// The engine may have made the network in spite of the error. If it lists the network later, adopt restores the rules.
 	if lost := s.host.Network.Unprotect(n.Bridge); lost != nil {
-		s.log.Warn("could not remove the rules of a network that was not made", "error", lost)
+		s.log.Warn("could not remove the firewall rules of a network that the engine did not make",
+			"bridge", n.Bridge, "error", lost)
 	}
 	switch {
-	case protocol.CodeOf(err) == protocol.AlreadyExists && !earlier: // the machine lost the files of an earlier try
+	case protocol.CodeOf(err) == protocol.AlreadyExists && !earlier: // an earlier try's files were lost, not its network
 		s.host.Subnets.Release(n.Subnet)
 		if adopted, found, findErr := m.adopt(ctx); found || findErr != nil {
 			return adopted, false, findErr
@@ -86,12 +87,12 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 // adopt finds the network that an earlier try made, and puts its rules in place.
 func (m networks) adopt(ctx context.Context) (n firewall.Network, found bool, err error) {
 	s := m.s
-	there, found, err := m.find(ctx)
+	existing, found, err := m.find(ctx)
 	if err != nil || !found {
 		return n, false, err
 	}
-	s.host.Subnets.Use(there.Subnet)
-	n = network.RulesOf(there)
+	s.host.Subnets.Use(existing.Subnet)
+	n = network.RulesOf(existing)
 	if err := s.host.Network.Protect(n); err != nil {
 		return n, true, err
 	}
@@ -109,7 +110,7 @@ func (m networks) find(ctx context.Context) (n docker.Network, found bool, err e
 	return networks[i], true, nil
 }
 
-// RestoreRules puts the rules of the sandbox's network in place before something starts in it again.
+// RestoreRules puts the firewall rules of the sandbox's network in place before a container in it starts again.
 func (l containers) RestoreRules(ctx context.Context, spec *protocol.SandboxSpec) error {
 	return l.s.host.Network.RestoreExisting(spec, func() (docker.Network, bool, error) { return l.s.networks.find(ctx) })
 }

@@ -7,20 +7,20 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// maxPasswd bounds how much of an image's /etc/passwd is read.
+// maxPasswd is how many bytes of an image's /etc/passwd are read at most.
 const maxPasswd = 1 << 20
 
 const removePasswdWithin = 10 * time.Second
 
-// homeOf finds the home directory of the sandbox's user when it is called.
+// homeOf returns a function that finds the home directory of the sandbox's user.
 func (c *creation) homeOf(ctx context.Context, user string) func() (home, env string, err error) {
 	return func() (home, env string, err error) {
 		return c.s.host.Homes.Of(&c.b.Spec, c.image, user, func() ([]byte, error) { return c.passwd(ctx) })
 	}
 }
 
-// passwd reads an image's /etc/passwd, and returns nothing if the image has none. The engine only shows files of
-// containers, so this makes one, which never starts, and removes it again.
+// passwd reads an image's /etc/passwd, and returns nothing if the image has none. The engine can read files only from a
+// container, so passwd makes a container, which never starts, and removes it again.
 func (c *creation) passwd(ctx context.Context) ([]byte, error) {
 	s := c.s
 	if err := removePasswdContainer(ctx, s); err != nil { // left by an earlier try
@@ -40,7 +40,7 @@ func (c *creation) passwd(ctx context.Context) ([]byte, error) {
 		s.host.Probe("after-passwd-create")
 		data, err = s.host.Engine.ReadFile(ctx, id, "/etc/passwd", maxPasswd)
 	}
-	// Remove it also if ctx has ended, or if the engine did not answer and may have made it.
+	// Remove the container even if ctx has ended, or if the engine did not answer: it may have made the container.
 	removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), removePasswdWithin)
 	defer cancel()
 	if removeErr := removePasswdContainer(removing, s); err == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// createPhases are the phases of the sandbox's create, over all its tries in one generation.
+// createPhases keeps the phases of the sandbox's create, over all tries of the create in one generation.
 type createPhases struct {
 	s *Sandbox
 
@@ -28,7 +28,7 @@ func (c *createPhases) of(b *protocol.Sandbox) *progress.Phases {
 	return c.present
 }
 
-// enter begins a phase of the create, unless the log no longer wants the sandbox made.
+// enter begins a phase of the create. It returns decide.ErrSuperseded if the log no longer wants the create.
 func (c *createPhases) enter(b *protocol.Sandbox, phase string) error {
 	s := c.s
 	s.host.Probe("before-phase-" + phase)
@@ -66,8 +66,8 @@ func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func(
 	}
 }
 
-// append appends what choose returns, and before it, in the same message, the phases of the create that the log does
-// not have. If choose returns nothing, only the phases are appended, and only while the sandbox waits for its create.
+// append appends the phases of the create that the log does not have, and then, in the same message, the events that
+// choose returns. If choose returns none, the phases are appended only while the sandbox waits for its create.
 func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
 	return c.of(b).Append(func(unreported []protocol.Event) error {
 		return c.s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
@@ -76,9 +76,9 @@ func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose d
 	})
 }
 
-// fail appends that the create failed, and how far it came.
+// fail appends the phases that the create has entered, and that the sandbox failed.
 func (c *createPhases) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
-	c.s.log.Warn("the sandbox failed", "error", why)
+	c.s.log.Warn("could not create the sandbox; the sandbox failed", "error", why)
 	err := c.append(ctx, b, func(st *protocol.State) []protocol.Event { return decide.Failed(st, c.s.conn.ownRun(), why) })
 	if err == nil {
 		c.forget()
@@ -86,7 +86,7 @@ func (c *createPhases) fail(ctx context.Context, b *protocol.Sandbox, why *proto
 	return err
 }
 
-// forget ends the phases of a create that has ended: later pulls belong to none of them.
+// forget drops the phases of a create that has ended. Later image pulls belong to no phase.
 func (c *createPhases) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,23 +15,23 @@ import (
 	"github.com/boxfleet/boxfleet/worker/output"
 )
 
-// primary is the connection to one start of the sandbox's own container, and the reports on the command in it. When
-// the container is started again there is a new one, so the crashes of the old start do not count.
+// primary is the connection to one start of the primary container, with the reports on the sandbox's own command. Each
+// start of the container has a new primary, so the crashes of an earlier start do not count.
 type primary struct {
 	*attach.Attachment
 	s       *Sandbox
 	ports   []protocol.Port // as the engine published them
 	revived bool            // the container was started again after its engine or its machine had ended it
 
-	output     *output.CommandLog // of the sandbox's own command; nil: it has none
+	output     *output.CommandLog // publishes the output of the sandbox's own command; nil: there is no such command
 	stopOutput func()             // ends publishing
 
-	reported wake.Signal // run changed
+	reported wake.Signal // wakes awaitSteady when run has changed
 
 	mu    sync.Mutex
 	run   decide.PrimaryRun
 	crash decide.CrashLoop
-	loops *protocol.Error // it was found to loop: what the sandbox fails with
+	loops *protocol.Error // the crash loop that was found; nil: none yet
 }
 
 // listenPrimary opens the socket that the supervisor of the primary container dials.
@@ -67,7 +67,7 @@ func listenPrimary(s *Sandbox, b *protocol.Sandbox, d hostdir.Dir, secret []byte
 	return p, nil
 }
 
-// newCommandLog returns the publisher of what a container's own command prints. name is protocol.PrimaryLog, or a
+// newCommandLog returns the publisher of the output of a container's own command. name is protocol.PrimaryLog, or a
 // protocol.ServiceLog; in returns the container's directory.
 func newCommandLog(s *Sandbox, name string, generation uint64, in func() hostdir.Dir) *output.CommandLog {
 	cfg := output.CommandLogConfig{Key: s.key, Name: name, RunDir: func() string { return in().Run() }, Logger: s.log}
@@ -77,7 +77,7 @@ func newCommandLog(s *Sandbox, name string, generation uint64, in func() hostdir
 	return s.host.Output.NewCommandLog(cfg)
 }
 
-// primaryEvents passes on what the primary container's supervisor reports.
+// primaryEvents handles the reports of the primary container's supervisor.
 type primaryEvents struct {
 	*execs
 	p   *primary
@@ -118,23 +118,24 @@ func (p *primary) report(report control.Primary) {
 	p.s.wake.Wake()
 }
 
-// lastReport is the newest report on the command.
+// lastReport returns the newest report on the command.
 func (p *primary) lastReport() decide.PrimaryRun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.run
 }
 
-// failing reports whether the command has exited and may be looping.
+// failing reports whether the command has exited and may be in a crash loop.
 func (p *primary) failing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.crash.Failing(time.Now())
 }
 
-// crashLoop is the error of a sandbox whose command exits again and again, nil if it does not. It needs a supervisor
-// that is connected, since one that is not may not have reported yet that the command stays up. Once found, a crash
-// loop stays found for this start of the container: the command is ended before the log has it.
+// crashLoop returns the error of a sandbox whose command exits again and again, or nil if the command does not. It
+// finds a crash loop only while the supervisor is connected: otherwise the supervisor may not have reported yet that
+// the command stays up. A crash loop that was found stays, for this start of the container, even if the command no
+// longer exits: the worker ends the command before it appends the error.
 func (p *primary) crashLoop(memory protocol.Bytes) *protocol.Error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,13 +145,13 @@ func (p *primary) crashLoop(memory protocol.Bytes) *protocol.Error {
 	return p.loops
 }
 
-// close disconnects from the supervisor. The container runs on.
+// close disconnects from the supervisor. The container keeps running.
 func (p *primary) close() {
 	p.Close()
 	p.stopOutput()
 }
 
-// publish publishes what the command prints, until stopOutput is called.
+// publish publishes the command's output until stopOutput is called.
 func (p *primary) publish() {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -161,7 +162,7 @@ func (p *primary) publish() {
 	}()
 }
 
-// finishOutput publishes the last output of the command, and gives up after a while.
+// finishOutput publishes the rest of the command's output. It gives up after output.FinishWithin.
 func (p *primary) finishOutput(ctx context.Context) {
 	if p.output == nil {
 		return
@@ -170,7 +171,7 @@ func (p *primary) finishOutput(ctx context.Context) {
 	p.output.Finish(ctx, func() bool { return false })
 }
 
-// withOutput publishes the rest of the command's output, and adds the end of it to an error.
+// withOutput publishes the rest of the command's output, and adds the last part of the output to an error.
 func (p *primary) withOutput(ctx context.Context, why *protocol.Error) *protocol.Error {
 	if p.output == nil {
 		return why
@@ -181,7 +182,8 @@ func (p *primary) withOutput(ctx context.Context, why *protocol.Error) *protocol
 	return &full
 }
 
-// awaitEnd waits for a while until the supervisor has reported the end of the command that it was asked to end.
+// awaitEnd waits until the supervisor has reported the end of the command, at most for output.FinishWithin. The
+// supervisor was asked to end the command.
 func (p *primary) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, output.FinishWithin)
 	defer cancel()
@@ -189,9 +191,9 @@ func (p *primary) awaitEnd(ctx context.Context) {
 	}
 }
 
-// awaitSteady waits until the sandbox's own command, if it has one, has run for a moment. It fails if the command
-// cannot be started, or ends too early. Runs that began before from do not count: the command may need services that
-// were not ready then.
+// awaitSteady waits until the sandbox's own command, if there is one, has run for a moment. It fails if the command
+// cannot be started, or ends too early. A run of the command that began before from does not count, because a service
+// that the command needs may not have been ready then.
 func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from time.Time) error {
 	if len(b.Spec.Command) == 0 {
 		return nil
@@ -206,7 +208,7 @@ func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from tim
 			return nil
 		}
 		if p.reported.WaitFor(ctx, min(left, decide.CheckPeriod)); ctx.Err() != nil {
-			return protocol.Errorf(protocol.DeadlineExceeded, "", "the sandbox's command does not run")
+			return protocol.Errorf(protocol.DeadlineExceeded, "", "the sandbox's command did not run in time")
 		}
 		if err := p.stillRuns(ctx); err != nil {
 			return err
@@ -214,7 +216,7 @@ func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from tim
 	}
 }
 
-// stillRuns fails with a temporary error if the container has ended, with its engine or by itself.
+// stillRuns returns a temporary error if the container has ended, whether by itself or with its engine.
 func (p *primary) stillRuns(ctx context.Context) error {
 	if p.Up() {
 		return nil

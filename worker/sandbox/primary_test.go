@@ -17,35 +17,36 @@ const (
 	testGuard  = 30 * time.Second
 )
 
-// report is a supervisor's report on a command that has exited before, and has been as it is for a while.
+// report returns a supervisor's report that a command, which has exited once before, started or ended a while ago.
 func report(ago time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-ago)}
 }
 
-// listening is the connection to a primary container's supervisor that is yet to connect.
+// listening returns the connection to a primary container whose supervisor has not connected yet.
 func listening(t *testing.T, s *Sandbox) (p *primary, connect func() net.Conn) {
 	a, connect := attachtest.Listen(t)
 	return &primary{Attachment: a, s: s, reported: wake.New(),
 		crash: decide.CrashLoop{Window: testWindow, Guard: testGuard}}, connect
 }
 
-// A command whose supervisor does not report may stay up by now, and a new start of the container begins from nothing.
-func TestACrashLoopIsFoundByReportsOfOneStartOfTheContainer(t *testing.T) {
+// Without a connection to the supervisor, the worker does not know whether the command stays up by now. The crashes of
+// an earlier start of the container do not count.
+func TestACrashLoopIsFoundByReportsOnOneStartOfTheContainer(t *testing.T) {
 	s := &Sandbox{wake: wake.New()}
 	first, connect := listening(t, s)
 	first.report(report(testWindow, false))
 	if why := first.crashLoop(0); why != nil {
-		t.Errorf("without a supervisor: %v", why)
+		t.Errorf("while the supervisor is not connected: %v, want no error", why)
 	}
 	connect()
 	if why := first.crashLoop(0); why == nil || why.Reason != protocol.ReasonCrashLoop {
-		t.Errorf("with a supervisor: %v", why)
+		t.Errorf("while the supervisor is connected: %v, want reason crash_loop", why)
 	}
-	// The worker ends the command now. The finding stays until the log has it.
+	// The worker now ends the command. crashLoop must still return the error, until the worker has appended it.
 	first.Link.Close()
 	first.report(report(2*testGuard, true))
 	if first.crashLoop(0) == nil {
-		t.Error("a crash loop that the log does not have yet is forgotten")
+		t.Error("a crash loop that was found is forgotten before it is in the log")
 	}
 
 	second, connect := listening(t, s)

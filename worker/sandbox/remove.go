@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// delete ends the execs, removes everything, and appends deleted.
+// delete ends the execs, removes everything of the sandbox from the host, and appends deleted.
 func (t *teardown) delete(ctx context.Context) error {
 	s, b := t.s, t.b
 	if err := t.runOnDelete(ctx); err != nil {
@@ -43,8 +43,8 @@ func (t *teardown) delete(ctx context.Context) error {
 	return err
 }
 
-// removeRest removes the networks and directories of a sandbox whose container is gone, and what a create that was
-// broken off left. The engine may also have made a container after the worker stopped waiting for its answer.
+// removeRest removes the networks and directories of a sandbox whose container is gone. It also removes the containers
+// that an interrupted create left: the engine may have made one after the worker stopped waiting for its answer.
 func (t *teardown) removeRest(ctx context.Context) error {
 	s := t.s
 	containers, err := s.host.Owned.Containers(ctx)
@@ -96,9 +96,9 @@ func (t *teardown) removeNetworks(ctx context.Context) error {
 	return nil
 }
 
-// discard removes everything of a sandbox that is not this host's: of a generation that was assigned elsewhere, or
-// deleted, or never ready. It reads the log again after the inspection of the host, and removes nothing if the log has
-// changed.
+// discard removes everything of a sandbox that should not be on this host: the sandbox was deleted, or assigned to
+// another host, or the generation on this host was never ready. Before, discard reads the log and inspects the host
+// again. It removes nothing if decide.Next no longer returns Discard.
 func (t *teardown) discard(ctx context.Context) error {
 	s := t.s
 	if err := s.journal.Refresh(ctx); err != nil {
@@ -113,7 +113,7 @@ func (t *teardown) discard(ctx context.Context) error {
 	if decide.Next(&st.Sandbox, s.host.ID, s.local.Inspection) != decide.Discard {
 		return decide.ErrSuperseded
 	}
-	s.log.Info("removing a sandbox that is not this host's any more", "state", st.Sandbox.State,
+	s.log.Info("removing a sandbox that no longer belongs on this host", "state", st.Sandbox.State,
 		"container", c.ID, "generation", s.local.Generation)
 	s.execs.abandon()
 	if c.ID != "" {

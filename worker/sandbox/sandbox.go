@@ -34,26 +34,26 @@ type Sandbox struct {
 	diskStop *diskStop
 
 	mu        sync.Mutex
-	stale     bool      // the log may have more than the journal
-	listened  uint64    // Host.Listening when the log was read last
-	readAgain time.Time // the log is read again then, even if nobody says that it has more
+	stale     bool      // the log may have events that the journal does not have
+	listened  uint64    // value of Host.Listening when the log was last read
+	readAgain time.Time // when to read the log again even without a notification
 	dirty     bool      // the host may have changed since the last inspection
 	ended     bool      // the goroutine has ended
 	network   bool      // the engine listed a network of the sandbox since its networks were last removed
-	busy      bool      // the engine carries out a request whose answer must be waited for
+	busy      bool      // the goroutine must wait for the engine's answer to a request
 	operation decide.Operation
 	cancel    context.CancelFunc // ends the operation
 	home      string             // directory that the container's label names; "": there is no container
-	objects   []Object           // on the engine, when they were last listed
+	objects   []Object           // the sandbox's containers and networks when the engine last listed them
 
-	// Used by the goroutine only.
+	// Only the sandbox's goroutine uses these fields.
 	local        *local
 	revivals     revivals
 	assigned     assignment
-	waitingSince time.Time // since when the container's restart waits for something on the host; zero: it does not
+	waitingSince time.Time // when the container's restart began to wait for a mount or a port; zero: it does not wait
 }
 
-// New returns a sandbox whose goroutine does not run yet.
+// New returns a sandbox. Its goroutine starts with Run.
 func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 	s := &Sandbox{
 		host: host, key: k, log: log.With("sandbox", k.ID), wake: wake.New(), stale: true, dirty: true,
@@ -70,8 +70,8 @@ func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 	return s
 }
 
-// Notify takes news of the sandbox: the newest batch of its history, or nil. It returns false if the goroutine has
-// ended. The news then needs a new goroutine.
+// Notify tells the sandbox that its history has news: b is the newest batch, or nil if the caller does not have it.
+// Notify returns false if the goroutine has ended; a new goroutine must then handle the news.
 func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	gap := b == nil || s.journal.Receive(b)
 	s.mu.Lock()
@@ -85,8 +85,8 @@ func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	return true
 }
 
-// Inspect asks the goroutine to inspect the host again. The services do so too, since the sandbox may be waiting for
-// them. It returns false if the goroutine has ended.
+// Inspect asks the sandbox's goroutine to inspect the host again, and also the goroutines of its services, because the
+// sandbox may be waiting for a service. It returns false if the sandbox's goroutine has ended.
 func (s *Sandbox) Inspect() bool {
 	s.mu.Lock()
 	s.dirty = true
@@ -99,8 +99,8 @@ func (s *Sandbox) Inspect() bool {
 	return !ended
 }
 
-// Found takes the sandbox's objects on the engine, and asks the goroutine to inspect the host again. It returns false
-// if the goroutine has ended.
+// Found records the objects of the sandbox that the engine listed, and asks the goroutine to inspect the host again. It
+// returns false if the goroutine has ended.
 func (s *Sandbox) Found(objects []Object) bool {
 	s.mu.Lock()
 	s.objects = objects
@@ -117,7 +117,7 @@ func (s *Sandbox) Ended() bool {
 	return s.ended
 }
 
-// Pids returns the ids of the first processes of the containers that are connected.
+// Pids returns the ids of the first processes of the containers whose supervisors are connected.
 func (s *Sandbox) Pids() (pids []int) {
 	if p := s.conn.get(); p != nil {
 		pids = append(pids, p.Pid)
@@ -133,8 +133,8 @@ func (s *Sandbox) Pids() (pids []int) {
 const (
 	retryFirst  = 100 * time.Millisecond
 	retryMost   = 5 * time.Second
-	crashPeriod = time.Second // between two checks of a command that may loop
-	maxSteps    = 32          // operations without a pause
+	crashPeriod = time.Second // between two checks whether a command is in a crash loop
+	maxSteps    = 32          // limit on operations in a row without a pause
 )
 
 // Run settles the sandbox each time it is woken, until ctx ends or the host has no trace of the sandbox.
@@ -148,10 +148,10 @@ func (s *Sandbox) Run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil && !errors.Is(err, decide.ErrSuperseded):
-			s.log.Warn("a step failed; retrying", "error", err)
+			s.log.Warn("could not bring the sandbox to its desired state; retrying", "error", err)
 			timer = pause.Next()
 		default:
-			if !s.local.inBackground() { // else its result is not known yet
+			if !s.local.inBackground() { // a background inspection could still fail
 				pause.Reset()
 			}
 			if s.retire() {
@@ -167,9 +167,9 @@ func (s *Sandbox) Run(ctx context.Context) {
 	}
 }
 
-// settle does one operation after another, until the host is as the log says. The goroutines of execs start in step,
-// before and right after each operation. There is one exception: if nobody followed an exec to its end before a stop or
-// a delete, teardown.finishExecs starts its goroutine.
+// settle does one operation after another, until the host is as the log says. Its calls to step start the goroutines of
+// execs before and right after each operation. There is one exception: if an exec has no goroutine when its containers
+// are stopped or removed, teardown.finishExecs starts one.
 func (s *Sandbox) settle(ctx context.Context) error {
 	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
@@ -180,7 +180,7 @@ func (s *Sandbox) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	return protocol.Errorf(protocol.Internal, "", "the sandbox does not settle")
+	return protocol.Errorf(protocol.Internal, "", "the sandbox still needs operations after %d in a row", maxSteps)
 }
 
 // step inspects the host, starts the execs that can start, and does the next operation. It returns true if nothing is
@@ -205,8 +205,8 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	s.execs.start(ctx)
 	switch {
 	case op == decide.Discard && s.host.DryRun:
-		s.log.Warn("would remove leftovers of the sandbox", "container", s.local.container.Name,
-			"generation", s.local.Inspection.Generation, "state", b.State)
+		s.log.Warn("dry run: would remove what is left of the sandbox on this host",
+			"container", s.local.container.Name, "generation", s.local.Inspection.Generation, "state", b.State)
 		s.host.Settled(s.key)
 		return true, nil
 	case op == decide.Nothing:
@@ -221,7 +221,7 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	if err := s.do(ctx, op, b); err != nil && !errors.Is(err, decide.ErrSuperseded) {
 		return true, err
 	}
-	s.execs.start(ctx) // those that waited for the supervisor need no new inspection
+	s.execs.start(ctx) // execs that waited for the supervisor can start without a new inspection
 	return false, nil
 }
 
@@ -240,7 +240,7 @@ func (s *Sandbox) do(ctx context.Context, op decide.Operation, b *protocol.Sandb
 		defer s.mu.Unlock()
 		s.operation, s.cancel, s.dirty = decide.Nothing, nil, true
 	}()
-	s.log.Debug("starting an operation", "operation", op, "state", b.State)
+	s.log.Debug("starting an operation of the sandbox", "operation", op, "state", b.State)
 	err := s.perform(ctx, op, b)
 	s.mu.Lock()
 	superseded := err != nil && s.superseded()
@@ -305,8 +305,8 @@ func (s *Sandbox) superseded() bool {
 }
 
 // awaitEngine sends the engine a request to make something, and waits for the answer even if the log no longer wants
-// the operation. The engine carries out a request even if nobody waits for it, so otherwise the new object could appear
-// after everything of the sandbox was removed.
+// the operation. The engine carries out the request even if the worker stops waiting. The new object could then appear
+// after the worker has removed everything else of the sandbox.
 func (s *Sandbox) awaitEngine(request func() error) error {
 	s.mu.Lock()
 	s.busy = true
@@ -319,7 +319,7 @@ func (s *Sandbox) awaitEngine(request func() error) error {
 	return err
 }
 
-// refresh reads the log if it may have more than the journal.
+// refresh reads the log if it may have events that the journal does not have.
 func (s *Sandbox) refresh(ctx context.Context) error {
 	s.mu.Lock()
 	stale := s.stale
@@ -341,8 +341,8 @@ func (s *Sandbox) refresh(ctx context.Context) error {
 }
 
 // readPeriod is the shortest pause between two reads of the log if no notification comes. When a sandbox moves to
-// another host, the old host's worker is notified once. If that notification is lost with its sender, later ones go to
-// the new host's worker only, so the old one has to read the log.
+// another host, the old host's worker is notified once. The notification is lost if its sender dies, and all later
+// notifications go to the new host's worker. The old host's worker then learns of the move only by reading the log.
 const readPeriod = 10 * time.Minute
 
 // refreshIfDue marks the log for reading again if a notification may have been lost. Hold s.mu.
@@ -350,7 +350,8 @@ func (s *Sandbox) refreshIfDue(now time.Time) {
 	s.stale = s.stale || s.listened != s.host.Listening() || now.After(s.readAgain)
 }
 
-// leave ends everything that the goroutine started, at the end of the tenure or of the sandbox. Containers run on.
+// leave ends everything that the goroutine started, at the end of the tenure or of the sandbox. Containers keep
+// running.
 func (s *Sandbox) leave() {
 	s.mu.Lock()
 	s.ended = true
@@ -365,7 +366,7 @@ func (s *Sandbox) leave() {
 	s.services.drop()
 }
 
-// retire ends the goroutine if nothing of the sandbox is on this host, and reports whether it did.
+// retire marks the goroutine as ended if nothing of the sandbox is on this host, and reports whether it did.
 func (s *Sandbox) retire() bool {
 	here := true
 	s.journal.View(func(st *protocol.State, _ uint64) {
@@ -387,8 +388,9 @@ func (s *Sandbox) retire() bool {
 // name is what the engine calls the sandbox's container and network.
 func (s *Sandbox) name() string { return docker.ObjectName(s.host.Deployment, s.key) }
 
-// dir returns the directory of a generation of the sandbox. The container's label names it, because a worker with
-// another state directory may have made it. Without a container, the directory is in this worker's state directory.
+// dir returns the directory of a generation of the sandbox. It uses the path in the container's label, because an
+// earlier worker with another state directory may have made the directory. Without a container, the directory is in
+// this worker's state directory.
 func (s *Sandbox) dir(generation uint64) hostdir.Dir {
 	d := s.host.Dirs.Of(s.key, generation)
 	s.mu.Lock()

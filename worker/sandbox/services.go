@@ -24,8 +24,8 @@ type services struct {
 
 func newServices(s *Sandbox) *services { return &services{s: s, byName: map[string]*service.Service{}} }
 
-// keep has a goroutine for each service while the log wants the services up, and none otherwise. The operation is the
-// one that follows.
+// keep starts a goroutine for each service while the log wants the services up, and ends the goroutines otherwise. op
+// is the operation that the sandbox does next.
 func (m *services) keep(ctx context.Context, b *protocol.Sandbox, op decide.Operation) {
 	if op == decide.Discard || !decide.WantsServices(b, m.s.host.ID) || m.s.diskStop.noted(b.Generation) != nil {
 		m.end()
@@ -67,21 +67,21 @@ func (m *services) create(b *protocol.Sandbox, name string, required bool) *serv
 	dir := func() hostdir.Dir { return s.dir(b.Generation).Service(name) }
 	return service.New(service.Config{
 		Host: &s.host.Host, Key: s.key, Name: name, Required: required, Generation: b.Generation, Sandbox: b.Spec,
-		Network: b.State != protocol.StatePending || b.Resuming, // else it is being made
+		Network: b.State != protocol.StatePending || b.Resuming, // a create that is not a resume makes the network first
 		Dir:     dir, Output: newCommandLog(s, protocol.ServiceLog(name), b.Generation, dir),
 		Log: s.history(), Execs: s.execs, Containers: s.containers(), Hook: s.conn.runHook, Logger: s.log,
 	})
 }
 
-// networkExists lets the services make their containers.
+// networkExists tells the services that they can make their containers.
 func (m *services) networkExists() {
 	for _, v := range m.all() {
 		v.NetworkExists()
 	}
 }
 
-// awaitReady waits until every required service is ready. It fails if one has failed, or if the primary container has
-// ended.
+// awaitReady waits until every required service is ready. It returns an error if a required service has failed, or if
+// the primary container has ended.
 func (m *services) awaitReady(ctx context.Context, p *primary) error {
 	for _, v := range m.all() {
 		if !v.Required() {
@@ -109,7 +109,7 @@ func (m *services) awaitSettled(ctx context.Context, v *service.Service, p *prim
 			if err := p.stillRuns(ctx); err != nil {
 				return err
 			}
-			if run := m.s.conn.ownRun(); run.Error != nil { // no service can help a command that cannot be started
+			if run := m.s.conn.ownRun(); run.Error != nil { // a command that cannot be started is not waiting for services
 				return p.withOutput(ctx, run.Unstartable())
 			}
 		case <-ctx.Done():
@@ -139,7 +139,8 @@ func (m *services) drop() {
 	clear(m.byName)
 }
 
-// endAll has the services' supervisors end everything, and reports whether all did. The goroutines must have ended.
+// endAll has the services' supervisors end all their commands, and reports whether all supervisors did so. The
+// services' goroutines must have ended.
 func (m *services) endAll(ctx context.Context, grace time.Duration) bool {
 	var ending sync.WaitGroup
 	var mu sync.Mutex
@@ -178,7 +179,7 @@ func (m *services) get(name string) *service.Service {
 	return m.byName[name]
 }
 
-// each calls do for the container of each service of the spec that is on the host, all at once.
+// each calls do for each container on the host that is a service's of the spec, for all of them at once.
 func (m *services) each(ctx context.Context, b *protocol.Sandbox,
 	do func(ctx context.Context, c docker.Container) error) error {
 	names, _ := b.Spec.Services()
@@ -195,7 +196,7 @@ func (m *services) each(ctx context.Context, b *protocol.Sandbox,
 	return group.Wait()
 }
 
-// stop stops the services' containers and keeps them.
+// stop stops the services' containers, but does not remove them.
 func (m *services) stop(ctx context.Context, b *protocol.Sandbox) error {
 	err := m.each(ctx, b, func(ctx context.Context, c docker.Container) error {
 		if !c.Running {
@@ -222,7 +223,7 @@ func (m *services) remove(ctx context.Context, b *protocol.Sandbox) error {
 	return err
 }
 
-// unwanted reports whether a service's container runs although the log says that none should.
+// unwanted reports whether a service's container runs although the log says that no service should run.
 func (m *services) unwanted(ctx context.Context) (bool, error) {
 	var b protocol.Sandbox
 	m.s.history().View(func(st *protocol.State) { b = st.Sandbox })

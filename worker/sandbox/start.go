@@ -20,13 +20,13 @@ type starter struct {
 	b *protocol.Sandbox
 }
 
-// start starts the container if it does not run, and connects to its supervisor. Of c only the id need be known.
+// start starts the container if it does not run, and connects to its supervisor. It needs only the id of c.
 func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c docker.Container) (*primary, error) {
 	s := t.s
 	s.conn.detach() // from an earlier try
 	if s.local.Container == decide.ContainerExited {
-		// An engine that shuts down still answers on open connections. A container that it begins to start then could
-		// never be removed.
+		// An engine that shuts down still answers on open connections, but no longer to Ping. A container that such an
+		// engine begins to start could never be removed.
 		if err := s.host.Engine.Ping(ctx); err != nil {
 			return nil, err
 		}
@@ -47,8 +47,8 @@ func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c doc
 	return p, nil
 }
 
-// connect starts the container if it does not run, checks that it runs with the right mounts, and waits for its
-// supervisor. It returns the container as it is then.
+// connect starts the container if it does not run, checks that it has the right mounts, and waits for its supervisor.
+// It returns the started container.
 func (t *starter) connect(ctx context.Context, p *primary, d hostdir.Dir, c docker.Container,
 	epoch int64) (docker.Container, error) {
 	s := t.s
@@ -87,15 +87,15 @@ func (t *starter) connect(ctx context.Context, p *primary, d hostdir.Dir, c dock
 	return c, nil
 }
 
-// startMounted starts the container if it does not run. It returns the mounts to verify, nil if there are none.
+// startMounted starts the container if it does not run. It returns the mounts to verify, or nil if there are none.
 func (t *starter) startMounted(ctx context.Context, d hostdir.Dir, id string) (*hostfiles.Opened, error) {
 	s := t.s
-	lenient := t.b.State == protocol.StateReady // a sandbox that was ready starts with what there is
+	lenient := t.b.State == protocol.StateReady // a sandbox that was ready may start without its tools
 	if s.local.Container == decide.ContainerRunning {
 		if !hostfiles.Unverified(d) {
 			return nil, nil
 		}
-		// An earlier worker started the container, and did not come to verify its mounts.
+		// An earlier worker started the container, but ended before it verified the mounts.
 		mounted, err := s.host.Files.Open(d, lenient)
 		if err == nil {
 			err = mounted.Hide()
@@ -123,7 +123,8 @@ func (t *starter) startMounted(ctx context.Context, d hostdir.Dir, id string) (*
 	return mounted, err
 }
 
-// inspectStarted inspects a container that should run, unless that was just done. It fails if the container has ended.
+// inspectStarted inspects a container that should run, unless this step has inspected it already. It returns an error
+// if the container has ended.
 func (t *starter) inspectStarted(ctx context.Context, c docker.Container, epoch int64) (_ docker.Container, err error) {
 	host, here := t.s.host, t.s.local
 	if c.Pid == 0 || here.Container != decide.ContainerRunning || !here.fresh {
@@ -138,10 +139,11 @@ func (t *starter) inspectStarted(ctx context.Context, c docker.Container, epoch 
 		return c, err
 	}
 	return c, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-		"the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
+		"the container ended right after its start, with exit code %d %s", c.ExitCode, c.Error)
 }
 
-// again starts a container that has run before. What it lacks is not replaced silently.
+// again starts a container that has run before. It does not replace a container or directory that is gone: their
+// contents would be lost without notice. The error then has the reason container_missing.
 func (t *starter) again(ctx context.Context) (*primary, error) {
 	s := t.s
 	d := s.dir(t.b.Generation)
@@ -163,8 +165,8 @@ func (t *starter) again(ctx context.Context) (*primary, error) {
 	return p, err
 }
 
-// attachRunning connects to the supervisor of a container that runs, after a restart of the worker, and appends that
-// the container was started again if the log does not have that.
+// attachRunning connects to the supervisor of a running container after a restart of the worker. If the log does not
+// have the container's last start, attachRunning appends it.
 func (t *starter) attachRunning(ctx context.Context) error {
 	if p := t.s.conn.get(); p != nil {
 		return t.appendRestarted(ctx, p)
@@ -219,17 +221,18 @@ func (t *starter) resume(ctx context.Context) error {
 	return err
 }
 
-// revivals count how often a container was started again because its engine or machine had ended it, in quick
-// succession. A container that never stays up is given up.
+// revivals count how often, in quick succession, a container was started again because its engine or machine had ended
+// it. A container that ends soon after each start is not started any more.
 type revivals struct {
 	n    int
 	last time.Time
 }
 
-// maxRevivals is how often a container is started again that ends within the crash window each time.
+// maxRevivals is how often a container is started again if each start is within the crash window after the last one.
 const maxRevivals = 5
 
-// another reports whether the container may be started once more. One that ran for the guard has stayed up.
+// another counts one more start of the container, and reports whether the start is allowed. It counts from zero again
+// after a run that lasted at least guard, or if the last start is longer ago than window.
 func (r *revivals) another(c docker.Container, now time.Time, window, guard time.Duration) bool {
 	if now.Sub(r.last) > window || c.FinishedAt.Sub(c.StartedAt) >= guard {
 		r.n = 0
@@ -238,14 +241,15 @@ func (r *revivals) another(c docker.Container, now time.Time, window, guard time
 	return r.n <= maxRevivals
 }
 
-// undo does not count the last start: the container is not to blame that it failed.
+// undo takes back the last count, for a start that did not fail because of the container.
 func (r *revivals) undo() { r.n-- }
 
-// revive starts a container again that should run and does not, if the engine or the machine ended it. A container that
-// ended by itself fails the sandbox.
+// revive starts a container again that should run and does not, if the engine or the machine ended it. If the container
+// ended by itself, the sandbox fails.
 func (t *starter) revive(ctx context.Context) error {
 	s, b, c := t.s, t.b, t.s.local.container
-	if err := s.execs.awaitEnds(ctx, b.Spec.Grace.Std(), true); err != nil { // they read their results from disk
+	// The execs read their results from files of the container's last start.
+	if err := s.execs.awaitEnds(ctx, b.Spec.Grace.Std(), true); err != nil {
 		return err
 	}
 	if why := s.diskStop.noted(b.Generation); why != nil {
@@ -255,18 +259,18 @@ func (t *starter) revive(ctx context.Context) error {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
 			"the sandbox's container is gone"))
 	}
-	if s.local.epoch >= 0 { // it ran in this tenure
+	if s.local.epoch >= 0 { // the container ran in this tenure
 		switch err := s.host.Epoch.EndedByItself(ctx, s.host.Engine.Ping, s.local.epoch); {
 		case err == nil:
 			return s.fail(ctx, b, exitError(b, c))
 		case protocol.AsError(err).Reason != protocol.ReasonEngineRestarted:
-			s.waitingSince = time.Time{} // without the engine, nothing that the container needs can come
+			s.waitingSince = time.Time{} // the time without an engine does not count as waiting for a mount or a port
 			return err
 		}
 	}
 	if !s.revivals.another(c, time.Now(), s.host.CrashWindow, s.host.CrashGuard) {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
+			"the sandbox's container ended too often soon after its start, last with exit code %d", c.ExitCode))
 	}
 	p, err := t.again(ctx)
 	if err == nil {
@@ -293,9 +297,8 @@ func (t *starter) afterFailedRevival(ctx context.Context, err error) error {
 	return err
 }
 
-// awaitHost makes a sandbox wait for a mount's source or for a port, at most for the timeout of its create. After a
-// restart of the machine, a file system may be mounted later than the engine starts, and another process may have the
-// port for a while.
+// awaitHost makes a sandbox wait for a mount's source or for a port, at most for its create timeout. After a restart of
+// the machine, the engine may start before a file system is mounted, and another process may use the port for a while.
 func (t *starter) awaitHost(ctx context.Context, missing error) error {
 	s, b, why := t.s, t.b, protocol.AsError(missing)
 	if s.waitingSince.IsZero() {
@@ -304,7 +307,7 @@ func (t *starter) awaitHost(ctx context.Context, missing error) error {
 	if time.Since(s.waitingSince) > b.Spec.CreateTimeout.Std() {
 		return s.fail(ctx, b, why)
 	}
-	if b.Error != nil && b.Error.Message == why.Message { // the log has it
+	if b.Error != nil && b.Error.Message == why.Message { // the log already says what the sandbox waits for
 		return missing
 	}
 	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Waiting(st, why) })
@@ -314,7 +317,7 @@ func (t *starter) awaitHost(ctx context.Context, missing error) error {
 	return missing
 }
 
-// exitError is what a sandbox fails with whose container ended by itself.
+// exitError returns the error of a sandbox whose container ended by itself.
 func exitError(b *protocol.Sandbox, c docker.Container) *protocol.Error {
 	if c.OutOfMemory() {
 		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled,

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// An operator may restart an engine as often as they like. A container that always ends soon after its start is given
-// up.
+// An operator may restart an engine as often as necessary. Only a container that ends soon after each start is not
+// started any more.
 func TestOnlyRevivalsInQuickSuccessionCount(t *testing.T) {
 	const window = 5 * time.Minute
 	const guard = 30 * time.Second
@@ -24,24 +24,25 @@ func TestOnlyRevivalsInQuickSuccessionCount(t *testing.T) {
 			t.Fatalf("revival %d, long after the last one, is refused", n+1)
 		}
 		if !soon.another(up, up.FinishedAt, window, guard) {
-			t.Fatalf("revival %d of a container that stayed up is refused", n+1)
+			t.Fatalf("revival %d of a container that ran for the guard time is refused", n+1)
 		}
 	}
 	var loop revivals
 	for n := 1; n <= maxRevivals+1; n++ {
 		now = now.Add(window - time.Second)
 		if got := loop.another(down, now, window, guard); got != (n <= maxRevivals) {
-			t.Errorf("revival %d of a loop is allowed: %t", n, got)
+			t.Errorf("revival %d of a container that ends soon after each start is allowed: %t", n, got)
 		}
 	}
 	loop.undo()
 	loop.undo()
 	if !loop.another(down, now, window, guard) {
-		t.Error("an undone revival counts")
+		t.Error("a revival that was undone counts")
 	}
 }
 
-// A process in the container may have run out of memory before the container ended for another reason.
+// The engine also sets OOMKilled if a process in the container ran out of memory before the container ended for another
+// reason.
 func TestAContainerThatRanOutOfMemoryIsRecognizedByItsExitCode(t *testing.T) {
 	for _, is := range []struct {
 		c      docker.Container
@@ -52,7 +53,7 @@ func TestAContainerThatRanOutOfMemoryIsRecognizedByItsExitCode(t *testing.T) {
 		{docker.Container{ExitCode: decide.KilledExit}, protocol.ReasonContainerExited},
 	} {
 		if why := exitError(&protocol.Sandbox{}, is.c); why.Reason != is.reason {
-			t.Errorf("%+v: %v", is.c, why)
+			t.Errorf("%+v: error %v, want reason %s", is.c, why, is.reason)
 		}
 	}
 }

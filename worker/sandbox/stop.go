@@ -15,7 +15,7 @@ type teardown struct {
 	b *protocol.Sandbox
 }
 
-// stop ends the execs, then the containers, and appends stopped. The containers are kept.
+// stop ends the execs, stops the containers without removing them, and appends stopped.
 func (t *teardown) stop(ctx context.Context) error {
 	s, b := t.s, t.b
 	if err := t.endAll(ctx); err != nil {
@@ -45,7 +45,7 @@ func (t *teardown) stop(ctx context.Context) error {
 	return err
 }
 
-// halt stops containers that should not run, and keeps them.
+// halt stops containers that should not run, but does not remove them.
 func (t *teardown) halt(ctx context.Context) error {
 	s := t.s
 	if id := s.local.container.ID; id != "" {
@@ -57,9 +57,9 @@ func (t *teardown) halt(ctx context.Context) error {
 	return s.services.stop(ctx, t.b)
 }
 
-// endAll has the supervisors end the execs, the sandbox's own command and the services (TERM, grace, KILL), and
-// publishes their last output. It ignores a supervisor that does not answer: what runs in its container ends with the
-// container.
+// endAll has the supervisors end the execs, the sandbox's own command and the services (TERM, grace, KILL), and waits
+// until the ends of the execs are appended. If a supervisor does not answer, endAll returns without an error: the stop
+// of the container then ends all processes in it.
 func (t *teardown) endAll(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
 	s.services.end()
@@ -77,9 +77,9 @@ func (t *teardown) endAll(ctx context.Context) error {
 	return s.execs.awaitEnds(ctx, grace, false)
 }
 
-// finishExecs disconnects from a container that has ended, and waits until the ends of its execs are appended. Some
-// have no goroutine yet, because the worker was restarted during the stop. Their results are on disk, so they get one
-// now.
+// finishExecs disconnects from a container that has ended, and waits until the ends of its execs are appended. If the
+// worker was restarted during the stop, some of the execs have no goroutine yet. finishExecs starts one for each of
+// them, which reads the result from disk.
 func (t *teardown) finishExecs(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
 	s.conn.detach()
@@ -91,11 +91,11 @@ func (t *teardown) finishExecs(ctx context.Context) error {
 	return s.execs.awaitEnds(ctx, grace, false)
 }
 
-// hookMargin is what a hook may take beyond its timeout, for all that is around it.
+// hookMargin is added to a hook's timeout for connecting to the supervisor and reading the result.
 const hookMargin = 10 * time.Second
 
-// runOnDelete runs the on_delete hook of a sandbox that runs, once, and appends its outcome. The execs run on. The
-// sandbox is deleted whatever the outcome is.
+// runOnDelete runs the on_delete hook of a running sandbox once, and appends its outcome. The execs keep running. The
+// sandbox is deleted even if the hook fails.
 func (t *teardown) runOnDelete(ctx context.Context) error {
 	s, b, h := t.s, t.b, t.b.Spec.OnDelete
 	if h == nil || b.OnDelete != "" || b.ReadyAt.IsZero() || s.local.Container != decide.ContainerRunning {
@@ -105,7 +105,7 @@ func (t *teardown) runOnDelete(ctx context.Context) error {
 	defer cancel()
 	e := protocol.Event{Kind: protocol.SandboxHook, Phase: &protocol.SandboxDetails{Phase: "on_delete"}}
 	var err error
-	if s.conn.get() == nil { // the worker was restarted meanwhile
+	if s.conn.get() == nil { // the worker was restarted and is not connected yet
 		_, err = (&starter{s, b}).again(bounded)
 	}
 	if err == nil {
@@ -113,7 +113,7 @@ func (t *teardown) runOnDelete(ctx context.Context) error {
 		e.Phase.ExitCode, e.Phase.Output, e.Error, err = result.ExitCode, result.Output, result.Error, hookErr
 	}
 	if ctx.Err() != nil || err != nil && protocol.AsError(err).Reason == protocol.ReasonLeaseLost {
-		return cmp.Or(ctx.Err(), err) // the next worker runs it, or reads its outcome from the supervisor
+		return cmp.Or(ctx.Err(), err) // the next worker runs the hook, or reads its outcome from the supervisor
 	}
 	if err != nil {
 		e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonHookFailed,

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
-// Object is a container or a network on the engine that carries a sandbox's labels. Most belong to the sandbox. A stray
-// does not: its sandbox is deleted, or on another host, or in a later generation.
+// Object is a container or a network on the engine that carries a sandbox's labels. An object that the sandbox no
+// longer uses is a stray: the sandbox is deleted, or on another host, or in a later generation.
 type Object struct {
 	Network bool
 	Subnet  netip.Prefix
@@ -22,7 +22,7 @@ type Object struct {
 	generation uint64
 }
 
-// ObjectsOf sorts containers and networks by the sandbox that their labels name, containers first.
+// ObjectsOf groups containers and networks by the sandbox that their labels name. Containers come first in each group.
 func ObjectsOf(containers []docker.Container, networks []docker.Network) map[protocol.SandboxKey][]Object {
 	objects := map[protocol.SandboxKey][]Object{}
 	for _, c := range containers {
@@ -43,8 +43,9 @@ func networkObject(n docker.Network) Object {
 		generation: docker.GenerationOf(n.Labels)}
 }
 
-// stray reports whether an object is a stray according to the log. An object of a sandbox that the log does not know is
-// not a stray. Neither is an object with the name that its sandbox uses here: the sandbox's operations handle it.
+// stray reports whether an object is a stray according to the log. If the log does not know the sandbox, the object is
+// not a stray. If the sandbox is on this host, neither is an object of any generation that has the sandbox's name: the
+// sandbox's operations handle this object.
 func (o Object) stray(b *protocol.Sandbox, hostID, name string) bool {
 	if b.State == protocol.StateNone {
 		return false
@@ -52,8 +53,8 @@ func (o Object) stray(b *protocol.Sandbox, hostID, name string) bool {
 	return b.State == protocol.StateDeleted || b.HostID != hostID || o.generation != b.Generation && o.name != name
 }
 
-// removeStrays removes the strays among the objects that were found, by their ids. It reads the log once more before,
-// since the log may have moved on since the objects were listed.
+// removeStrays removes the strays among the objects that the engine listed last, by their ids. It first reads the log
+// again, because the log may have changed since the objects were listed.
 func removeStrays(ctx context.Context, s *Sandbox) error {
 	s.mu.Lock()
 	objects := s.objects
@@ -76,10 +77,12 @@ func removeStrays(ctx context.Context, s *Sandbox) error {
 	}
 	for _, o := range objects {
 		if s.host.DryRun {
-			s.log.Warn("would remove a stray", "id", o.id, "name", o.name, "network", o.Network, "generation", o.generation)
+			s.log.Warn("dry run: would remove a container or network that its sandbox no longer uses",
+				"id", o.id, "name", o.name, "network", o.Network, "generation", o.generation)
 			continue
 		}
-		s.log.Info("removing a stray", "id", o.id, "name", o.name, "network", o.Network, "generation", o.generation)
+		s.log.Info("removing a container or network that its sandbox no longer uses",
+			"id", o.id, "name", o.name, "network", o.Network, "generation", o.generation)
 		if err := removeObject(ctx, s, o); err != nil {
 			return err
 		}
@@ -87,7 +90,7 @@ func removeStrays(ctx context.Context, s *Sandbox) error {
 	return nil
 }
 
-// stillThere leaves out the networks that are gone.
+// stillThere returns the objects without the networks that the engine no longer has.
 func stillThere(ctx context.Context, s *Sandbox, objects []Object) ([]Object, error) {
 	if !slices.ContainsFunc(objects, func(o Object) bool { return o.Network }) {
 		return objects, nil
@@ -96,8 +99,8 @@ func stillThere(ctx context.Context, s *Sandbox, objects []Object) ([]Object, er
 	return withoutGone(objects, networks), err
 }
 
-// withoutGone leaves out the networks that the engine no longer has, by their ids: the subnet of a network that is
-// gone, and with it the name of its bridge, may be another sandbox's by now.
+// withoutGone returns the objects without the networks whose ids the engine no longer lists. The subnet of such a
+// network, and the name of its bridge, may already belong to another sandbox's network.
 func withoutGone(objects []Object, networks []docker.Network) []Object {
 	return slices.DeleteFunc(objects, func(o Object) bool {
 		return o.Network && !slices.ContainsFunc(networks, func(n docker.Network) bool { return n.ID == o.id })
@@ -109,14 +112,17 @@ func removeObject(ctx context.Context, s *Sandbox, o Object) error {
 	if !o.Network {
 		return s.host.Engine.RemoveContainer(ctx, o.id)
 	}
-	// The kernel takes as long to remove the rules as the engine its network, so do both at once. Nothing of the sandbox
-	// is in the network any more. If something else is, the engine refuses, and the rules are put back.
+	// The kernel takes about as long to remove the rules as the engine takes to remove the network, so do both at once.
+	// The sandbox has no container in the network any more. If another container is in the network, the engine refuses to
+	// remove it, and the rules are restored.
 	unprotected := make(chan error, 1)
 	go func() { unprotected <- s.host.Network.Unprotect(o.bridge) }()
 	err := s.host.Engine.RemoveNetwork(ctx, o.id)
 	lost := <-unprotected
 	if err != nil {
-		if n, found, _ := s.networks.find(ctx); found {
+		n, found, findErr := s.networks.find(ctx)
+		lost = errors.Join(lost, findErr)
+		if found {
 			lost = errors.Join(lost, s.host.Network.Protect(network.RulesOf(n)))
 		}
 	}

@@ -14,11 +14,11 @@ func TestAStrayNetworkThatIsGoneIsLeftOutEvenIfItsSubnetIsUsedAgain(t *testing.T
 	objects := []Object{{id: "container"}, {id: "gone", Network: true, Subnet: subnet}, {id: "there", Network: true}}
 	got := withoutGone(objects, []docker.Network{{ID: "there"}, {ID: "new", Subnet: subnet}})
 	if !slices.EqualFunc(got, []string{"container", "there"}, func(o Object, id string) bool { return o.id == id }) {
-		t.Errorf("left: %+v", got)
+		t.Errorf("withoutGone returns %+v, want the container and the network that the engine lists", got)
 	}
 }
 
-// A sandbox reads the log again after a while without news, and after news may have been lost.
+// A sandbox reads the log again after a while without notifications, and after a notification may have been lost.
 func TestTheLogIsReadAgainWithoutANotification(t *testing.T) {
 	now := time.Now()
 	listened := uint64(0)
@@ -32,7 +32,7 @@ func TestTheLogIsReadAgainWithoutANotification(t *testing.T) {
 			listened++
 		}
 		if s.refreshIfDue(now.Add(step.after)); s.stale != step.stale {
-			t.Errorf("after %s, news lost %v: the log is read again: %v", step.after, step.lost, s.stale)
+			t.Errorf("after %s, notifications lost: %v: the log is read again: %v", step.after, step.lost, s.stale)
 		}
 	}
 }

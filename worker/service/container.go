@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// raise makes the container if there is none, copies the trees that are for it, starts it if it does not run, and
-// connects to its supervisor.
+// raise makes the container if there is none, copies the service's uploaded trees into it, starts it if it does not
+// run, and connects to its supervisor.
 func (v *Service) raise(ctx context.Context) error {
 	r := raising{v: v, dir: v.cfg.Dir()}
 	c, err := inspect(ctx, v)
@@ -45,8 +45,8 @@ func (v *Service) raise(ctx context.Context) error {
 	if err := v.health.load(r.dir); err != nil {
 		return err
 	}
-	// An earlier try may have made the container. A container that ran may have changed the copies, so leave
-	// them.
+	// An earlier try may have made and started the container. Its processes may then have changed the copied trees, so
+	// copy them only into a container that never ran.
 	if !c.Running && c.StartedAt.IsZero() {
 		if err := v.cfg.Containers.CopyTrees(ctx, c.ID, v.cfg.Name, v.cfg.Sandbox.Copies, hostdir.EtcTargets); err != nil {
 			return err
@@ -70,8 +70,8 @@ type raising struct {
 	dir hostdir.Dir
 }
 
-// create makes the container of a service that starts for the first time. A container that has gone since is not
-// replaced silently.
+// create makes the container of a service that starts for the first time. It does not replace a container that is gone:
+// the container's contents would be lost without notice. The error then has the reason container_missing.
 func (r *raising) create(ctx context.Context) (string, error) {
 	v := r.v
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
@@ -109,7 +109,8 @@ func (r *raising) create(ctx context.Context) (string, error) {
 	return id, hosterr.WithField(err, docker.ReasonNoDiskQuota, field(v)+".disk")
 }
 
-// writeDir makes the service's directory, with what each start of the container needs of its image and spec.
+// writeDir makes the service's directory. The directory keeps the settings of the image and the spec that each start of
+// the container needs.
 func (r *raising) writeDir(image docker.Image, volumes []string) error {
 	command := r.v.spec.Command
 	if len(command) == 0 {
@@ -142,7 +143,8 @@ func (r *raising) containerSpec(image docker.Image) docker.ContainerSpec {
 		Name: ContainerName(v.cfg.Host.Deployment, k, v.cfg.Name), Image: image.ID, Hostname: v.cfg.Name,
 		Network: docker.ObjectName(v.cfg.Host.Deployment, k), Aliases: []string{v.cfg.Name},
 		Labels: map[string]string{
-			docker.LabelTenant: k.Tenant, docker.LabelSandbox: k.ID, docker.LabelRole: "service", docker.LabelService: v.cfg.Name,
+			docker.LabelTenant: k.Tenant, docker.LabelSandbox: k.ID,
+			docker.LabelRole: "service", docker.LabelService: v.cfg.Name,
 			docker.LabelGeneration: strconv.FormatUint(v.cfg.Generation, 10), docker.LabelDirectory: r.dir.Path,
 		},
 		DNS: v.cfg.Host.NameServers(&v.cfg.Sandbox),
@@ -216,15 +218,16 @@ func (r *raising) connect(ctx context.Context, a *attach.Attachment, c docker.Co
 	return nil
 }
 
-// start starts the container, and waits for the engine's answer: the engine carries out a request that nobody waits
-// for.
+// start starts the container. It waits for the engine's answer even if ctx ends, because the engine carries out the
+// request even if the worker stops waiting.
 func (r *raising) start(ctx context.Context, id string) error {
 	v, host := r.v, r.v.cfg.Host
 	v.mu.Lock()
 	v.down = true
 	v.mu.Unlock()
-	v.cfg.Execs.Restart()                         // its execs end
-	if err := host.Engine.Ping(ctx); err != nil { // an engine that shuts down still answers on open connections
+	v.cfg.Execs.Restart() // the execs of the container's last start end
+	// An engine that shuts down still answers on open connections, but no longer to Ping.
+	if err := host.Engine.Ping(ctx); err != nil {
 		return err
 	}
 	if err := v.cfg.Containers.RestoreRules(ctx, &v.cfg.Sandbox); err != nil {
@@ -241,13 +244,13 @@ func (r *raising) start(ctx context.Context, id string) error {
 	return nil
 }
 
-// inspect returns the service's container, the zero value if there is none.
+// inspect returns the service's container, or the zero value if there is none.
 func inspect(ctx context.Context, v *Service) (docker.Container, error) {
 	return v.cfg.Containers.Inspect(ctx, ContainerName(v.cfg.Host.Deployment, v.cfg.Key, v.cfg.Name))
 }
 
-// checkContainer inspects the attached container if it may have changed. It returns why the container no longer runs,
-// nil if it does.
+// checkContainer inspects the connected container if it may have changed. It returns why the container no longer runs,
+// or nil if it runs.
 func (v *Service) checkContainer(ctx context.Context) error {
 	v.mu.Lock()
 	a, dirty := v.attached, v.dirty
@@ -273,7 +276,7 @@ func (v *Service) checkContainer(ctx context.Context) error {
 	v.down = true
 	v.mu.Unlock()
 	v.Detach()
-	v.cfg.Execs.Restart() // its execs end
+	v.cfg.Execs.Restart() // the container's execs end
 	if c.ID == "" {
 		if err := host.Engine.Ping(ctx); err != nil {
 			return err
@@ -284,7 +287,7 @@ func (v *Service) checkContainer(ctx context.Context) error {
 	return endedError(v, c)
 }
 
-// endedError says how the container ended.
+// endedError returns the error of a service whose container ended by itself.
 func endedError(v *Service, c docker.Container) *protocol.Error {
 	switch {
 	case c.ID == "":

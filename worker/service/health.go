@@ -15,12 +15,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-// The worker tests health itself, by commands that it runs through the supervisor: a timeout then ends the test's
-// whole process tree, which the engine's own health check does not do, and all fields work on an engine of any version
-// (start_interval came with 25).
+// The worker runs health tests through the supervisor and does not use the engine's health checks, for two reasons.
+// When a test times out, the supervisor ends the test's whole process tree, which the engine does not do. And all
+// fields work on an engine of any version; engines before version 25 lack start_interval.
 
 const (
-	maxEnds   = 3                      // a command that ended so often before it was ready has failed
+	maxEnds   = 3                      // a service fails if its command ended this often before it was ready
 	testFirst = 100 * time.Millisecond // pause between the first two tests; it doubles up to the start interval
 )
 
@@ -30,12 +30,12 @@ type health struct {
 	check *protocol.Healthcheck // nil: the service is healthy while it runs
 
 	failures int       // tests that failed in a row
-	run      time.Time // start of the run of the command that failures belong to
-	tested   time.Time
-	passed   time.Time // the last test that passed
+	run      time.Time // start of the command's run in which these tests failed
+	tested   time.Time // end of the last test
+	passed   time.Time // end of the last test that passed
 }
 
-// load reads the health check of the spec, or else of the image.
+// load sets the health check to that of the spec, or, if the spec has none, to that of the image.
 func (h *health) load(dir hostdir.Dir) error {
 	defaults, err := dir.Defaults()
 	check := h.v.spec.Healthcheck
@@ -52,9 +52,9 @@ func (h *health) load(dir hostdir.Dir) error {
 	return err
 }
 
-// await waits until the service is healthy: its test passes, or, without one, it runs and keeps running. Failures
-// count only once the start period and retries intervals have passed. Tests therefore run often, and a service that
-// starts fast is ready soon.
+// await waits until the service is healthy: its test passes, or, if it has no test, its command has run for a while.
+// Failed tests count only after the start period plus as many intervals as there are retries. The first tests can
+// therefore run at short intervals, so that a service that starts fast is soon ready.
 func (h *health) await(ctx context.Context) error {
 	v := h.v
 	first := firstTests{began: time.Now(), pause: testFirst}
@@ -98,24 +98,24 @@ func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) 
 	if v.attachment().Up() {
 		return true, 0
 	}
-	v.waitsFor("its supervisor is not connected") // the container may have ended, and the engine has not reported it yet
+	v.waitsFor("its supervisor is not connected") // perhaps the container ended, and the engine has not reported this yet
 	return false, decide.CheckPeriod
 }
 
-// firstTests are the tests before a service is ready.
+// firstTests counts the tests before a service is ready.
 type firstTests struct {
 	began  time.Time
 	failed int
-	pause  time.Duration
+	pause  time.Duration // before the next test
 }
 
-// firstTest runs the test once. If next is 0 and the service is not ready, test again at once: the command ended
-// during the test, so the result does not count.
+// firstTest runs the test once, and returns the pause before the next test if the service is not ready. The pause is 0
+// if the command ended during the test, because the result then does not count.
 func (h *health) firstTest(ctx context.Context, p *control.Primary, first *firstTests) (ready bool, next time.Duration,
 	err error) {
 	v, check := h.v, h.check
 	if err := v.cfg.Host.Fence(); err != nil {
-		return false, 0, err // the test may not run, and that says nothing about the service
+		return false, 0, err // no test runs without the host's lock, so the service's health is unknown
 	}
 	sick := h.test(ctx)
 	if sick == nil {
@@ -133,8 +133,8 @@ func (h *health) firstTest(ctx context.Context, p *control.Primary, first *first
 	return false, next, nil
 }
 
-// steady waits until the command that ran when a test began has run for SteadyFor, and reports whether it has. A
-// command that ends at once is so not mistaken for a healthy one because its test passes without it.
+// steady waits until the command that ran when a test began has run for SteadyFor. It returns false if the command has
+// ended. Otherwise a service whose command ends at once could become ready because its test passes without the command.
 func (h *health) steady(ctx context.Context, tested *control.Primary) (bool, error) {
 	v := h.v
 	for {
@@ -158,7 +158,7 @@ func sameRun(before, now *control.Primary) bool {
 	return before.Running && now.Running && before.Since.Equal(now.Since) && before.Restarts == now.Restarts
 }
 
-// unstartable says why a command that has not been ready yet never will be, nil if it may.
+// unstartable returns why a service that is not ready yet can never become ready, or nil if it still can.
 func (h *health) unstartable(p *control.Primary) error {
 	ends := decide.EndsOf(p)
 	switch {
@@ -176,7 +176,7 @@ func (h *health) unstartable(p *control.Primary) error {
 	return nil
 }
 
-// test runs the health test once, and says why the service is not healthy, nil if it is.
+// test runs the health test once, and returns why the service is not healthy, or nil if it is healthy.
 func (h *health) test(ctx context.Context) *protocol.Error {
 	v, check := h.v, h.check
 	sick := func(format string, args ...any) *protocol.Error {
@@ -186,7 +186,7 @@ func (h *health) test(ctx context.Context) *protocol.Error {
 	if a == nil {
 		return sick("the service's container does not run")
 	}
-	// This goroutine alone inspects the container, so it must not wait for a supervisor that is gone.
+	// Only this goroutine inspects the container, so the test must not wait for a supervisor that has ended.
 	ctx, cancel := a.WhileConnected(ctx)
 	defer cancel()
 	r, output, err := runTest(ctx, a, check)
@@ -222,12 +222,12 @@ func runTest(ctx context.Context, a *attach.Attachment, check *protocol.Healthch
 	return r, output, err
 }
 
-// starting reports whether a command that runs is still in its start period, in which it need not be healthy.
+// starting reports whether a running command is still in its start period. In this period, failed tests do not count.
 func (h *health) starting(p *control.Primary) bool {
 	return h.passed.Before(p.Since) && time.Since(p.Since) < h.check.StartPeriod.Std()
 }
 
-// lastLine is the last line of a test's output, as a message quotes it.
+// lastLine returns the last line of a test's output in the form in which an error message quotes it.
 func lastLine(output []byte) string {
 	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD"), "\n")
 	if last := lines[len(lines)-1]; last != "" {
@@ -236,8 +236,8 @@ func lastLine(output []byte) string {
 	return ""
 }
 
-// assess runs a health test if one is due, and appends what has changed: that a ready service loops or is unhealthy, or
-// that a failed one is well again.
+// assess runs a health test if one is due. It appends that a ready service failed, because its command is in a crash
+// loop or because it is unhealthy, or that a failed service is ready again.
 func (h *health) assess(ctx context.Context) {
 	v := h.v
 	status, p := v.status(), v.process()
@@ -265,7 +265,7 @@ func (h *health) assess(ctx context.Context) {
 	after := v.process()
 	switch {
 	case !sameRun(&p, &after): // the command ended during the test
-	case ctx.Err() != nil || !v.attachment().Up(): // the test failed because of that
+	case ctx.Err() != nil || !v.attachment().Up(): // the result says nothing about the service
 	case sick == nil:
 		h.failures = 0
 		if failed && h.mayRecover(&status) {
@@ -279,22 +279,22 @@ func (h *health) assess(ctx context.Context) {
 	}
 }
 
-// countFor has failures count for the run of the command that began at since.
+// countFor resets the failures if they belong to an earlier run of the command than the one that began at since.
 func (h *health) countFor(since time.Time) {
 	if !since.Equal(h.run) {
 		h.failures, h.run = 0, since
 	}
 }
 
-// mayRecover reports whether a failed service is ready again once it is healthy: only its health was missing, not a
-// hook.
+// mayRecover reports whether a failed service becomes ready again once it is healthy. A service that failed because of
+// a hook does not, nor does one whose hooks have not all run.
 func (h *health) mayRecover(status *protocol.ServiceStatus) bool {
 	return status.Hooks >= h.lastHook(status) && slices.Contains([]string{
 		protocol.ReasonCrashLoop, protocol.ReasonOOMKilled, protocol.ReasonUnhealthy, protocol.ReasonContainerExited,
 	}, status.Reason)
 }
 
-// lastHook is the number of the last hook to run after this start, 0 for none.
+// lastHook returns the number of the last hook that runs after this start, or 0 if none runs.
 func (h *health) lastHook(status *protocol.ServiceStatus) int {
 	hooks := h.v.spec.PostStart
 	for i := len(hooks); i > 0; i-- {
@@ -307,11 +307,11 @@ func (h *health) lastHook(status *protocol.ServiceStatus) int {
 
 func (h *health) recovered(ctx context.Context) {
 	if err := h.v.append(ctx, decide.ServiceReady(h.v.cfg.Name)); err != nil {
-		h.v.log.Debug("could not append that a service recovered", "error", err)
+		h.v.log.Debug("could not append that a service is ready again", "error", err)
 	}
 }
 
-// due is when to assess the service again, 0 if not by itself.
+// due returns after what time to assess the service again, or 0 if only a report or an event requires it.
 func (h *health) due() time.Duration {
 	v := h.v
 	v.mu.Lock()

@@ -15,9 +15,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/output"
 )
 
-// Host is what services need of their worker. All fields are required.
+// Host is what services need from their worker. All fields are required.
 type Host struct {
-	ID         string // of the host, in the log
+	ID         string // host's ID in the log
 	Deployment string
 	Engine     *docker.Engine
 	Epoch      *epoch.Epoch
@@ -25,44 +25,44 @@ type Host struct {
 	Supervisor string // path of the supervisor's binary
 
 	Now   func() time.Time                        // by the store's clock
-	Fence func() error                            // fails without the host's lock
-	Lease func() (until time.Duration, err error) // until when the lock may be trusted
-	Probe func(point string)                      // for tests that crash the worker
+	Fence func() error                            // returns an error if the worker does not hold the host's lock
+	Lease func() (until time.Duration, err error) // until when the host's lock may be trusted
+	Probe func(point string)                      // called at named points, where tests can crash the worker
 
-	// A command that never ran for CrashGuard within CrashWindow is in a crash loop.
+	// A command that exited, and did not run for CrashGuard without a break within CrashWindow, is in a crash loop.
 	CrashWindow, CrashGuard time.Duration
 
 	NameServers    func(*protocol.SandboxSpec) []string
 	LimitTerminals func(pid int)
-	CheckService   func(s *protocol.SandboxSpec, name string) error  // against what the host offers
-	Track          func(k protocol.SandboxKey, pid int, home string) // by the disk watch
+	CheckService   func(s *protocol.SandboxSpec, name string) error  // an error: the host lacks what the service needs
+	Track          func(k protocol.SandboxKey, pid int, home string) // adds a container to the disk watch
 }
 
 // Log is the sandbox's history.
 type Log interface {
 	View(func(st *protocol.State))
-	// Append appends what a decision returns, if the sandbox is this host's in this generation. It returns
-	// decide.ErrSuperseded if the decision returns nothing.
+	// Append appends the events that choose returns. It returns decide.ErrSuperseded if choose returns none, or if the
+	// sandbox is not on this host in this generation.
 	Append(ctx context.Context, generation uint64, choose decide.Decision) error
 }
 
-// Execs takes reports on the sandbox's execs. Some of them run in services.
+// Execs takes the reports on execs. The sandbox's execs may also run in the containers of its services.
 type Execs interface {
 	Connected(a *attach.Attachment, h control.Hello, first bool)
 	Output(o control.Output)
 	Ended(result control.Result)
-	Restart() // after a container became ready for execs, or ended
+	Restart() // called when a container has become ready for execs, or has ended
 }
 
-// Containers are the sandbox's ways to its containers on the engine.
+// Containers makes and finds containers of the sandbox on the engine.
 type Containers interface {
-	// Inspect returns the zero value if the sandbox has no container of this name.
+	// Inspect returns the zero value if the sandbox has no container with this name.
 	Inspect(ctx context.Context, name string) (docker.Container, error)
-	// Image gets an image. Call release once the container is made.
+	// Image gets an image. Call release once the container exists.
 	Image(ctx context.Context, generation uint64, ref, pull string) (image docker.Image, release func(), err error)
-	// CopyTrees copies the trees for a service into its container.
+	// CopyTrees copies a service's uploaded trees into its container.
 	CopyTrees(ctx context.Context, container, service string, copies []protocol.Copy, mounted []string) error
-	// RestoreRules puts the rules of the sandbox's network in place again.
+	// RestoreRules puts the firewall rules of the sandbox's network in place again.
 	RestoreRules(ctx context.Context, spec *protocol.SandboxSpec) error
 }
 
@@ -71,17 +71,17 @@ type Config struct {
 	Host       *Host
 	Key        protocol.SandboxKey
 	Name       string
-	Required   bool // the sandbox waits for it, and fails with it
+	Required   bool // the sandbox waits for the service, and fails if the service fails
 	Generation uint64
 	Sandbox    protocol.SandboxSpec
 	Network    bool // the sandbox's network exists
 
-	Dir        func() hostdir.Dir // of the service
+	Dir        func() hostdir.Dir // returns the service's directory
 	Output     *output.CommandLog
 	Log        Log
 	Execs      Execs
 	Containers Containers
-	Hook       func(ctx context.Context, name string, h *protocol.Hook) (attach.HookResult,
-		error) // in the sandbox's own container
+	// Hook runs a hook in the sandbox's primary container.
+	Hook   func(ctx context.Context, name string, h *protocol.Hook) (attach.HookResult, error)
 	Logger *slog.Logger
 }

@@ -30,8 +30,8 @@ type Service struct {
 	changed wake.Signal     // wakes the goroutine when something about the service has changed
 	network func()          // closes networkUp
 	netUp   chan struct{}   // closed once the sandbox's network exists
-	settled chan struct{}   // closed once it is ready, or has failed
-	err     *protocol.Error // why it failed; read it after settled
+	settled chan struct{}   // closed once the service is ready, or has failed
+	err     *protocol.Error // why the service failed; do not read it before settled is closed
 
 	mu       sync.Mutex
 	attached *attach.Attachment
@@ -40,9 +40,9 @@ type Service struct {
 	givenUp  bool // the worker will not start the container again
 	proc     control.Primary
 	crash    decide.CrashLoop
-	problem  string // why it is not ready yet
+	problem  string // why the service is not ready yet
 
-	// Used by the goroutine only.
+	// Only the service's goroutine uses these fields.
 	epoch    int64 // the engine's epoch when the container was last known to run
 	restarts *restarts
 }
@@ -54,7 +54,7 @@ func New(cfg Config) *Service {
 		netUp: make(chan struct{}), settled: make(chan struct{}),
 		crash: decide.CrashLoop{Window: cfg.Host.CrashWindow, Guard: cfg.Host.CrashGuard}, epoch: -1,
 	}
-	v.spec, _ = cfg.Sandbox.Service(cfg.Name)
+	v.spec, _ = cfg.Sandbox.Service(cfg.Name) // the spec has the service, because cfg.Name comes from the spec
 	v.health, v.restarts = &health{v: v}, &restarts{v: v, epoch: cfg.Host.Epoch.Load()}
 	v.network = sync.OnceFunc(func() { close(v.netUp) })
 	if cfg.Network {
@@ -63,34 +63,35 @@ func New(cfg Config) *Service {
 	return v
 }
 
-// Start starts the goroutine. It ends with ctx, or with Stop.
+// Start starts the goroutine. The goroutine ends when ctx ends, or after Stop.
 func (v *Service) Start(ctx context.Context) {
 	ctx, v.stop = context.WithCancel(ctx)
 	go v.run(ctx)
 }
 
-// Stop ends the goroutine, without waiting for it. The container and its connection stay.
+// Stop ends the goroutine, without waiting for its end. The container keeps running, and its supervisor stays
+// connected.
 func (v *Service) Stop() { v.stop() }
 
-// Done is closed when the goroutine has ended.
+// Done returns a channel that is closed when the goroutine has ended.
 func (v *Service) Done() <-chan struct{} { return v.done }
 
-// Generation of the sandbox that the service belongs to.
+// Generation returns the sandbox's generation that the service belongs to.
 func (v *Service) Generation() uint64 { return v.cfg.Generation }
 
 // Required reports whether the sandbox waits for the service.
 func (v *Service) Required() bool { return v.cfg.Required }
 
-// Settled is closed once the service is ready, or has failed.
+// Settled returns a channel that is closed once the service is ready, or has failed.
 func (v *Service) Settled() <-chan struct{} { return v.settled }
 
-// Err is why the service failed, nil if it is ready. Call it after Settled.
+// Err returns why the service failed, or nil if the service is ready. Call Err only after Settled is closed.
 func (v *Service) Err() *protocol.Error { return v.err }
 
-// NetworkExists lets the service make its container.
+// NetworkExists tells the service that it can make its container.
 func (v *Service) NetworkExists() { v.network() }
 
-// Inspect makes the service's goroutine inspect its container.
+// Inspect asks the service's goroutine to inspect the container again.
 func (v *Service) Inspect() {
 	v.mu.Lock()
 	v.dirty = true
@@ -98,15 +99,15 @@ func (v *Service) Inspect() {
 	v.changed.Wake()
 }
 
-// Container returns the connection to the supervisor, nil if there is none. down says that the container does not run,
-// givenUp that the worker will not start it again.
+// Container returns the connection to the supervisor, or nil if there is none. down says that the container does not
+// run, givenUp that the worker will not start the container again.
 func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.attached, v.down, v.givenUp
 }
 
-// Detach disconnects from the supervisor. The container runs on.
+// Detach disconnects from the supervisor. The container keeps running.
 func (v *Service) Detach() {
 	v.mu.Lock()
 	a := v.attached
@@ -117,8 +118,8 @@ func (v *Service) Detach() {
 	}
 }
 
-// EndAll asks the supervisor to end everything in the container, and publishes the rest of the output. It reports
-// whether the supervisor ended everything. Call it after the goroutine has ended.
+// EndAll has the supervisor end all commands in the container, and publishes the rest of their output. It reports
+// whether the supervisor ended all commands. Call EndAll after the goroutine has ended.
 func (v *Service) EndAll(ctx context.Context, grace time.Duration) bool {
 	a := v.attachment()
 	if a == nil {
@@ -129,7 +130,7 @@ func (v *Service) EndAll(ctx context.Context, grace time.Duration) bool {
 	return ended
 }
 
-// NotReady is the error for a service that was not ready before the sandbox stopped waiting for it.
+// NotReady returns the error of a sandbox that stopped waiting for this required service.
 func (v *Service) NotReady() *protocol.Error {
 	v.mu.Lock()
 	problem := v.problem
@@ -140,7 +141,7 @@ func (v *Service) NotReady() *protocol.Error {
 	return why
 }
 
-// ContainerName is what the engine calls the container of a service.
+// ContainerName returns the engine's name of a service's container.
 func ContainerName(deployment string, k protocol.SandboxKey, name string) string {
 	return docker.ObjectName(deployment, k) + "." + name
 }
@@ -166,7 +167,8 @@ func (v *Service) run(ctx context.Context) {
 	case protocol.ServiceStateFailed:
 		v.err = v.failure(status.Error)
 	default:
-		v.health.passed = time.Now().Add(-v.cfg.Host.Now().Sub(status.Since)) // an earlier worker has tested it
+		// The service has been healthy since an earlier worker appended that it is ready.
+		v.health.passed = time.Now().Add(-v.cfg.Host.Now().Sub(status.Since))
 	}
 	close(v.settled)
 	v.restarts.watch(ctx)
@@ -178,17 +180,17 @@ func (v *Service) attachment() *attach.Attachment {
 	return v.attached
 }
 
-// process is the supervisor's newest report on the service's command.
+// process returns the supervisor's newest report on the service's command.
 func (v *Service) process() control.Primary {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.proc
 }
 
-// field names the field of the sandbox's spec that describes the service.
+// field returns the name of the field of the sandbox's spec that describes the service.
 func field(v *Service) string { return v.cfg.Sandbox.ServiceField(v.cfg.Name) }
 
-// status is the state of the service in the log.
+// status returns the state of the service in the log.
 func (v *Service) status() (status protocol.ServiceStatus) {
 	v.cfg.Log.View(func(st *protocol.State) { status = st.Sandbox.Services[v.cfg.Name] })
 	return status
@@ -209,14 +211,14 @@ func (v *Service) append(ctx context.Context, events []protocol.Event) error {
 		if err == nil || errors.Is(err, decide.ErrSuperseded) {
 			return err
 		}
-		v.log.Warn("could not append an event about a service; retrying", "error", err)
+		v.log.Warn("could not append a service's events to the log; retrying", "error", err)
 		if !pause.Wait(ctx) {
 			return ctx.Err()
 		}
 	}
 }
 
-// recordEnds appends that the service's command has ended, unless the log says so already.
+// recordEnds appends that the service's command has ended, unless the log has these ends.
 func (v *Service) recordEnds(ctx context.Context) {
 	a, p := v.attachment(), v.process()
 	if a == nil || decide.EndsOf(&p) == 0 {
@@ -232,10 +234,10 @@ func (v *Service) recordEnds(ctx context.Context) {
 	}
 }
 
-// fail appends that the service failed, with the end of its output if the command caused it. It returns the error that
-// its sandbox fails with if it is required.
+// fail appends that the service failed. If the command caused the failure, the event quotes the last part of the
+// command's output. fail returns the error that the sandbox fails with if the service is required.
 func (v *Service) fail(ctx context.Context, err error) *protocol.Error {
-	if hook := (*hookFailure)(nil); errors.As(err, &hook) { // the log has the failure already
+	if hook := (*hookFailure)(nil); errors.As(err, &hook) { // the log already has the failure of the hook
 		return v.failure(hook.why)
 	}
 	e := *protocol.AsError(err)
@@ -251,13 +253,13 @@ func (v *Service) fail(ctx context.Context, err error) *protocol.Error {
 	return v.failure(&e)
 }
 
-// failure is the error that the sandbox fails with if this service is required.
+// failure returns the error that the sandbox fails with if this service is required.
 func (v *Service) failure(why *protocol.Error) *protocol.Error {
 	e := protocol.Error{Code: protocol.FailedPrecondition}
 	if why != nil {
 		e = *why
 	}
-	if hosterr.Temporary(&e) { // retrying has not helped for long enough, so the client should not retry either
+	if hosterr.Temporary(&e) { // the worker's own retries did not help, so a temporary error would mislead the client
 		e.Code = protocol.FailedPrecondition
 	}
 	if e.Field == "" {
@@ -267,7 +269,7 @@ func (v *Service) failure(why *protocol.Error) *protocol.Error {
 	return &e
 }
 
-// events passes the reports of the service's supervisor to the service and its execs.
+// events passes the reports of the service's supervisor to the service and to the sandbox's execs.
 type events struct {
 	Execs
 	v *Service

@@ -21,7 +21,7 @@ const (
 	testGuard  = 30 * time.Second
 )
 
-// emptyLog is the history of a sandbox about which nothing was appended.
+// emptyLog is a history without events.
 type emptyLog struct{}
 
 func (emptyLog) View(read func(*protocol.State)) { read(&protocol.State{}) }
@@ -29,7 +29,7 @@ func (emptyLog) Append(context.Context, uint64, decide.Decision) error {
 	return decide.ErrSuperseded
 }
 
-// newService returns a service without a container, and a has its supervisor.
+// newService returns a service that is connected to a supervisor by a. It has no container.
 func newService(a *attach.Attachment) *Service {
 	host := &Host{Epoch: &epoch.Epoch{}, CrashWindow: testWindow, CrashGuard: testGuard}
 	v := New(Config{
@@ -40,12 +40,12 @@ func newService(a *attach.Attachment) *Service {
 	return v
 }
 
-// exited is a supervisor's report on a command that exited, and has been as it is for a while.
+// exited returns a supervisor's report on a command that exited this long ago.
 func exited(ago time.Duration) control.Primary {
 	return control.Primary{Restarts: 1, LastExit: new(int), Since: time.Now().Add(-ago)}
 }
 
-// The last report of a supervisor that was killed with its container makes no service ready.
+// The last report before the supervisor was killed with its container must not make the service ready.
 func TestAServiceIsReadyOnlyWhileItsSupervisorIsConnected(t *testing.T) {
 	a, connect := attachtest.Listen(t)
 	v := newService(a)
@@ -54,16 +54,16 @@ func TestAServiceIsReadyOnlyWhileItsSupervisorIsConnected(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := v.health.await(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("without a supervisor: %v, want that it waits", err)
+		t.Errorf("while the supervisor is not connected, await returned %v, want that it waits until ctx ends", err)
 	}
 
 	connect()
 	if err := v.health.await(t.Context()); err != nil {
-		t.Errorf("with a supervisor: %v, want that it is ready", err)
+		t.Errorf("while the supervisor is connected, await returned %v, want that the service is ready", err)
 	}
 }
 
-// Failed tests of an earlier run of the command say nothing about the present one.
+// Failed tests during an earlier run of the command say nothing about the present run.
 func TestHealthTestsOfAnEarlierRunDoNotCount(t *testing.T) {
 	h, a := &health{}, time.Now()
 	h.countFor(a)
@@ -76,42 +76,42 @@ func TestHealthTestsOfAnEarlierRunDoNotCount(t *testing.T) {
 	}
 }
 
-// A service whose container ended with the engine, or whose supervisor has not reported since, has not failed.
-func TestAnEndOfTheEngineIsNoCrashLoopOfTheService(t *testing.T) {
+// Exits count as a crash loop only while the supervisor is connected, and only if the engine did not end the container.
+func TestAnEndOfTheEngineIsNotACrashLoopOfTheService(t *testing.T) {
 	a, connect := attachtest.Listen(t)
 	v := newService(a)
 	v.report(exited(testWindow))
 	if why := v.restarts.crashLoop(); why != nil {
-		t.Errorf("without a supervisor: %v", why)
+		t.Errorf("while the supervisor is not connected: %v, want no crash loop", why)
 	}
 	connect()
 	if v.restarts.crashLoop() == nil {
-		t.Error("with a supervisor, no crash loop is found")
+		t.Error("while the supervisor is connected, no crash loop is found")
 	}
 	v.cfg.Host.Epoch.Lost()
 	if why := v.restarts.crashLoop(); why != nil {
-		t.Errorf("after the engine went away: %v", why)
+		t.Errorf("after the engine ended: %v, want no crash loop", why)
 	}
 	v.restarts.countEnd(context.Canceled)
 	if v.health.due() == 0 {
-		t.Error("a service that may loop is not assessed again")
+		t.Error("a service that may be in a crash loop is not assessed again")
 	}
 }
 
-// An engine that goes away several times in quick succession leaves no pause behind.
+// The ends of an engine must not delay the next start of the service.
 func TestAServiceStartsAtOnceWhenTheEngineIsBack(t *testing.T) {
 	v := newService(nil)
 	for range 6 {
 		v.restarts.nextPause()
 	}
 	if v.restarts.pause != pauseMost || time.Until(v.restarts.notBefore) < pauseMost-time.Second {
-		t.Errorf("the pauses do not grow: the next is %s, and nothing starts before %s", v.restarts.pause,
-			v.restarts.notBefore)
+		t.Errorf("the pause does not grow to %s: it is %s, and the container does not start before %s", pauseMost,
+			v.restarts.pause, v.restarts.notBefore)
 	}
 	v.cfg.Host.Epoch.Lost()
 	v.restarts.resetAfterEngine()
 	if v.restarts.pause != pauseFirst || !v.restarts.notBefore.IsZero() {
-		t.Errorf("after the engine went away: the next pause is %s, and nothing starts before %s", v.restarts.pause,
+		t.Errorf("after the engine ended, the pause is %s, and the container does not start before %s", v.restarts.pause,
 			v.restarts.notBefore)
 	}
 }

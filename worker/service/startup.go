@@ -13,10 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// startup brings a service up. Each of its steps can be repeated.
+// startup takes a service from starting to ready. Each of its steps can be repeated.
 type startup struct{ v *Service }
 
-// run retries until the service is ready, until it cannot become ready, or until its time is up.
+// run retries until the service is ready, until it cannot become ready, or until the create timeout has passed.
 func (s *startup) run(ctx context.Context) error {
 	v := s.v
 	deadline := time.Now().Add(v.cfg.Sandbox.CreateTimeout.Std())
@@ -44,7 +44,7 @@ func (s *startup) run(ctx context.Context) error {
 	}
 }
 
-// try takes the service from where it is to ready: container, supervisor, health, hooks.
+// try does the steps that the service still needs to become ready: container, supervisor, health, hooks.
 func (s *startup) try(ctx context.Context) error {
 	v := s.v
 	if v.attachment() == nil {
@@ -91,12 +91,12 @@ func (s *startup) hooks(ctx context.Context) error {
 	return nil
 }
 
-// hookFailure says that a hook failed, which the log has already.
+// hookFailure says that a hook failed. The log already has the failure.
 type hookFailure struct{ why *protocol.Error }
 
 func (h *hookFailure) Error() string { return h.why.Error() }
 
-// waitsFor sets why the service is not ready yet.
+// waitsFor records why the service is not ready yet.
 func (v *Service) waitsFor(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

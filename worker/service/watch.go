@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	pauseFirst = time.Second // before a container that ended is started again; it doubles
-	pauseMost  = 30 * time.Second
+	pauseFirst = time.Second      // first pause before a container that ended is started again; each is twice the last
+	pauseMost  = 30 * time.Second // longest such pause
 )
 
 // restarts keep a service's container running. Only the service's goroutine uses them.
 type restarts struct {
 	v         *Service
-	pause     time.Duration // before a container that ended is started again; it grows
-	notBefore time.Time     // the container is not started again before
-	epoch     int64         // of the engine, that crashes and pauses belong to
+	pause     time.Duration // next pause before a container that ended is started again
+	notBefore time.Time     // the container is not started again before this time
+	epoch     int64         // engine's epoch when crashes and pauses were last reset
 }
 
-// watch keeps the container running, and appends when the service is no longer what the log says: ready, or failed.
+// watch keeps the container running. When a ready service fails, or a failed one is ready again, watch appends this.
 func (r *restarts) watch(ctx context.Context) {
 	v := r.v
 	for ctx.Err() == nil {
@@ -38,14 +38,14 @@ func (r *restarts) watch(ctx context.Context) {
 	}
 }
 
-// keepUp starts a container that has ended again, after a pause that grows. It returns when to check again, 0 if there
-// is nothing to do.
+// keepUp starts a container that has ended again, after a pause that grows. It returns after what time to call it
+// again, or 0 if there is nothing to do.
 func (r *restarts) keepUp(ctx context.Context) time.Duration {
 	v := r.v
 	r.resetAfterEngine()
 	err := v.checkContainer(ctx)
 	if err != nil {
-		v.log.Info("a service's container does not run", "error", err)
+		v.log.Info("the container of a service does not run or could not be inspected", "error", err)
 	}
 	a, _, givenUp := v.Container()
 	if a != nil || givenUp {
@@ -55,7 +55,7 @@ func (r *restarts) keepUp(ctx context.Context) time.Duration {
 		r.countEnd(err)
 		return r.nextPause()
 	}
-	if left := time.Until(r.notBefore); left > 0 { // something woke the goroutine, perhaps the end of the last try
+	if left := time.Until(r.notBefore); left > 0 { // something woke the goroutine during the pause
 		return left
 	}
 	if err := v.raise(ctx); err != nil && ctx.Err() == nil {
@@ -64,16 +64,16 @@ func (r *restarts) keepUp(ctx context.Context) time.Duration {
 	return 0
 }
 
-// afterFailedStart returns when to try again to bring the container up, 0 if never.
+// afterFailedStart returns after what time to try to start the container again, or 0 if the service is given up.
 func (r *restarts) afterFailedStart(ctx context.Context, err error) time.Duration {
 	v := r.v
-	v.log.Warn("could not bring a service's container up", "error", err)
+	v.log.Warn("could not start the container of a service again", "error", err)
 	switch reason := protocol.AsError(err).Reason; {
 	case reason == protocol.ReasonContainerMissing || reason == protocol.ReasonCopyFailed:
 		r.giveUp(ctx, err)
 		return 0
 	case errors.Is(err, docker.ErrEngineUnavailable) || reason == protocol.ReasonLeaseLost:
-		return pauseFirst // the container is not to blame
+		return pauseFirst // the start did not fail because of the container, so the pause does not grow
 	}
 	if !hosterr.Temporary(err) {
 		r.countEnd(err)
@@ -81,14 +81,15 @@ func (r *restarts) afterFailedStart(ctx context.Context, err error) time.Duratio
 	return r.nextPause()
 }
 
-// nextPause has the container not started again for a while, which it returns: twice as long each time.
+// nextPause begins a pause in which the container is not started again, and returns the pause. Each pause is twice as
+// long as the last one, up to pauseMost.
 func (r *restarts) nextPause() time.Duration {
 	d := max(r.pause, pauseFirst)
 	r.notBefore, r.pause = time.Now().Add(d), min(2*d, pauseMost)
 	return d
 }
 
-// shortenPause resets the pause once the command has run for the guard.
+// shortenPause resets the pause once the command has run for CrashGuard.
 func (r *restarts) shortenPause() {
 	v := r.v
 	if p := v.process(); p.Running && v.attachment() != nil && time.Since(p.Since) >= v.cfg.Host.CrashGuard {
@@ -96,7 +97,8 @@ func (r *restarts) shortenPause() {
 	}
 }
 
-// resetAfterEngine forgets crashes and pauses if the engine went away: it may have ended the container.
+// resetAfterEngine resets crashes and pauses if the engine's epoch has changed: the engine may have ended the
+// container.
 func (r *restarts) resetAfterEngine() {
 	v := r.v
 	v.mu.Lock()
@@ -107,7 +109,7 @@ func (r *restarts) resetAfterEngine() {
 	}
 }
 
-// countEnd counts an end of the container as one of its command.
+// countEnd counts an end of the container as a crash of its command.
 func (r *restarts) countEnd(why error) {
 	v := r.v
 	v.mu.Lock()
@@ -115,8 +117,9 @@ func (r *restarts) countEnd(why error) {
 	v.crash.Ended(time.Now(), protocol.AsError(why).Reason == protocol.ReasonOOMKilled)
 }
 
-// crashLoop is the error of a service that ends again and again, nil if it does not. It needs a supervisor that is
-// connected, since one that is not may not have reported yet that the command stays up.
+// crashLoop returns the error of a service whose command exits again and again, or nil if it does not. While the
+// service has a container whose supervisor is not connected, crashLoop returns nil: the supervisor may not have
+// reported yet that the command stays up.
 func (r *restarts) crashLoop() *protocol.Error {
 	v := r.v
 	r.resetAfterEngine()
@@ -128,8 +131,8 @@ func (r *restarts) crashLoop() *protocol.Error {
 	return v.crash.Error("the service", v.spec.Memory)
 }
 
-// giveUp stops bringing the container up: one that has gone is not replaced, and one that lacks a copied tree is not
-// started.
+// giveUp marks the service as given up: the worker neither replaces a container that is gone, nor starts one into which
+// an uploaded tree could not be copied.
 func (r *restarts) giveUp(ctx context.Context, err error) {
 	v := r.v
 	v.mu.Lock()
@@ -138,5 +141,5 @@ func (r *restarts) giveUp(ctx context.Context, err error) {
 	if v.status().State != protocol.ServiceStateFailed {
 		v.fail(ctx, err)
 	}
-	v.cfg.Execs.Restart() // execs that wait for it end
+	v.cfg.Execs.Restart() // execs that wait for the service's container end
 }

@@ -2,8 +2,8 @@
 //
 //	Uploads ──► digest, disk watch ──► treetar.Rewrite ──► Engine
 //
-// Everything is one stream, so a copy needs little memory and no space on the worker's disk. If an upload turns out to
-// be wrong at its end, its files are in the container already; the create fails then, and the container is removed.
+// A tree is streamed from the store to the engine, so a copy needs little memory and no other disk space. If the end of
+// an upload is invalid, the container already has its files. The create then fails, and the container is removed.
 //
 // The package imports protocol and treetar.
 package treecopy

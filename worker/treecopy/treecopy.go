@@ -16,7 +16,7 @@ import (
 )
 
 // Engine is the part of the Docker Engine that copies need. CopyTo unpacks a tar stream below a directory of a
-// container; PathMode inspects a path in it.
+// container. PathMode inspects a path in a container.
 type Engine interface {
 	CopyTo(ctx context.Context, container, dir string, tar io.Reader) error
 	PathMode(ctx context.Context, container, path string) (mode fs.FileMode, exists bool, err error)
@@ -27,8 +27,8 @@ type Uploads interface {
 	Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error)
 }
 
-// Disk watches a copy while it writes to the host's disk. It counts what is written to counter, and ends the returned
-// context, with an error as the cause, if the copy fills the disk.
+// Disk watches a copy while it writes to the host's disk. It counts the bytes that are written to counter. If the copy
+// fills the disk, it cancels the returned context, with a *protocol.Error as the cause.
 type Disk interface {
 	Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func())
 }
@@ -40,17 +40,17 @@ type Copier struct {
 	Disk    Disk
 }
 
-// Container is where trees are copied to. It must not have started yet.
+// Container is the container into which trees are copied. It must not have started yet.
 type Container struct {
 	ID      string
 	Sandbox protocol.SandboxKey
 	Service string   // "": the primary container
-	Mounted []string // paths at which something is mounted; no copy can be seen there
+	Mounted []string // paths at which something is mounted; the container could not see files that are copied there
 }
 
-// Copy copies the trees that a spec has for a container. Error: failed_precondition or invalid_argument with reason
-// copy_failed, naming the field of the tree, if a tree is missing or refused; otherwise that of the engine, the store
-// or the disk.
+// Copy copies the trees that a spec has for a container. If a tree is missing or refused, the error has the code
+// failed_precondition or invalid_argument and the reason copy_failed. Otherwise the error is that of the engine, the
+// store or the disk. It names the field of the tree.
 func (c Copier) Copy(ctx context.Context, to Container, copies []protocol.Copy) error {
 	for i, tree := range copies {
 		if tree.Service != to.Service {
@@ -89,7 +89,7 @@ func (c Copier) copyTree(ctx context.Context, to Container, tree protocol.Copy) 
 		rewritten <- err
 	}()
 	copyErr := c.Engine.CopyTo(ctx, to.ID, "/", r)
-	_ = r.CloseWithError(errors.New("the engine stopped reading")) // unblocks the writing side
+	_ = r.CloseWithError(errors.New("the engine stopped reading")) // unblocks rewrite; always returns nil
 	err = <-rewritten
 	if stopped := new(protocol.Error); errors.As(context.Cause(ctx), &stopped) {
 		return stopped
@@ -100,7 +100,7 @@ func (c Copier) copyTree(ctx context.Context, to Container, tree protocol.Copy) 
 	return copyErr
 }
 
-// rewrite rewrites an upload for the engine and checks its digest. It writes everything that it reads to copied, too.
+// rewrite rewrites an upload for the engine and checks its digest. It also writes all bytes that it reads to copied.
 func rewrite(upload io.Reader, copied, out io.Writer, target treetar.Target, digest string) error {
 	sum := sha256.New()
 	stored := &storedTree{r: upload}
@@ -109,7 +109,7 @@ func rewrite(upload io.Reader, copied, out io.Writer, target treetar.Target, dig
 	if err == nil {
 		_, err = io.Copy(io.Discard, source) // the digest covers the padding, too
 	}
-	if stored.err != nil { // the store failed; the tree may be fine
+	if stored.err != nil { // the store failed, so the tree may be valid
 		err = protocol.Errorf(protocol.Unavailable, "", "read the uploaded tree: %v", stored.err)
 	}
 	if err == nil && "sha256-"+hex.EncodeToString(sum.Sum(nil)) != digest {
@@ -140,7 +140,7 @@ func refuse(format string, args ...any) *protocol.Error {
 func (c Copier) target(ctx context.Context, to Container, tree protocol.Copy) (t treetar.Target, err error) {
 	uid, gid, ok := tree.Owners()
 	if !ok {
-		return t, refuse("%.40q is not an owner", tree.Owner) // validated
+		return t, refuse("%.40q is not an owner", tree.Owner) // cannot happen: the coordinator has validated the spec
 	}
 	t = treetar.Target{
 		Root: strings.TrimPrefix(path.Clean(tree.Target), "/"), UID: uid, GID: gid, Mounted: to.Mounted,

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/treetar"
 )
 
-func TestAnUploadIsRefusedForItsTreeOrItsDigestButNotForItsStore(t *testing.T) {
+func TestAnUploadIsRefusedForItsTreeOrItsDigestButNotForAnErrorOfTheStore(t *testing.T) {
 	t.Parallel()
 	var upload bytes.Buffer
 	w := tar.NewWriter(&upload)
@@ -42,7 +42,7 @@ func TestAnUploadIsRefusedForItsTreeOrItsDigestButNotForItsStore(t *testing.T) {
 		var copied bytes.Buffer
 		err := rewrite(c.upload, &copied, io.Discard, target, c.digest)
 		if protocol.CodeOf(err) != c.code || copied.Len() != c.copied {
-			t.Errorf("%s: %v, want %q; %d bytes counted, want %d", what, err, c.code, copied.Len(), c.copied)
+			t.Errorf("%s: error %v, want code %q; %d bytes counted, want %d", what, err, c.code, copied.Len(), c.copied)
 		}
 	}
 }

@@ -15,14 +15,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/attach"
 )
 
-// Listen returns an attachment, and a function that connects a supervisor to it, which is this process.
+// Listen returns an attachment, and a function that connects to it. The test's own process plays the supervisor.
 func Listen(t *testing.T) (a *attach.Attachment, connect func() net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
 	a, err := attach.Listen(attach.Config{
 		ControlDir: dir, RunDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)}, Events: NoEvents{},
-		Fence: func() error { return nil }, Lease: func() (time.Duration, error) { return control.Clock() + time.Minute, nil },
-		Log: slog.New(slog.DiscardHandler),
+		Fence: func() error { return nil },
+		Lease: func() (time.Duration, error) { return control.Clock() + time.Minute, nil },
+		Log:   slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +39,8 @@ func Listen(t *testing.T) (a *attach.Attachment, connect func() net.Conn) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		if _, err := conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version}})); err != nil {
+		hello := control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version}})
+		if _, err := conn.Write(hello); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := a.Link.Connected(t.Context()); err != nil {

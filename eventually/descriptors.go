@@ -1,0 +1,77 @@
+package eventually
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// descriptorsWithin is how long descriptors may stay open after the last test, because a server or a goroutine may
+// still be ending.
+const descriptorsWithin = 5 * time.Second
+
+// memoryLimit is from how much memory on the garbage collector runs although it is turned off.
+const memoryLimit = 1 << 30
+
+// DescriptorsClosed records which descriptors are open, and returns a function for [goleak.Cleanup]. After the tests,
+// this function waits until all other descriptors are closed. If some stay open, it prints their files and fails the
+// tests. It ends the process.
+//
+// DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced.
+// It would hide that a test or the tested code does not close them.
+//
+//	func TestMain(m *testing.M) {
+//		goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
+//	}
+//
+// [goleak.Cleanup]: https://pkg.go.dev/go.uber.org/goleak#Cleanup
+func DescriptorsClosed() (check func(exitCode int)) {
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memoryLimit)
+	before := openDescriptors()
+	return func(exitCode int) {
+		if exitCode == 0 {
+			if left := leftOpen(before, descriptorsWithin); len(left) > 0 {
+				fmt.Fprintf(os.Stderr, "the tests left %d descriptors open:\n%s\n", len(left), strings.Join(left, "\n"))
+				exitCode = 1
+			}
+		}
+		os.Exit(exitCode)
+	}
+}
+
+// leftOpen waits until no descriptors are open except those in before, and returns the others that are still open after
+// the given time.
+func leftOpen(before map[string]bool, within time.Duration) []string {
+	for deadline := time.Now().Add(within); ; time.Sleep(period) {
+		now := openDescriptors()
+		maps.DeleteFunc(now, func(descriptor string, _ bool) bool { return before[descriptor] })
+		if len(now) == 0 || time.Now().After(deadline) {
+			return slices.Sorted(maps.Keys(now))
+		}
+	}
+}
+
+// openDescriptors returns the open descriptors of this process, each as its number and the name of its file. It leaves
+// out the descriptors of Go's network poller, which stay open. It returns none on a system without /proc.
+func openDescriptors() map[string]bool {
+	const dir = "/proc/self/fd"
+	open := map[string]bool{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return open
+	}
+	for _, e := range entries {
+		file, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil || file == "anon_inode:[eventpoll]" || file == "anon_inode:[eventfd]" {
+			continue // an error: the descriptor was closed meanwhile, such as that of ReadDir
+		}
+		open[e.Name()+" "+file] = true
+	}
+	return open
+}
