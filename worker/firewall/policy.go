@@ -83,7 +83,8 @@ func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 }
 
 // Denied returns the index of the first range of a policy that no sandbox may reach. Such a range lies within a range
-// that is never reachable, the sandboxes' own network pool, an address of the host, or a range that the operator denies.
+// that is never reachable, within the sandboxes' network pool, or within a range that the operator denies; or it is an
+// address of the host.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)
 	if f.cfg.Pool.IsValid() {

@@ -190,8 +190,8 @@ func (s *script) network(n Network) error {
 		VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
 }
 
-// allow writes the rules for the ranges of a policy. Private ranges are allowed only if the operator allows them too. Of
-// all other ranges, only the public addresses are allowed.
+// allow writes the rules for the ranges of a policy. Private ranges are allowed only if the operator allows them too.
+// Of all other ranges, only the public addresses are allowed.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {
