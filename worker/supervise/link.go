@@ -129,8 +129,8 @@ func bounded(listener *net.UnixListener) error {
 	return errors.Join(ctrlErr, err)
 }
 
-// Expect sets the pid, on this host, of the process that may connect: the container's init, which is the supervisor. The
-// connections of other processes are closed, even the current connection. Connections that arrived before the first
+// Expect sets the pid, on this host, of the process that may connect: the container's init, which is the supervisor.
+// The connections of other processes are closed, even the current connection. Connections that arrived before the first
 // call of Expect were held until now.
 func (l *Link) Expect(pid int) {
 	l.mu.Lock()
@@ -148,7 +148,8 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
-// Any process in the sandbox may dial, as often as it likes. These constants limit what such a process costs the worker.
+// Any process in the sandbox may dial, as often as it likes. These constants limit what such a process costs the
+// worker.
 const (
 	backlog     = 128 // maximum number of connections that the kernel queues
 	strangeRest = 100 * time.Millisecond

@@ -50,9 +50,9 @@ func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	return err
 }
 
-// StopAll ends every exec and the primary command. The supervisor sends TERM, and KILL after grace. StopAll returns when
-// all processes are gone. OnEnd gets the result of each exec, marked as cancelled. This boot of the supervisor starts
-// nothing afterwards. Errors: failed_precondition with reason lease_lost, as for [Link.Start]; unavailable.
+// StopAll ends every exec and the primary command. The supervisor sends TERM, and KILL after grace. StopAll returns
+// when all processes are gone. OnEnd gets the result of each exec, marked as cancelled. This boot of the supervisor
+// starts nothing afterwards. Errors: failed_precondition with reason lease_lost, as for [Link.Start]; unavailable.
 func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{StopAll: &control.StopAll{Grace: grace}})
 	return err
@@ -86,8 +86,8 @@ func (l *Link) Prepare(execID string) (cancel func()) {
 	}
 }
 
-// takePrepared waits for the prepared files of an exec and returns them. there is false if the exec has none, or if they
-// were taken before.
+// takePrepared waits for the prepared files of an exec and returns them. there is false if the exec has none, or if
+// they were taken before.
 func (l *Link) takePrepared(id string) (files *passed, there bool) {
 	l.mu.Lock()
 	p := l.prepared[id]

@@ -18,9 +18,9 @@ import (
 
 // The three files of an exec form a set. Most execs print nothing, and are forgotten before their record is written.
 // Creating and removing three files costs more time in the file system's journal than the rest of such an exec costs
-// the worker, and NATS on the same disk waits for the journal when it flushes. So the next exec uses the set, if nothing
-// was written to its files. If a file has content, the files are removed with their exec, and the set's number is never
-// used again.
+// the worker, and NATS on the same disk waits for the journal when it flushes. So the next exec uses the set, if
+// nothing was written to its files. If a file has content, the files are removed with their exec, and the set's number
+// is never used again.
 //
 // The mapping of sets to execs must outlive the worker. It is stored in a file in the same directory, the table. The
 // table has one line of fixed length for each set, with the set's number and its exec.
@@ -285,7 +285,8 @@ func (s *sets) renumber(one *set) {
 	one.number = s.last
 }
 
-// write writes the line of a set to the table. The caller does not hold s.mu, because writing to a busy disk takes long.
+// write writes the line of a set to the table. The caller does not hold s.mu, because writing to a busy disk takes
+// long.
 func (s *sets) write(one *set, id string) error {
 	var line [lineSize]byte
 	binary.LittleEndian.PutUint64(line[:], one.number)
@@ -305,9 +306,9 @@ func (s *sets) ended(id string) {
 	}
 }
 
-// giveBack makes the set of an exec free. It keeps the set's files for another exec if they are empty and nothing can be
-// written to them any more. forgotten says whether the supervisor has forgotten the exec. found is false if the exec has
-// no set.
+// giveBack makes the set of an exec free. It keeps the set's files for another exec if they are empty and nothing can
+// be written to them any more. forgotten says whether the supervisor has forgotten the exec. found is false if the exec
+// has no set.
 func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	s.mu.Lock()
 	one := s.byID[id]
