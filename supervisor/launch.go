@@ -69,7 +69,7 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 // group returns a group that no process of this boot has had.
 func (l *launcher) group() uint32 { return l.base + l.nextID.Add(1) - 1 }
 
-// start starts a command. The error is an *unrunnable if a shell would exit with 127 or 126 because of it. Otherwise
+// start starts a command. The error is an *unrunnable if a shell would exit with 127 or 126. Otherwise
 // the error is a *protocol.Error.
 func (l *launcher) start(c command) (*process, error) {
 	if err := checkStrings(c); err != nil {

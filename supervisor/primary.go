@@ -170,8 +170,8 @@ func (p *primary) await(c *child) {
 	}
 }
 
-// askToEnd sends the command its own stop signal, if it has one, and waits until the command has ended or the grace
-// period is over. Only the main process gets the signal, because it may have its own way to end its children: nginx,
+// askToEnd sends the command its own stop signal, if it has one, and waits until the command or the grace period has
+// ended. Only the main process gets the signal, because it may have its own way to end its children: nginx,
 // for example, lets them finish their requests.
 func (p *primary) askToEnd(c *child) {
 	if p.stopSignal == 0 || p.stopSignal == unix.SIGTERM {

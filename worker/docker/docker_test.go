@@ -10,11 +10,15 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// within is how long tests wait for a condition.
+const within = 20 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed())) }
 
 // bench is a deployment for one test, on the machine's engine behind a proxy. The deployment's objects are removed when
 // the test ends.
@@ -90,7 +94,7 @@ func (b *bench) sleeper() docker.ContainerSpec {
 // awaitUp waits until a sleeper has started, and stops at once when it gets TERM.
 func (b *bench) awaitUp(tb testing.TB, id string) {
 	tb.Helper()
-	eventually(tb, "the container is up", func() bool {
+	eventually.Holds(tb, within, "the container is up", func() bool {
 		_, there, err := b.PathMode(tb.Context(), id, "/up")
 		check(tb, err)
 		return there
@@ -112,7 +116,7 @@ func (b *bench) create(tb testing.TB, spec docker.ContainerSpec, started bool) s
 func (b *bench) ended(tb testing.TB, id string) docker.Container {
 	tb.Helper()
 	var c docker.Container
-	eventually(tb, "the container ends", func() bool {
+	eventually.Holds(tb, within, "the container ends", func() bool {
 		var err error
 		c, err = b.Inspect(tb.Context(), id)
 		check(tb, err)
@@ -125,20 +129,6 @@ func check(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
-	}
-}
-
-func eventually(tb testing.TB, what string, holds func() bool) {
-	tb.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			tb.Fatalf("timed out waiting until %s", what)
-		}
 	}
 }
 

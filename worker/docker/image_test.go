@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
@@ -128,7 +129,7 @@ func TestConcurrentPullsOfAnImageShareOnePull(t *testing.T) {
 			t.Errorf("the caller that gave up got %v, want cancelled", err)
 		}
 	})
-	eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+	eventually.Holds(t, within, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 	var joined atomic.Int64
 	for range callers {
 		wg.Go(func() {
@@ -138,7 +139,7 @@ func TestConcurrentPullsOfAnImageShareOnePull(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "all callers wait for the pull", func() bool { return joined.Load() == callers })
+	eventually.Holds(t, within, "all callers wait for the pull", func() bool { return joined.Load() == callers })
 	// The first caller gives up. The others must keep waiting for the same pull.
 	abandon()
 	first.Wait()
@@ -170,7 +171,7 @@ func TestAPullWithoutCallersIsCancelled(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+	eventually.Holds(t, within, "the pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 	abandon()
 	wg.Wait()
 	select {
@@ -215,12 +216,12 @@ func TestACallerAfterAnAbandonedPullStartsANewSharedPull(t *testing.T) {
 			wait(first)
 			wait(t.Context()) // at once: the engine may not know yet that the first pull was abandoned
 		}()
-		eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+		eventually.Holds(t, within, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 		abandonFirst()
 		if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
 			t.Errorf("round %d: the caller that gave up got %v, want cancelled", i, err)
 		}
-		eventually(t, "the second pull has begun", func() bool { return len(b.proxy.Mutations()) == 2 })
+		eventually.Holds(t, within, "the second pull has begun", func() bool { return len(b.proxy.Mutations()) == 2 })
 		go wait(t.Context())
 		for range 3 {
 			<-joined
@@ -253,7 +254,7 @@ func TestAnEndedPullIsNotShared(t *testing.T) {
 		}
 	})
 	<-reporting
-	eventually(t, "a later caller starts a pull of its own", func() bool {
+	eventually.Holds(t, within, "a later caller starts a pull of its own", func() bool {
 		_, err := b.PullImage(t.Context(), unreachable, nil)
 		if !errors.Is(err, errPullFailed) {
 			t.Errorf("a later caller got %v, want %v", err, errPullFailed)
@@ -302,7 +303,7 @@ func TestFollowImagesEndsWithItsContextOrItsEngine(t *testing.T) {
 		t.Errorf("after its context was cancelled: got %v, want cancelled", err)
 	}
 	go func() { ended <- b.FollowImages(t.Context(), func() {}) }()
-	eventually(t, "the proxy has the request for events", func() bool {
+	eventually.Holds(t, within, "the proxy has the request for events", func() bool {
 		for _, r := range b.proxy.Requests() {
 			if strings.HasSuffix(r.Path, "/events") {
 				return true

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	path := os.Getenv(listenVariable)
 	if path == "" {
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
 		return
 	}
 	l, err := net.Listen("unix", path)

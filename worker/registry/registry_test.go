@@ -21,10 +21,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed())) }
 
 // server is an HTTPS server at its own address, such as 127.0.0.2. It records its requests.
 type server struct {
@@ -345,7 +346,7 @@ func TestErrorsContainNoTextOfARemoteServer(t *testing.T) {
 				w.Header().Set("Location", "https://"+secret+".invalid/"+secret)
 				w.Header().Set("Docker-Content-Digest", secret)
 				w.WriteHeader(status)
-				_, _ = io.WriteString(w, body) // fails if the client does not read all of it
+				_, _ = io.WriteString(w, body) // fails if the client does not read the complete body
 			})
 			_, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:1", Login{})
 			e := protocol.AsError(err)

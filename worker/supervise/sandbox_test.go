@@ -34,9 +34,15 @@ const (
 // binary is the path of the supervisor's binary, which is built with the options of a release.
 var binary string
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(prepared{m}, goleak.Cleanup(eventually.DescriptorsClosed()))
+}
 
-func run(m *testing.M) int {
+// prepared runs the tests with the supervisor's binary and the images that they need.
+type prepared struct{ *testing.M }
+
+// Run implements [goleak.TestingM].
+func (p prepared) Run() int {
 	dir, err := os.MkdirTemp("", "bfsup")
 	if err != nil {
 		panic(err)
@@ -52,36 +58,7 @@ func run(m *testing.M) int {
 	importImage(busyboxImage, busybox())
 	importImage(emptyImage, archive(nil))
 	defer docker("image", "rm", busyboxImage, emptyImage)
-	files := openFiles()
-	exit := m.Run()
-	if exit != 0 {
-		return exit
-	}
-	if err := goleak.Find(); err != nil {
-		fmt.Fprintln(os.Stderr, "the tests leaked goroutines:", err)
-		return 1
-	}
-	if left := openFiles(); len(left) > len(files) {
-		fmt.Fprintf(os.Stderr, "the tests leaked file descriptors: before them, %q were open, and after them, %q\n",
-			files, left)
-		return 1
-	}
-	return 0
-}
-
-// openFiles returns what the open file descriptors of this process refer to, without the runtime's own descriptors.
-func openFiles() (open []string) {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		panic(err)
-	}
-	for _, e := range entries {
-		target, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err == nil && !strings.HasPrefix(target, "anon_inode:") { // the descriptor of ReadDir itself is closed by now
-			open = append(open, target)
-		}
-	}
-	return open
+	return p.M.Run()
 }
 
 func docker(args ...string) (string, error) {

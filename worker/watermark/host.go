@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// memory returns the size of the host's memory, and how much of it is available, in KiB. Unknown values are 0.
+// memory returns the size of the host's memory, and how much memory is available, in KiB. Unknown values are 0.
 func memory() (total, available uint64) {
 	data, _ := os.ReadFile("/proc/meminfo")
 	for line := range bytes.Lines(data) {
