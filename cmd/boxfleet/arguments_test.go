@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func TestWhatFollowsACommandsFirstArgumentBelongsToIt(t *testing.T) {
+func TestEverythingAfterTheCommandsNameBelongsToTheCommand(t *testing.T) {
 	for line, want := range map[string]struct {
 		ids, command string
 		detach       bool
@@ -50,8 +50,7 @@ func TestWhatFollowsACommandsFirstArgumentBelongsToIt(t *testing.T) {
 	}
 }
 
-// A sandbox may be called as a command is.
-func TestNoCommandTakesThePlaceOfASandbox(t *testing.T) {
+func TestASandboxMayHaveTheNameOfACommand(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
 	for _, id := range []string{"list", "a", "b"} {
@@ -84,7 +83,8 @@ func TestNoCommandTakesThePlaceOfASandbox(t *testing.T) {
 	expectOf(t, []string{"__complete", "ping", "-o", ""}, 0, "text\njson\n")
 	code, stdout, stderr := call(t.Context(), "", "rm", "--wait=false", "b", "no", "b", "a")
 	if code != exitFailure || stdout != "b\na\n" || !strings.Contains(stderr, "sandbox no: ") {
-		t.Errorf("deletes of which one fails: %d, %q, %s", code, stdout, stderr)
+		t.Errorf("rm of three sandboxes, one of which does not exist: exit code %d, stdout %q, stderr %s", code, stdout,
+			stderr)
 	}
 	expect(t, "--version", 0, "wire version")
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// configured runs the configuration of a command that has every flag, as main does.
+// configured returns the configuration that a command reads, with these arguments.
 func configured(t *testing.T, command string, args ...string) (config, error) {
 	t.Helper()
 	p := newProgram(nil, io.Discard, io.Discard)
@@ -26,7 +26,8 @@ func configured(t *testing.T, command string, args ...string) (config, error) {
 	return *p.config, err
 }
 
-// clean gives the test a machine without configuration.
+// clean sets user directories without configuration or data. It returns the path of the default configuration file,
+// which does not exist.
 func clean(t *testing.T) (file string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,7 +46,7 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-func TestVariablesThatAreNoSettingsAreNamed(t *testing.T) {
+func TestUnknownVariablesAreNamedWithASuggestion(t *testing.T) {
 	var c config
 	got := c.unknownEnv([]string{"BOXFLEET_WORKER_SLOTZ=3", "BOXFLEET_WORKER_SLOTS=3", "BOXFLEET_TEST_X=1", "SLOTS=3"})
 	if want := []string{"BOXFLEET_WORKER_SLOTZ; did you mean BOXFLEET_WORKER_SLOTS?"}; !slices.Equal(got, want) {
@@ -53,7 +54,7 @@ func TestVariablesThatAreNoSettingsAreNamed(t *testing.T) {
 	}
 }
 
-func TestFlagsGoOverEnvironmentOverFileOverDefaults(t *testing.T) {
+func TestAFlagOverridesTheEnvironmentTheFileAndTheDefault(t *testing.T) {
 	file := clean(t)
 	read := func(args ...string) int {
 		t.Helper()
@@ -87,7 +88,7 @@ func TestFlagsGoOverEnvironmentOverFileOverDefaults(t *testing.T) {
 	}
 }
 
-func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
+func TestP9_AnErrorInTheConfigurationNamesTheKey(t *testing.T) {
 	for name, tc := range map[string]struct{ file, env, want string }{
 		"unknown key":        {"natz: nats://x\n", "", "natz"},
 		"unknown nested key": {"worker:\n  slotz: 3\n", "", "worker.slotz"},
@@ -133,7 +134,7 @@ func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestAnEmptyVariableGoesOverTheFile(t *testing.T) {
+func TestAnEmptyVariableOverridesTheFile(t *testing.T) {
 	write(t, clean(t), "token: secret\nworker: {tools: [git], deny_networks: [10.0.0.0/8]}\n")
 	t.Setenv("BOXFLEET_TOKEN", "")
 	t.Setenv("BOXFLEET_WORKER_TOOLS", "")
@@ -143,7 +144,7 @@ func TestAnEmptyVariableGoesOverTheFile(t *testing.T) {
 	}
 }
 
-func TestAKeyWithNothingBehindItSaysNothing(t *testing.T) {
+func TestAKeyWithoutAValueIsIgnored(t *testing.T) {
 	write(t, clean(t), "Worker:\n  images:\n  slots:\ncoordinator:\n")
 	if c, err := configured(t, "worker"); err != nil || c.Worker.Slots != 100 {
 		t.Errorf("got %d slots, %v", c.Worker.Slots, err)
@@ -164,7 +165,7 @@ func TestEveryKeyIsInTheReference(t *testing.T) {
 			continue
 		}
 		if !want[line] {
-			t.Errorf("docs/configuration.md has a row that is no key's:\n%s", line)
+			t.Errorf("docs/configuration.md has a row that matches no key:\n%s", line)
 		}
 		delete(want, line)
 	}
@@ -173,7 +174,7 @@ func TestEveryKeyIsInTheReference(t *testing.T) {
 	}
 }
 
-// reference is a key's row in docs/configuration.md.
+// reference returns the row of a key in docs/configuration.md.
 func reference(s *setting) string {
 	def, flag := s.def, ""
 	if def != "" {

@@ -14,11 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// startWithoutHosts runs NATS, on a port that may be 0, and a coordinator: a fleet that decides, and has
-// no host.
+// startWithoutHosts runs a NATS server and a coordinator: a fleet that decides requests but has no host. Port 0 stands
+// for a free port.
 func startWithoutHosts(t *testing.T, port int) *embedded.Server {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Port: port, SyncLazily: true})
@@ -45,30 +46,30 @@ func startCoordinator(t *testing.T, args ...string) {
 			t.Errorf("the coordinator ended with %d: %s", code, stderr.String())
 		}
 	})
-	eventually(t, "the coordinator is ready", func() bool {
+	eventually.Holds(t, patience, "the coordinator is ready", func() bool {
 		return strings.Contains(stdout.String(),
 			"ready: coordinator")
 	})
 }
 
-func TestPingWaitsForAFleetThatComes(t *testing.T) {
+func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	clean(t)
-	before, err := net.Listen("tcp", "127.0.0.1:0")
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := before.Addr().(*net.TCPAddr).Port
+	port := silent.Addr().(*net.TCPAddr).Port
 	ended := make(chan int, 1)
 	var stderr screen
 	go func() {
 		ended <- run(t.Context(), []string{"ping", "--wait", "1m", "--nats", "nats://127.0.0.1:" + strconv.Itoa(port)},
 			strings.NewReader(""), new(screen), &stderr)
 	}()
-	conn, err := before.Accept() // it has tried, in vain
+	conn, err := silent.Accept() // ping has tried to connect, and gets no answer
 	if err != nil {
 		t.Fatal(err)
 	}
-	before.Close()
+	silent.Close()
 	conn.Close()
 	startWithoutHosts(t, port)
 	if code := <-ended; code != 0 {
@@ -76,9 +77,9 @@ func TestPingWaitsForAFleetThatComes(t *testing.T) {
 	}
 }
 
-// `up & ping --wait 1m` asks while up starts: its NATS listens before its worker, here for ever, and nobody else
-// would know the token.
-func TestAnUpThatStartsIsKnownToItsClients(t *testing.T) {
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready. Here
+// the worker never gets ready, because it has no engine. The ping needs the token, which is in the connection file.
+func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
 	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", os.Args[0])
@@ -90,49 +91,66 @@ func TestAnUpThatStartsIsKnownToItsClients(t *testing.T) {
 			&stderr)
 	}()
 	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
-	eventually(t, "up says where it listens", func() bool { _, err := os.Stat(file); return err == nil })
+	eventually.Holds(t, patience, "up has written the connection file", func() bool { _, err := os.Stat(file); return err == nil })
 	if code, _, said := call(t.Context(), "", "ping", "--wait", "30s"); code != 0 {
-		t.Errorf("ping ended with %d: %s; up said %s", code, said, stderr.String())
+		t.Errorf("ping ended with %d: %s; the log of up: %s", code, said, stderr.String())
 	}
 	cancel()
 	<-ended
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) || strings.Contains(stdout.String(), "ready") {
-		t.Errorf("an up that never was ready left: %v, %s", err, stdout.String())
+		t.Errorf("up ended before it was ready: stat of the connection file: %v, output of up: %s", err,
+			stdout.String())
 	}
 }
 
-// Where another user's up has the usual port, that one is found until this user's listens.
-func TestPingWaitsBesideAnUpOfAnotherUser(t *testing.T) {
+// If another user's up has the default port, clients reach that one until this user's up listens.
+func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	clean(t)
-	dir := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses",
-		SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	if err := (connection{server.ClientURL(), ""}).write(dir); err != nil {
-		t.Fatal(err)
-	}
+	server := startNATSOfAnotherUser(t)
+	link := startRelay(t, strings.TrimPrefix(server.ClientURL(), "nats://"))
+	url := "nats://" + link.listener.Addr().String()
+	writeConnection(t, connection{url, ""})
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(t.Context(), []string{"ping", "--wait", "1m"}, strings.NewReader(""), new(screen), new(screen))
 	}()
-	select {
-	case code := <-ended:
-		t.Fatalf("ping ended with %d", code)
-	case <-time.After(500 * time.Millisecond):
+	link.await(2) // the second attempt follows a first one that was refused
+	if len(ended) > 0 {
+		t.Fatalf("ping ended with %d", <-ended)
 	}
-	if err := (connection{server.ClientURL(), "somebody-elses"}).write(dir); err != nil {
-		t.Fatal(err)
-	}
-	startCoordinator(t, "--nats", server.ClientURL(), "--token", "somebody-elses")
+	writeConnection(t, connection{url, anotherToken})
+	startCoordinator(t, "--nats", server.ClientURL(), "--token", anotherToken)
 	if code := <-ended; code != 0 {
 		t.Errorf("ping ended with %d", code)
 	}
+}
+
+// anotherToken is the token of another user's NATS server.
+const anotherToken = "another-users"
+
+// startNATSOfAnotherUser starts a NATS server whose token this user does not have.
+func startNATSOfAnotherUser(t *testing.T) *embedded.Server {
+	t.Helper()
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: anotherToken,
+		SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	return server
+}
+
+// writeConnection writes the file in which clients find the `up` of this machine, and returns its directory.
+func writeConnection(t *testing.T, c connection) (dir string) {
+	t.Helper()
+	dir = filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.write(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 func TestARemovedImageIsNamed(t *testing.T) {
@@ -154,7 +172,7 @@ func TestARemovedImageIsNamed(t *testing.T) {
 	}
 }
 
-// A repeat is answered as what it repeats was, accepted or refused; before, a refused one hung for two minutes.
+// A repeated request gets the same answer as the original request, whether that was accepted or refused.
 func TestARepeatedRequestIDIsAnsweredAtOnce(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)

@@ -11,11 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAPortThatSomebodyAskedForIsNotChanged(t *testing.T) {
+func TestAPortThatTheUserSetIsNotChanged(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -23,13 +22,13 @@ func TestAPortThatSomebodyAskedForIsNotChanged(t *testing.T) {
 	defer taken.Close()
 	at := taken.Addr().String()
 	if _, _, err := listenAt(at, false, false); err == nil || !strings.Contains(err.Error(), at) {
-		t.Errorf("a taken port: %v", err)
+		t.Errorf("the port is set and in use: %v", err)
 	}
 	if host, port, err := listenAt(at, true, false); err != nil || host != "127.0.0.1" || port != 0 {
-		t.Errorf("a taken default: %s, %d, %v", host, port, err)
+		t.Errorf("the port is the default and in use: got %s, %d, %v", host, port, err)
 	}
 	for name, given := range map[string]func(t *testing.T) []string{
-		"by nobody": func(t *testing.T) []string { clean(t); return nil },
+		"not set":   func(t *testing.T) []string { clean(t); return nil },
 		"by a flag": func(t *testing.T) []string { clean(t); return []string{"--listen", defaultListen} },
 		"in the file": func(t *testing.T) []string {
 			write(t, clean(t),
@@ -40,14 +39,14 @@ func TestAPortThatSomebodyAskedForIsNotChanged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := configured(t, "up", given(t)...)
-			if err != nil || c.Listen != defaultListen || c.ListenGiven != (name != "by nobody") {
-				t.Errorf("given %v, %q, %v", c.ListenGiven, c.Listen, err)
+			if err != nil || c.Listen != defaultListen || c.ListenGiven != (name != "not set") {
+				t.Errorf("ListenGiven is %v, Listen is %q, error %v", c.ListenGiven, c.Listen, err)
 			}
 		})
 	}
 }
 
-func TestUpListensBeyondLoopbackOnlyWhereSomebodySaysSo(t *testing.T) {
+func TestUpListensBeyondLoopbackOnlyWithListenInsecurely(t *testing.T) {
 	for listen, loopback := range map[string]bool{"127.0.0.1": true, "127.3.2.1:0": true, "[::1]:0": true,
 		"localhost:0": true, ":0": true,
 		"0.0.0.0": false, "0.0.0.0:0": false, "[::]:0": false, "10.1.2.3": false} {
@@ -80,57 +79,45 @@ func TestWithoutAHomeNothingIsWrittenToTheRoot(t *testing.T) {
 	}
 	if code, _, stderr := call(t.Context(), "", "ping", "--nats", "nats://127.0.0.1:1"); code != exitFailure ||
 		!strings.Contains(stderr, "unavailable") {
-		t.Errorf("a client needs no home: %d, %s", code, stderr)
+		t.Errorf("a client without a home: exit code %d, %s", code, stderr)
 	}
 	if file, data := usualFile(), dataDir(); file != "" || data != "" {
-		t.Errorf("files of nobody: %q, %q", file, data)
+		t.Errorf("without a home: configuration file %q, data directory %q", file, data)
 	}
 }
 
-func TestAnotherUsersUpIsCalledThat(t *testing.T) {
+func TestTheErrorSaysThatAnUpBelongsToAnotherUser(t *testing.T) {
 	clean(t)
-	dir := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses",
-		SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	if err := (connection{server.ClientURL(), ""}).write(dir); err != nil {
-		t.Fatal(err)
-	}
+	dir := writeConnection(t, connection{startNATSOfAnotherUser(t).ClientURL(), ""})
 	code, _, stderr := call(t.Context(), "", "ping")
 	if code != exitFailure || !strings.Contains(stderr,
 		"permission_denied: the `boxfleet up` of this machine has another data directory") {
-		t.Errorf("one of this user: %d, %s", code, stderr)
+		t.Errorf("an up of the same user: exit code %d, %s", code, stderr)
 	}
 	if os.Getuid() != 0 {
 		t.Skip("only root can be another user")
 	}
 	const nobody = 65534
 	listening := make(chan net.Listener)
-	go func() { // a thread that has been another user is not used again: it ends with its goroutine
+	go func() { // the thread keeps the other user, so it must end with its goroutine
 		runtime.LockOSThread()
-		unix.Setfsuid(nobody) // sockets belong to it
+		unix.Setfsuid(nobody) // the owner of new sockets
 		l, _ := net.Listen("tcp", "127.0.0.1:0")
 		listening <- l
 	}()
 	l := <-listening
 	if l == nil {
-		t.Fatal("nobody cannot listen")
+		t.Fatal("the user nobody cannot listen")
 	}
 	defer l.Close()
 	if got := listenerOf("nats://127.0.0.1:" + strconv.Itoa(l.Addr().(*net.TCPAddr).Port)); got != nobody {
-		t.Errorf("who listens is %d", got)
+		t.Errorf("the listener belongs to uid %d, want %d", got, nobody)
 	}
 	if err := os.Chown(dir, nobody, -1); err != nil {
 		t.Fatal(err)
 	}
 	if got := ownerOf(filepath.Join(dir, "not", "there")); got != nobody {
-		t.Errorf("the owner is %d", got)
+		t.Errorf("the owner of the directory is uid %d, want %d", got, nobody)
 	}
 	if err := notOurs(nobody); protocol.CodeOf(err) != protocol.PermissionDenied ||
 		!strings.Contains(err.Error(), "belongs to nobody: run this as that user") {

@@ -10,20 +10,20 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-func TestTheLastLinesOfBothStreams(t *testing.T) {
+func TestLogsPrintTheLastLinesOfBothStreams(t *testing.T) {
 	now := time.Now()
-	there := []sdk.Chunk{{Stream: sdk.Stdout, Data: []byte("one\ntw"), At: now.Add(-time.Hour)},
+	stored := []sdk.Chunk{{Stream: sdk.Stdout, Data: []byte("one\ntw"), At: now.Add(-time.Hour)},
 		{Stream: sdk.Stderr, Data: []byte("err\n"), At: now.Add(-time.Hour)},
 		{Stream: sdk.Stdout, Offset: 6, Data: []byte("o\nthree\nfo"), At: now}}
-	comes := []sdk.Chunk{there[2], {Stream: sdk.Stdout, Offset: 14, Data: []byte("four\n")}}
+	arriving := []sdk.Chunk{stored[2], {Stream: sdk.Stdout, Offset: 14, Data: []byte("four\n")}}
 	read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
 		return func(yield func(sdk.Chunk, error) bool) {
-			for _, k := range there {
+			for _, k := range stored {
 				if !yield(k, nil) {
 					return
 				}
 			}
-			for _, k := range comes {
+			for _, k := range arriving {
 				if follow && !yield(k, nil) {
 					return
 				}
@@ -36,14 +36,14 @@ func TestTheLastLinesOfBothStreams(t *testing.T) {
 		since          time.Time
 		stdout, stderr string
 	}{
-		"all":                 {tail: -1, stdout: "one\ntwo\nthree\nfo", stderr: "err\n"},
-		"the last two":        {tail: 2, stdout: "three\nfo"},
-		"the last three":      {tail: 3, stdout: "three\nfo", stderr: "err\n"},
-		"none":                {tail: 0},
-		"none but what comes": {tail: 0, follow: true, stdout: "ur\n"},
-		"one and what comes":  {tail: 1, follow: true, stdout: "four\n"},
-		"since then":          {tail: -1, since: now.Add(-time.Minute), stdout: "o\nthree\nfo"},
-		"two since then":      {tail: 2, since: now.Add(-time.Minute), stdout: "three\nfo"},
+		"all":                             {tail: -1, stdout: "one\ntwo\nthree\nfo", stderr: "err\n"},
+		"the last two":                    {tail: 2, stdout: "three\nfo"},
+		"the last three":                  {tail: 3, stdout: "three\nfo", stderr: "err\n"},
+		"none":                            {tail: 0},
+		"only new output":                 {tail: 0, follow: true, stdout: "ur\n"},
+		"the last line and new output":    {tail: 1, follow: true, stdout: "four\n"},
+		"since a minute ago":              {tail: -1, since: now.Add(-time.Minute), stdout: "o\nthree\nfo"},
+		"the last two since a minute ago": {tail: 2, since: now.Add(-time.Minute), stdout: "three\nfo"},
 	} {
 		var stdout, stderr bytes.Buffer
 		cl := newProgram(nil, &stdout, &stderr).client
@@ -62,7 +62,7 @@ func TestTheLastLinesOfBothStreams(t *testing.T) {
 	}
 }
 
-func TestALineOfAListIsAsLongAsItMayBe(t *testing.T) {
+func TestALongTextIsCutAndTheCutIsMarked(t *testing.T) {
 	for most, want := range map[int]string{-1: "", 0: "", 1: "…", 3: "sl…", 6: "sleep1", 7: "sleep1"} {
 		if got := cut("sleep1", most); got != want {
 			t.Errorf("%d: got %q", most, got)

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// expectID calls create, and returns the id that it prints.
+// expectID runs a create, and returns the generated id that it prints.
 func expectID(t *testing.T, line string) string {
 	t.Helper()
 	code, stdout, stderr := call(t.Context(), "", strings.Fields(line)...)
@@ -39,7 +39,7 @@ func TestANameCanBeUsedAgain(t *testing.T) {
 	}
 }
 
-func TestApplyFollowsADelete(t *testing.T) {
+func TestApplyCreatesADeletedSandboxAgain(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
 	const text = "name: web\nimage: x\n---\nname: db\nimage: y\n"
@@ -55,7 +55,7 @@ func TestApplyFollowsADelete(t *testing.T) {
 	apply(text, "web unchanged\ndb unchanged\n", 0)
 	if stderr := apply("name: web\nimage: z\n", "", exitFailure); !strings.Contains(stderr,
 		"sandbox web exists with a different image") {
-		t.Errorf("another image: %s", stderr)
+		t.Errorf("apply with a different image: %s", stderr)
 	}
 	expect(t, "sandbox delete web", 0, "web")
 	apply(text, "web created\ndb unchanged\n", 0)
@@ -67,7 +67,7 @@ func TestApplyFollowsADelete(t *testing.T) {
 	}
 }
 
-func TestTheBeginningOfAnIDIsEnough(t *testing.T) {
+func TestAUniquePrefixOfAnIDIsEnough(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
 	a, b := "01aaa"+strings.Repeat("0", 21), "01aab"+strings.Repeat("0", 21)
@@ -76,7 +76,7 @@ func TestTheBeginningOfAnIDIsEnough(t *testing.T) {
 	}
 	code, _, stderr := call(t.Context(), "", "sandbox", "delete", "01aa")
 	if code != exitFailure || !strings.Contains(stderr, a) || !strings.Contains(stderr, b) {
-		t.Errorf("an ambiguous one: %d, %s", code, stderr)
+		t.Errorf("an ambiguous prefix: exit code %d, %s", code, stderr)
 	}
 	expect(t, "sandbox delete 01aaa", 0, "01aaa")
 	expect(t, "sandbox list -q", 0, b)

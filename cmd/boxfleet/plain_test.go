@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestNothingThatOthersWroteOrdersATerminal(t *testing.T) {
+func TestUntrustedTextCannotControlATerminal(t *testing.T) {
 	const hostile = "a\x1b]0;owned\x07b\r\u009b2Jc\u202ed\x9be\x7f\nz"
 	const shown = `a\x1b]0;owned\x07b\x0d\u009b2Jc\u202ed\x9be\x7f`
 	var stdout, stderr bytes.Buffer
@@ -42,7 +42,7 @@ func TestNothingThatOthersWroteOrdersATerminal(t *testing.T) {
 	}
 }
 
-func TestPasswordsAreInNoErrorAndNoLog(t *testing.T) {
+func TestNoErrorOrLogContainsAPassword(t *testing.T) {
 	clean(t)
 	for _, url := range []string{"nats://me:hush-hush@127.0.0.1:1", "me:hush-hush@127.0.0.1:1",
 		"nats://hush-hush@127.0.0.1:1", "http://hush-hush@127.0.0.1",
@@ -69,13 +69,13 @@ func TestPasswordsAreInNoErrorAndNoLog(t *testing.T) {
 	}
 }
 
-func TestColoursAreForTerminalsThatWantThem(t *testing.T) {
+func TestOnlyTerminalsHaveColours(t *testing.T) {
 	var b bytes.Buffer
 	table(&plainText{&b, true}, []any{"a", stateColour("failed, x"), "b"}, []any{"aaa", "c", "d"})
 	if got := b.String(); got != "a     \x1b[31mfailed, x\x1b[0m   b\naaa   c           d\n" {
 		t.Errorf("got %q", got)
 	}
 	if coloured(&b) {
-		t.Error("what is no terminal has colours")
+		t.Error("a buffer has colours")
 	}
 }

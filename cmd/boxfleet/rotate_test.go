@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// replace puts a file in the place of another in one step.
+// replace replaces the contents of a file atomically.
 func replace(t *testing.T, file, text string) {
 	t.Helper()
 	if err := writePrivate(file, []byte(text)); err != nil {
@@ -16,13 +16,14 @@ func replace(t *testing.T, file, text string) {
 	}
 }
 
-// refusedFor checks that a role says for a while that it is refused, and neither ends nor fills its log.
+// refusedFor checks that for the duration d the role's health says that NATS refuses the credentials, that the role does
+// not end, and that its log stays short.
 func (r *role) refusedFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	r.await(t, http.StatusServiceUnavailable, "NATS refuses the credentials")
 	before := len(r.stderr.String())
 	for until := time.Now().Add(d); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
-		if code, text := r.says(); code != http.StatusServiceUnavailable || len(r.ended) > 0 {
+		if code, text := r.askHealth(); code != http.StatusServiceUnavailable || len(r.ended) > 0 {
 			t.Fatalf("health says %d %s, log:\n%s", code, text, r.stderr.String())
 		}
 	}
@@ -31,16 +32,16 @@ func (r *role) refusedFor(t *testing.T, d time.Duration) {
 		t.Errorf("%d bytes of log within %s:\n%s", n, d, log)
 	}
 	if n := strings.Count(log, "NATS refuses this process"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, log)
+		t.Errorf("the log says %d times that NATS refuses the process, want once:\n%s", n, log)
 	}
 }
 
-func TestACoordinatorWhoseCredentialsChangeReadsThemAgain(t *testing.T) {
+func TestACoordinatorReadsChangedCredentialsAgain(t *testing.T) {
 	for name, c := range map[string]struct {
-		before, after, second string // authorization of the server, and what the file then says
-		first                 string
-		args                  []string
-		file                  string
+		before, after string // authorization of the server
+		first, second string // contents of the file
+		args          []string
+		file          string
 	}{
 		"token file": {
 			before: `token: "one"`, after: `token: "two"`, file: "token", first: "one\n", second: "two\n",
@@ -82,8 +83,7 @@ func TestACoordinatorWhoseCredentialsChangeReadsThemAgain(t *testing.T) {
 	}
 }
 
-// What runs in sandboxes does not depend on the worker's being let in.
-func TestAnExecGoesOnWhileItsWorkerIsRefused(t *testing.T) {
+func TestAnExecContinuesWhileNATSRefusesItsWorker(t *testing.T) {
 	fleetOfOne(t)
 	s := newNATS(t, `token: "one"`)
 	s.start(t)
@@ -92,7 +92,7 @@ func TestAnExecGoesOnWhileItsWorkerIsRefused(t *testing.T) {
 	t.Setenv("BOXFLEET_NATS", s.url())
 	t.Setenv("BOXFLEET_TOKEN_FILE", file)
 	coordinator := startRole(t, "coordinator")
-	coordinator.await(t, http.StatusOK, "schedules") // it has its log: the roles of one process share the default
+	coordinator.await(t, http.StatusOK, "schedules") // the coordinator has set up its logger; the worker, in the same process, replaces the default one
 	worker := startRole(t, "worker", "--name", "w1", "--state-dir", t.TempDir())
 	worker.await(t, http.StatusOK, "holds the lock")
 	removeHostMark(t)

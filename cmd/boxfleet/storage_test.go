@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestPingSaysWhatIsKeptAndFailsWithoutJetStream(t *testing.T) {
+func TestPingListsTheStreamsAndFailsWithoutJetStream(t *testing.T) {
 	clean(t)
 	s := startWithoutHosts(t, 0)
 	code, stdout, stderr := call(t.Context(), "", "ping", "-o", "json")
@@ -33,11 +33,11 @@ func TestPingSaysWhatIsKeptAndFailsWithoutJetStream(t *testing.T) {
 	}
 	code, stdout, stderr = call(t.Context(), "", "ping")
 	if code != 1 || !strings.Contains(stderr, "JetStream") || !strings.Contains(stdout, "none now") {
-		t.Fatalf("with JetStream disabled %d: %s%s", code, stdout, stderr)
+		t.Fatalf("ping with JetStream disabled: exit code %d: %s%s", code, stdout, stderr)
 	}
 }
 
-func TestStorageSetLowersWhatACoordinatorRefusesTo(t *testing.T) {
+func TestStorageSetLowersALimitThatACoordinatorRefusesToLower(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
 	t.Setenv("BOXFLEET_COORDINATOR_LOG_MAX_AGE", "3h")
@@ -52,17 +52,17 @@ func TestStorageSetLowersWhatACoordinatorRefusesTo(t *testing.T) {
 	t.Setenv("BOXFLEET_COORDINATOR_LOG_MAX_AGE", "")
 	if code, _, stderr = call(t.Context(), "", "storage", "set"); code != exitUsage ||
 		!strings.Contains(stderr, "nothing to change") {
-		t.Fatalf("without anything to change: %d: %s", code, stderr)
+		t.Fatalf("storage set without flags: exit code %d: %s", code, stderr)
 	}
 	if code, _, stderr = call(t.Context(), "", "storage", "grow", "--replicas", "3"); code != 1 ||
 		!strings.Contains(stderr, "NATS cluster of 3 servers") {
-		t.Fatalf("one server grew: %d: %s", code, stderr)
+		t.Fatalf("storage grow with one server: exit code %d: %s", code, stderr)
 	}
 }
 
-func TestEveryRoleAndClientSaysWhatToSetOnTheServer(t *testing.T) {
+func TestEveryRoleAndClientNamesTheMissingServerSetting(t *testing.T) {
 	clean(t)
-	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // it does not come so far
+	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // no worker gets far enough to use it
 	for name, test := range map[string]struct {
 		set  func(*server.Options)
 		says string
@@ -86,7 +86,7 @@ func TestEveryRoleAndClientSaysWhatToSetOnTheServer(t *testing.T) {
 			{"sandbox", "list"}} {
 			began := time.Now()
 			ctx, end := t.Context(), func() {}
-			if waits := name == "JetStream" && len(args) == 1 && args[0] != "ping"; waits { // and says for what
+			if waits := name == "JetStream" && len(args) == 1 && args[0] != "ping"; waits { // these roles wait, and log what they wait for
 				ctx, end = context.WithTimeout(ctx, time.Second)
 			}
 			code, _, stderr := call(ctx, "", args...)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestTheProgressStaysOnOneLineOfANarrowTerminal(t *testing.T) {
+func TestProgressFitsOnOneLineOfANarrowTerminal(t *testing.T) {
 	screen, tty := terminal(t)
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 12}); err != nil {
 		t.Fatal(err)
@@ -18,9 +18,9 @@ func TestTheProgressStaysOnOneLineOfANarrowTerminal(t *testing.T) {
 	done := con.progress("creating the sandbox\x1b[2J: it waits for an image")
 	var text string
 	buf := make([]byte, 4096)
-	for deadline := time.Now().Add(30 * time.Second); strings.Count(text, "\r") < 3; { // a turn or two
+	for deadline := time.Now().Add(30 * time.Second); strings.Count(text, "\r") < 3; { // at least two updates
 		if time.Now().After(deadline) {
-			t.Fatalf("no progress: %q", text)
+			t.Fatalf("too little progress within 30 s: %q", text)
 		}
 		n, err := screen.Read(buf)
 		if err != nil {
@@ -29,31 +29,31 @@ func TestTheProgressStaysOnOneLineOfANarrowTerminal(t *testing.T) {
 		text += string(buf[:n])
 	}
 	done()
-	turns := strings.Split(text, "\r\x1b[K")
-	for _, turn := range turns[1 : len(turns)-1] {
-		if n := utf8.RuneCountInString(turn); n > 11 || strings.Contains(turn, "\x1b") {
-			t.Errorf("a turn of %d columns: %q", n, turn)
+	updates := strings.Split(text, "\r\x1b[K")
+	for _, update := range updates[1 : len(updates)-1] {
+		if n := utf8.RuneCountInString(update); n > 11 || strings.Contains(update, "\x1b") {
+			t.Errorf("an update has %d columns: %q", n, update)
 		}
 	}
 }
 
-func TestATerminalHasColoursUnlessSomebodyWantsNone(t *testing.T) {
+func TestATerminalHasColoursUnlessTheEnvironmentForbidsThem(t *testing.T) {
 	_, tty := terminal(t)
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")
 	if !coloured(tty) {
-		t.Error("a terminal has none")
+		t.Error("a terminal has no colours")
 	}
 	if !coloured(new(interrupts).guarded(tty)) {
-		t.Error("a guarded terminal has none")
+		t.Error("a guarded terminal has no colours")
 	}
 	t.Setenv("TERM", "dumb")
 	if coloured(tty) {
-		t.Error("a dumb terminal has some")
+		t.Error("a terminal with TERM=dumb has colours")
 	}
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "1")
 	if coloured(tty) {
-		t.Error("NO_COLOR is not heeded")
+		t.Error("a terminal has colours despite NO_COLOR")
 	}
 }

@@ -12,13 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 const image = demoImage
 
-// screen is stdout of a program that runs beside the test.
+// screen collects the output of a program that runs while the test does.
 type screen struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -36,14 +37,15 @@ func (s *screen) String() string {
 	return s.buf.String()
 }
 
-// startUp runs `boxfleet up` and returns when it is ready. stop ends it as SIGTERM does.
+// startUp runs `boxfleet up` and returns when the fleet is ready. stop ends it as SIGTERM does, and returns its exit
+// code.
 func startUp(t *testing.T) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var stdout, stderr screen
 	ended := make(chan int, 1)
 	go func() { ended <- run(ctx, []string{"up"}, strings.NewReader(""), &stdout, &stderr) }()
-	eventually(t, "up is ready", func() bool {
+	eventually.Holds(t, patience, "up is ready", func() bool {
 		if len(ended) > 0 {
 			t.Fatalf("up ended with %d: %s", <-ended, stderr.String())
 		}
@@ -52,16 +54,10 @@ func startUp(t *testing.T) (stop func() int) {
 	return func() int { cancel(); return <-ended }
 }
 
-func eventually(t *testing.T, what string, check func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !check(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 30 s", what)
-		}
-	}
-}
+// patience is how long a test waits for a condition.
+const patience = 30 * time.Second
 
-// fleetOfOne prepares `up` on a machine of its own, and removes what it made on the engine.
+// fleetOfOne prepares to run `up` with user directories of its own.
 func fleetOfOne(t *testing.T) {
 	t.Helper()
 	clean(t)
@@ -75,6 +71,8 @@ func fleetOfOne(t *testing.T) {
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
 }
 
+// removeHostMark removes, at the end of the test, what a fleet leaves on the host: the volume that marks the host, and
+// the firewall rules.
 func removeHostMark(t *testing.T) {
 	t.Helper()
 	_, stdout, stderr := call(t.Context(), "", "ping", "-o", "json")
@@ -85,12 +83,12 @@ func removeHostMark(t *testing.T) {
 	t.Cleanup(func() {
 		out, err := exec.Command("docker", "volume", "rm", "boxfleet-host-"+ping.Deployment).CombinedOutput()
 		if err != nil {
-			t.Errorf("remove the host's mark: %v %s", err, out)
+			t.Errorf("remove the volume that marks the host: %v %s", err, out)
 		}
 		wall := firewall.New(firewall.Config{Deployment: ping.Deployment, Engine: "unix:///var/run/docker.sock"})
 		defer wall.Close()
 		if err := wall.Remove(); err != nil {
-			t.Errorf("remove the host's rules: %v", err)
+			t.Errorf("remove the firewall rules: %v", err)
 		}
 	})
 }
@@ -108,9 +106,9 @@ func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
 	}
 }
 
-// hidesItsData mounts what up keeps beside what its worker does: whatever the operator allows, no sandbox may
-// see the log.
-func hidesItsData(t *testing.T) {
+// checkDataIsHidden checks that no sandbox can mount a directory in which up keeps its own data, such as the event log,
+// although the operator allows mounts of the whole data directory.
+func checkDataIsHidden(t *testing.T) {
 	t.Helper()
 	own := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
 	dirs, err := os.ReadDir(own)
@@ -130,11 +128,11 @@ func hidesItsData(t *testing.T) {
 		tried++
 	}
 	if tried == 0 {
-		t.Errorf("there is nothing to hide in %v", dirs)
+		t.Errorf("up has no directory of its own among %v", dirs)
 	}
 }
 
-func TestAFleetOfOneMachine(t *testing.T) {
+func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	fleetOfOne(t)
 	t.Setenv("BOXFLEET_WORKER_MOUNTS_ALLOW", os.Getenv("XDG_DATA_HOME"))
 	stop := startUp(t)
@@ -158,7 +156,7 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	expect(t, "execs list web --state finished", 0, "echo two")
 	code, stdout, stderr := call(t.Context(), "echo from stdin", "exec", "web", "-i", "--", "sh", "-")
 	if code != 0 || stdout != "from stdin\n" {
-		t.Errorf("stdin: %d, %q, %q", code, stdout, stderr)
+		t.Errorf("exec with stdin: exit code %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	expectOf(t, []string{"exec", "--id", "seven", "--detach", "web", "sh", "-c", "sleep 0.2; echo seven; exit 7"}, 0,
 		"seven\n")
@@ -166,16 +164,16 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	expect(t, "execs logs web seven", 0, "seven\n")
 	if code := run(t.Context(), []string{"exec", "web", "echo", "hello"}, strings.NewReader(""), fullDisk{},
 		new(screen)); code != exitNotRun {
-		t.Errorf("exec whose output cannot be written: %d", code)
+		t.Errorf("exec whose output cannot be written: exit code %d", code)
 	}
 	if code, stdout, stderr := call(t.Context(), "", "exec", "--output-limit", "4", "-e", "A=12345", "web", "sh", "-c",
 		"echo $A"); code != 0 || stdout != "1234" || !strings.Contains(stderr, "--output-limit") {
-		t.Errorf("output beyond its limit: %d, %q, %q", code, stdout, stderr)
+		t.Errorf("exec with output beyond its limit: exit code %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	failedCreateNamesItsSandbox(t)
-	stdinThatNobodyReadsIsSaid(t)
+	unreadStdinIsReported(t)
 	if stop() != 0 {
-		t.Error("up ends cleanly")
+		t.Error("up did not end with exit code 0")
 	}
 	expect(t, "ping", exitFailure, "")
 	stop = startUp(t)
@@ -189,7 +187,7 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	expect(t, "sandbox explain web", 0, "ready")
 	expect(t, "sandbox events web --from 2", 0, "sandbox.stopped")
 	expect(t, "sandbox events web --from 999", exitFailure, "")
-	hidesItsData(t)
+	checkDataIsHidden(t)
 	interruptedExecIsCancelled(t)
 	interruptedRunLeavesNothing(t)
 	expect(t, "sandbox delete --label team=a", 0, "web\n")
@@ -198,7 +196,7 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	}
 }
 
-// interrupted runs the program, and ends its context, as Ctrl-C does, when it has printed text.
+// interrupted runs the program, and ends its context, as Ctrl-C does, once the program has printed text.
 func interrupted(t *testing.T, text string, args ...string) (code int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -206,12 +204,12 @@ func interrupted(t *testing.T, text string, args ...string) (code int) {
 	var stdout, stderr screen
 	ended := make(chan int, 1)
 	go func() { ended <- run(ctx, args, strings.NewReader(""), &stdout, &stderr) }()
-	eventually(t, "it prints "+text, func() bool { return strings.Contains(stdout.String(), text) || len(ended) > 0 })
+	eventually.Holds(t, patience, "the program prints "+text, func() bool { return strings.Contains(stdout.String(), text) || len(ended) > 0 })
 	cancel()
 	select {
 	case code = <-ended:
 	case <-time.After(30 * time.Second):
-		t.Fatalf("%q does not end: %s", args, stderr.String())
+		t.Fatalf("%q did not end within 30 s: %s", args, stderr.String())
 	}
 	return code
 }
@@ -219,7 +217,7 @@ func interrupted(t *testing.T, text string, args ...string) (code int) {
 func interruptedExecIsCancelled(t *testing.T) {
 	t.Helper()
 	if code := interrupted(t, "begin", "exec", "web", "--id", "i", "--", "sh", "-c", "echo begin; sleep 60"); code != 143 {
-		t.Errorf("want 143, got %d", code)
+		t.Errorf("an interrupted exec: exit code %d, want 143", code)
 	}
 	expect(t, "execs get web i", 0, "cancelled")
 }
@@ -243,11 +241,11 @@ func failedCreateNamesItsSandbox(t *testing.T) {
 	_, list, _ := call(t.Context(), "", "ps", "-q", "--state", "failed")
 	id := strings.TrimSpace(list)
 	if code != exitFailure || id == "" || !strings.Contains(stderr, "`boxfleet sandbox delete "+id+"` deletes it") {
-		t.Errorf("a create that fails: %d, %q, failed is %q", code, stderr, id)
+		t.Errorf("a create that fails: exit code %d, stderr %q; the failed sandbox is %q", code, stderr, id)
 	}
 }
 
-func stdinThatNobodyReadsIsSaid(t *testing.T) {
+func unreadStdinIsReported(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -259,7 +257,7 @@ func stdinThatNobodyReadsIsSaid(t *testing.T) {
 		var stderr bytes.Buffer
 		code := run(t.Context(), []string{"exec", "web", "cat"}, r, new(bytes.Buffer), &stderr)
 		if code != 0 || strings.Contains(stderr.String(), "use -i to pass it") != said {
-			t.Errorf("something on stdin: %v; got %d, %s", said, code, stderr.String())
+			t.Errorf("stdin has data: %v; exit code %d, %s", said, code, stderr.String())
 		}
 		if _, err := w.WriteString("x"); err != nil {
 			t.Fatal(err)

@@ -19,14 +19,14 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// call runs the whole program.
+// call runs the program to its end.
 func call(ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = run(ctx, args, strings.NewReader(stdin), &out, &errs)
 	return code, out.String(), errs.String()
 }
 
-func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
+func TestWrongUsageEndsWithCode2AndNamesTheMistake(t *testing.T) {
 	clean(t)
 	spec := filepath.Join(t.TempDir(), "spec.yaml")
 	named := filepath.Join(t.TempDir(), "named.yaml")
@@ -117,7 +117,7 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// fullDisk takes nothing.
+// fullDisk is a writer that always fails.
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
@@ -218,7 +218,7 @@ func TestEveryExampleCanBeCopied(t *testing.T) {
 	}
 }
 
-// documentOf is the document that flags make.
+// documentOf returns the document that these flags describe.
 func documentOf(t *testing.T, args ...string) (*spec.Document, error) {
 	t.Helper()
 	var flags specFlags
@@ -247,7 +247,7 @@ func TestSpecFromYAMLAndFlags(t *testing.T) {
 	}
 }
 
-func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLineAndColumn(t *testing.T) {
+func TestP9_AnErrorInASpecNamesItsLineAndColumn(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nimagee: y":           "spec.imagee: FILE: line 2, column 1: is not a known field",
 		"image: x\nmounts:\n- sauce: /": "spec.mounts[0].sauce: FILE: line 3, column 3",
@@ -264,7 +264,7 @@ func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLineAndColumn(t *testing.T) {
 	}
 }
 
-func TestAFlagGoesOverTheFileAlsoWhereItIsEmpty(t *testing.T) {
+func TestAnEmptyFlagOverridesTheFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\nread_only: true\ncpu: 2\nuser: app\ngrace: 1s\npids: 99\n")
 	d, err := documentOf(t, "-f", file, "--read-only=false", "--cpu", "0", "--user", "", "--stop-grace", "2s")
@@ -276,7 +276,7 @@ func TestAFlagGoesOverTheFileAlsoWhereItIsEmpty(t *testing.T) {
 	}
 }
 
-func TestAFlagSetsTheTimeoutOfTheFilesCommand(t *testing.T) {
+func TestAFlagSetsTheTimeoutOfTheOnDeleteCommandInTheFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\non_delete: {command: [sync, now], timeout: 1m}\n")
 	d, err := documentOf(t, "-f", file, "--on-delete-timeout", "5m")
@@ -285,11 +285,11 @@ func TestAFlagSetsTheTimeoutOfTheFilesCommand(t *testing.T) {
 		t.Errorf("got %+v, %v", d, err)
 	}
 	if _, err = documentOf(t, "-f", file, "--on-delete-timeout", "5h"); err == nil || strings.Contains(err.Error(), file) {
-		t.Errorf("a timeout that is wrong, which is not the file's: %v", err)
+		t.Errorf("the error of a wrong flag must not blame the file: %v", err)
 	}
 }
 
-func TestServicesFromFlagsGoOverThoseOfTheFile(t *testing.T) {
+func TestServicesFromFlagsOverrideThoseOfTheFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, `image: one
 required_services: {db: {image: postgres, memory: 1g, env: {A: 1, B: 1}}, web: {image: httpd, user: app}}
@@ -302,7 +302,7 @@ optional_services: {cache: {image: redis}}
 		"--service-env", "db.B=2",
 		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
 	if err == nil || protocol.AsError(err).Field != "spec.required_services.web.image" {
-		t.Errorf("an image that is none: %v", err)
+		t.Errorf("an invalid image reference: %v", err)
 	}
 	d, err := document("--service", "web=nginx:1", "--service", "new=n", "--optional-service", "extra=e", "--service-env",
 		"db.B=2",
@@ -333,8 +333,8 @@ optional_services: {cache: {image: redis}}
 	}
 }
 
-// The flags of an exec have names that fields of a sandbox have too.
-func TestTheFlagsOfAnExecLeaveTheSandboxsSpec(t *testing.T) {
+// --grace is a flag of the exec, and grace is also a field of the sandbox's spec.
+func TestTheFlagsOfAnExecDoNotChangeTheSandboxsSpec(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\ngrace: 7s\n")
 	var box specFlags
@@ -378,7 +378,7 @@ func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
 	}
 }
 
-func TestPathsToUploadAreSeenFromTheFile(t *testing.T) {
+func TestUploadPathsAreRelativeToTheSpecFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "spec.yaml")
 	text := "image: one\ncopies: [a/b:/b, /c:/c]\n"
@@ -391,7 +391,7 @@ func TestPathsToUploadAreSeenFromTheFile(t *testing.T) {
 	}
 }
 
-func TestFilesGoIntoOneDirectoryEachUnderItsName(t *testing.T) {
+func TestFilesCopiedIntoADirectoryKeepTheirNames(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a"), "")
 	write(t, filepath.Join(dir, "b"), "")

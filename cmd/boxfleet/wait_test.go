@@ -17,11 +17,14 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// natsVariable has the test binary run a NATS server with the configuration file that it names.
+// natsVariable is an environment variable with the path of a configuration file. If it is set, the test binary runs a
+// NATS server with that configuration.
 const natsVariable = "BOXFLEET_TEST_NATS_CONFIG"
 
 func TestMain(m *testing.M) {
@@ -33,7 +36,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 func runNATS(opts *server.Options) error {
@@ -52,7 +55,7 @@ type natsServer struct {
 	cmd    *exec.Cmd
 }
 
-// newNATS prepares a server on a port that is free now. authorization is that part of its configuration.
+// newNATS prepares a server on a free port. authorization is the section of that name in its configuration.
 func newNATS(t *testing.T, authorization string) *natsServer {
 	t.Helper()
 	s := &natsServer{config: filepath.Join(t.TempDir(), "nats.conf"), port: freePort(t)}
@@ -80,7 +83,7 @@ func (s *natsServer) configure(t *testing.T, authorization string) {
 	}
 }
 
-// start runs the server, and returns when it takes connections.
+// start runs the server, and returns when it accepts connections.
 func (s *natsServer) start(t *testing.T) {
 	t.Helper()
 	s.cmd = exec.Command(os.Args[0])
@@ -89,8 +92,8 @@ func (s *natsServer) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := s.cmd
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // it may have ended
-	eventually(t, "NATS listens", func() bool {
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // both fail if it has ended
+	eventually.Holds(t, patience, "NATS listens", func() bool {
 		c, err := net.Dial("tcp", "127.0.0.1:"+s.port)
 		if err == nil {
 			c.Close()
@@ -99,16 +102,16 @@ func (s *natsServer) start(t *testing.T) {
 	})
 }
 
-// kill ends the server as a power switch does, as far as a process can tell.
+// kill ends the server without a shutdown, as a power failure would.
 func (s *natsServer) kill(t *testing.T) {
 	t.Helper()
 	if err := s.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = s.cmd.Wait() // it was killed
+	_ = s.cmd.Wait() // reports the kill
 }
 
-// reload has the running server read another authorization.
+// reload makes the running server read a new authorization.
 func (s *natsServer) reload(t *testing.T, authorization string) {
 	t.Helper()
 	s.configure(t, authorization)
@@ -117,15 +120,15 @@ func (s *natsServer) reload(t *testing.T, authorization string) {
 	}
 }
 
-// role is a coordinator or a worker that runs beside the test.
+// role is a coordinator or a worker that runs while the test does.
 type role struct {
 	stdout, stderr screen
 	stop           func()
 	ended          chan int
-	health         string // URL
+	health         string // URL of /healthz
 }
 
-// startRole runs a server command, with its health served.
+// startRole runs a server command that serves its health.
 func startRole(t *testing.T, args ...string) *role {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -141,14 +144,14 @@ func startRole(t *testing.T, args ...string) *role {
 		case code := <-r.ended:
 			r.ended <- code
 		case <-time.After(20 * time.Second):
-			t.Error("the role does not end")
+			t.Error("the role did not end within 20 s")
 		}
 	})
 	return r
 }
 
-// says asks for the health.
-func (r *role) says() (code int, text string) {
+// askHealth returns the status and the text of the role's health.
+func (r *role) askHealth() (code int, text string) {
 	client := http.Client{Timeout: 5 * time.Second}
 	defer client.CloseIdleConnections()
 	answer, err := client.Get(r.health)
@@ -163,6 +166,7 @@ func (r *role) says() (code int, text string) {
 	return answer.StatusCode, string(body)
 }
 
+// await waits until the role's health has this status and contains this text.
 func (r *role) await(t *testing.T, code int, text string) {
 	t.Helper()
 	gotCode, got := 0, ""
@@ -171,21 +175,22 @@ func (r *role) await(t *testing.T, code int, text string) {
 			t.Logf("health: %d %s\nlog:\n%s", gotCode, got, r.stderr.String())
 		}
 	}()
-	eventually(t, fmt.Sprintf("health says %d %q", code, text), func() bool {
+	eventually.Holds(t, patience, fmt.Sprintf("health says %d %q", code, text), func() bool {
 		if len(r.ended) > 0 {
-			t.Fatalf("it has ended with %d: %s", <-r.ended, r.stderr.String())
+			t.Fatalf("the role has ended with %d: %s", <-r.ended, r.stderr.String())
 		}
-		gotCode, got = r.says()
+		gotCode, got = r.askHealth()
 		return gotCode == code && strings.Contains(got, text)
 	})
 }
 
-// endsSoon stops a role that waits, and checks that it ends well, and within two seconds.
+// endsSoon stops a role that waits, and checks that it ends with exit code 0 within two seconds.
 func (r *role) endsSoon(t *testing.T) {
 	t.Helper()
 	r.ends(t, 2*time.Second)
 }
 
+// ends stops the role, and checks that it ends with exit code 0 within the given time.
 func (r *role) ends(t *testing.T, within time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -194,16 +199,16 @@ func (r *role) ends(t *testing.T, within time.Duration) {
 	case code := <-r.ended:
 		r.ended <- code
 		if code != 0 {
-			t.Errorf("it ended with %d: %s", code, r.stderr.String())
+			t.Errorf("the role ended with %d: %s", code, r.stderr.String())
 		}
 	case <-time.After(within):
 		stacks := make([]byte, 1<<20)
-		t.Errorf("it has not ended after %s: %s\n%s", time.Since(began), r.stderr.String(),
+		t.Errorf("the role has not ended after %s: %s\n%s", time.Since(began), r.stderr.String(),
 			stacks[:runtime.Stack(stacks, true)])
 	}
 }
 
-// executable is a file that passes for a supervisor where none is ever started.
+// executable returns an executable file, which stands for the supervisor if no supervisor is ever started.
 func executable(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "supervisor")
@@ -215,13 +220,13 @@ func executable(t *testing.T) string {
 
 func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
 	clean(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer silent.Close()
 	for name, url := range map[string]string{
-		"nobody listens": "nats://127.0.0.1:" + freePort(t), "no such host": "nats://nowhere.invalid:4222",
+		"no server": "nats://127.0.0.1:" + freePort(t), "no such host": "nats://nowhere.invalid:4222",
 		"silent": strings.Repeat("nats://"+silent.Addr().String()+",", 4) + "nats://127.0.0.1:1",
 	} {
 		for _, args := range [][]string{{"coordinator"}, {"worker", "--supervisor", executable(t), "--state-dir",
@@ -230,7 +235,7 @@ func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
 				r := startRole(t, append(args, "--nats", url)...)
 				r.await(t, http.StatusServiceUnavailable, "waiting for NATS")
 				if name != "silent" {
-					eventually(t, "the log says so", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
+					eventually.Holds(t, patience, "the log says that the role waits for NATS", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
 				}
 				r.endsSoon(t)
 			})
@@ -238,11 +243,11 @@ func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
 	}
 }
 
-func TestARoleThatStartedBeforeNATSGoesOnWhenNATSComes(t *testing.T) {
+func TestARoleThatStartedBeforeNATSWorksOnceNATSStarts(t *testing.T) {
 	clean(t)
 	s := newNATS(t, "")
 	r := startRole(t, "coordinator", "--nats", s.url())
-	eventually(t, "it waits", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
+	eventually.Holds(t, patience, "the coordinator waits", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
 	s.start(t)
 	r.await(t, http.StatusOK, "schedules")
 	for range 2 {
@@ -252,9 +257,9 @@ func TestARoleThatStartedBeforeNATSGoesOnWhenNATSComes(t *testing.T) {
 		began := time.Now()
 		code, _, stderr := call(t.Context(), "", "sandbox", "delete", "nothing", "--nats", s.url())
 		if took := time.Since(began); took > 1500*time.Millisecond || !strings.Contains(stderr, "not_found") {
-			t.Errorf("the first request after the outage was decided after %s: %d, %s", took, code, stderr)
+			t.Errorf("the first request after the outage took %s: exit code %d, %s", took, code, stderr)
 		} else {
-			t.Logf("the first request after the outage was decided after %s", took)
+			t.Logf("the first request after the outage took %s", took)
 		}
 	}
 }
@@ -271,7 +276,7 @@ func TestAWorkerWaitsForItsEngine(t *testing.T) {
 	r = startRole(t, worker...)
 	r.await(t, http.StatusServiceUnavailable, "waits for the Docker engine")
 	if n := strings.Count(r.stderr.String(), "waiting for the Docker engine"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, r.stderr.String())
+		t.Errorf("the log says %d times that the worker waits, want once:\n%s", n, r.stderr.String())
 	}
 	if err := os.Symlink("/var/run/docker.sock", socket); err != nil {
 		t.Fatal(err)
@@ -281,7 +286,7 @@ func TestAWorkerWaitsForItsEngine(t *testing.T) {
 	r.ends(t, 20*time.Second)
 }
 
-func TestWhatNobodyCanMendEndsARoleAtOnce(t *testing.T) {
+func TestAnErrorThatWaitingCannotRepairEndsARoleAtOnce(t *testing.T) {
 	clean(t)
 	s := newNATS(t, `token: "right"`)
 	s.start(t)

@@ -7,9 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/boxfleet/boxfleet/eventually"
 )
 
-// What waits for a host says so, also where nobody looks at a terminal, and once.
+// A command whose sandbox waits for a host says why, once, even if stderr is not a terminal.
 func TestACreateThatWaitsSaysWhy(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
@@ -29,22 +31,22 @@ func TestACreateThatWaitsSaysWhy(t *testing.T) {
 	}
 	for id, stderr := range said {
 		line := "boxfleet: sandbox " + id + " is waiting: there is no host\n"
-		eventually(t, id+" says why it waits", func() bool { return strings.Contains(stderr.String(), line) })
+		eventually.Holds(t, patience, "the create of "+id+" says why it waits", func() bool { return strings.Contains(stderr.String(), line) })
 	}
 	cancel()
 	ended.Wait()
 	for id, stderr := range said {
 		if n := strings.Count(stderr.String(), " is waiting: "); n != 1 {
-			t.Errorf("%s says so %d times: %s", id, n, stderr.String())
+			t.Errorf("the create of %s says %d times that it waits: %s", id, n, stderr.String())
 		}
 	}
 	if code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", "i", "--id", "not-waited-for",
 		"--wait=false"); code != 0 || stderr != "" {
-		t.Errorf("without a wait: %d, %s", code, stderr)
+		t.Errorf("create with --wait=false: exit code %d, %s", code, stderr)
 	}
 }
 
-func TestAnImportForAWorkerThatIsNotThereIsRefused(t *testing.T) {
+func TestAnImportForAnUnknownWorkerIsRefused(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
 	code, _, stderr := call(t.Context(), "no tar", "image", "import", "-", "--ref", "tools:1", "--worker", "typo")
