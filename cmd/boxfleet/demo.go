@@ -104,8 +104,7 @@ func (d *demo) find(ctx context.Context) error {
 		}
 		if d.source == filepath.Dir(d.source) {
 			return protocol.Errorf(protocol.FailedPrecondition, "",
-				"the demo builds Boxfleet's source, but %s is not in its source tree",
-				dir)
+				"the demo builds Boxfleet's source, but %s is not in its source tree", dir)
 		}
 	}
 	out, err := d.goCommand(ctx, "env", "GOROOT", "GOMODCACHE")

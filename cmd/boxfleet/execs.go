@@ -13,6 +13,5 @@ type execsCommands struct{ *client }
 
 func (cmds execsCommands) group() *cobra.Command {
 	return group("execs", "List, show and cancel the execs of a sandbox, and print their output", cmds.listCommand(),
-		cmds.getCommand(), cmds.cancelCommand(),
-		cmds.logsCommand())
+		cmds.getCommand(), cmds.cancelCommand(), cmds.logsCommand())
 }

@@ -77,8 +77,9 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready. Here
-// the worker never gets ready, because it has no engine. The ping needs the token, which is in the connection file.
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready.
+// Here the worker never gets ready, because it has no engine. The ping needs the token, which is in the connection
+// file.
 func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
@@ -91,15 +92,17 @@ func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 			&stderr)
 	}()
 	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
-	eventually.Holds(t, patience, "up has written the connection file", func() bool { _, err := os.Stat(file); return err == nil })
+	eventually.Holds(t, patience, "up has written the connection file", func() bool {
+		_, err := os.Stat(file)
+		return err == nil
+	})
 	if code, _, said := call(t.Context(), "", "ping", "--wait", "30s"); code != 0 {
 		t.Errorf("ping ended with %d: %s; the log of up: %s", code, said, stderr.String())
 	}
 	cancel()
 	<-ended
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) || strings.Contains(stdout.String(), "ready") {
-		t.Errorf("up ended before it was ready: stat of the connection file: %v, output of up: %s", err,
-			stdout.String())
+		t.Errorf("up ended before it was ready: stat of the connection file: %v, output of up: %s", err, stdout.String())
 	}
 }
 

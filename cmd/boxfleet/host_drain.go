@@ -31,8 +31,7 @@ ends the drain.`,
 		Example: "  boxfleet host drain w1\n  boxfleet host drain w1 --deadline 10m",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				return cmds.drain(ctx, c, args[0], deadline,
-					wait)
+				return cmds.drain(ctx, c, args[0], deadline, wait)
 			})
 		},
 	}

@@ -39,8 +39,7 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case isDefault:
 		port = 0
 	default:
-		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; omit the port to use a free one",
-			err)
+		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; omit the port to use a free one", err)
 	}
 	return host, port, nil
 }

@@ -39,8 +39,7 @@ func (con *console) progressing(what string) (tell func(what string), done func(
 				return
 			case <-tick.C:
 				spinner := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10]
-				line := fmt.Sprintf("%c %s (%.0fs)", spinner, plainLine(text.Load().(string)),
-					time.Since(started).Seconds())
+				line := fmt.Sprintf("%c %s (%.0fs)", spinner, plainLine(text.Load().(string)), time.Since(started).Seconds())
 				fmt.Fprintf(con.stderr, "\r\x1b[K%s", cut(line, con.width()-1))
 			}
 		}

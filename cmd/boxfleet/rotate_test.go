@@ -16,8 +16,8 @@ func replace(t *testing.T, file, text string) {
 	}
 }
 
-// refusedFor checks that for the duration d the role's health says that NATS refuses the credentials, that the role does
-// not end, and that its log stays short.
+// refusedFor checks that for the duration d the role's health says that NATS refuses the credentials, that the role
+// does not end, and that its log stays short.
 func (r *role) refusedFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	r.await(t, http.StatusServiceUnavailable, "NATS refuses the credentials")
@@ -92,7 +92,8 @@ func TestAnExecContinuesWhileNATSRefusesItsWorker(t *testing.T) {
 	t.Setenv("BOXFLEET_NATS", s.url())
 	t.Setenv("BOXFLEET_TOKEN_FILE", file)
 	coordinator := startRole(t, "coordinator")
-	coordinator.await(t, http.StatusOK, "schedules") // the coordinator has set up its logger; the worker, in the same process, replaces the default one
+	// The coordinator must have its logger before the worker starts: both set the default logger of this process.
+	coordinator.await(t, http.StatusOK, "schedules")
 	worker := startRole(t, "worker", "--name", "w1", "--state-dir", t.TempDir())
 	worker.await(t, http.StatusOK, "holds the lock")
 	removeHostMark(t)

@@ -68,8 +68,7 @@ func (cmds sandboxCommands) controlCommand(verb, short string, do func(*sdk.Sand
 		Example: "  boxfleet sandbox " + verb + " web\n  boxfleet sandbox " + verb + " web db",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				return cmds.controlAll(ctx, c, verb, args, wait,
-					do)
+				return cmds.controlAll(ctx, c, verb, args, wait, do)
 			})
 		},
 	}

@@ -56,8 +56,7 @@ func (srv *servers) role(cmd *cobra.Command, name string, run func(ctx context.C
 	err = run(ctx, conn, roleSays)
 	if err == nil && cmd.Context().Err() == nil {
 		return protocol.Errorf(protocol.Unavailable, "",
-			"the connection to NATS is closed and will not be retried; restart this %s",
-			name)
+			"the connection to NATS was closed and will not be opened again; restart this %s", name)
 	}
 	return err
 }

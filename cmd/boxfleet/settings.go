@@ -50,8 +50,7 @@ var (
 // settings returns every setting. Setting a value writes it to c.
 func (c *config) settings() []setting {
 	return slices.Concat(c.commonSettings(), c.upSettings(), c.coordinatorSettings(), c.storageSettings(),
-		c.historySettings(), c.hostSettings(), c.imageSettings(), c.accessSettings(), c.limitSettings(),
-		c.networkSettings())
+		c.historySettings(), c.hostSettings(), c.imageSettings(), c.accessSettings(), c.limitSettings(), c.networkSettings())
 }
 
 // commonSettings are the settings of every command.
@@ -332,7 +331,7 @@ func (c *config) limitSettings() []setting {
 			"how much output per second one sandbox may publish once it has used up output_burst",
 			onlyWorker, "", parsed(&w.OutputRate, someBytes)},
 		{"worker.crash_window", "5m0s",
-			"how long a primary command or a service may keep ending without one run as long as crash_guard; after " +
+			"how long a primary command or a service may keep ending without one run of at least crash_guard; after " +
 				"that it is not restarted, and the sandbox or the service fails",
 			onlyWorker, "", parsed(&w.CrashWindow, positive)},
 		{"worker.crash_guard", "30s",

@@ -204,7 +204,9 @@ func interrupted(t *testing.T, text string, args ...string) (code int) {
 	var stdout, stderr screen
 	ended := make(chan int, 1)
 	go func() { ended <- run(ctx, args, strings.NewReader(""), &stdout, &stderr) }()
-	eventually.Holds(t, patience, "the program prints "+text, func() bool { return strings.Contains(stdout.String(), text) || len(ended) > 0 })
+	eventually.Holds(t, patience, "the program prints "+text, func() bool {
+		return strings.Contains(stdout.String(), text) || len(ended) > 0
+	})
 	cancel()
 	select {
 	case code = <-ended:

@@ -235,7 +235,9 @@ func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
 				r := startRole(t, append(args, "--nats", url)...)
 				r.await(t, http.StatusServiceUnavailable, "waiting for NATS")
 				if name != "silent" {
-					eventually.Holds(t, patience, "the log says that the role waits for NATS", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
+					eventually.Holds(t, patience, "the log says that the role waits for NATS", func() bool {
+						return strings.Contains(r.stderr.String(), "waiting for NATS")
+					})
 				}
 				r.endsSoon(t)
 			})
@@ -247,7 +249,9 @@ func TestARoleThatStartedBeforeNATSWorksOnceNATSStarts(t *testing.T) {
 	clean(t)
 	s := newNATS(t, "")
 	r := startRole(t, "coordinator", "--nats", s.url())
-	eventually.Holds(t, patience, "the coordinator waits", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
+	eventually.Holds(t, patience, "the coordinator waits", func() bool {
+		return strings.Contains(r.stderr.String(), "waiting for NATS")
+	})
 	s.start(t)
 	r.await(t, http.StatusOK, "schedules")
 	for range 2 {

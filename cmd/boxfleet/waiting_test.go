@@ -31,7 +31,9 @@ func TestACreateThatWaitsSaysWhy(t *testing.T) {
 	}
 	for id, stderr := range said {
 		line := "boxfleet: sandbox " + id + " is waiting: there is no host\n"
-		eventually.Holds(t, patience, "the create of "+id+" says why it waits", func() bool { return strings.Contains(stderr.String(), line) })
+		eventually.Holds(t, patience, "the create of "+id+" says why it waits", func() bool {
+			return strings.Contains(stderr.String(), line)
+		})
 	}
 	cancel()
 	ended.Wait()
