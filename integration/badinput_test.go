@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// request is a message from a plain client.
+// request is a message from a client without the SDK.
 type request struct {
 	subject, contentType string
 	data                 []byte
@@ -40,7 +40,7 @@ func replyTo(ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.Je
 	}
 	answer, duplicate := ask(ctx, f, nc, js, m, "r-"+nats.NewInbox()[7:])
 	if duplicate {
-		f.TB.Fatal("the server dropped a new request id as a duplicate")
+		f.TB.Fatal("the server dropped the first request with a new id as a duplicate")
 	}
 	reply := &protocol.Reply{}
 	var err error
@@ -262,7 +262,7 @@ func TestAnImageThatIsNotThereFailsTheSandboxQuickly(t *testing.T) {
 func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Duplicates: time.Second})
-	c := f.Coordinator("c1", fleet.Role{PanicAt: "exec-before-append"}) // a bug that every try hits
+	c := f.Coordinator("c1", fleet.Role{PanicAt: "exec-before-append"}) // every try panics
 	f.Connect()
 	f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
@@ -288,7 +288,7 @@ func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 		return nil
 	})
 
-	// It can be sent again once the bug is fixed.
+	// Once coordinators no longer panic, the dead letter can be sent again.
 	c.Stop()
 	c.Restart()
 	again := &protocol.Request{}

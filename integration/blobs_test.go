@@ -63,7 +63,7 @@ func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 	t.Parallel()
 	const age = 6 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
-	// On a busy machine the test may be paused so long that a try says nothing about the blob in use.
+	// On a busy machine the test may be paused for so long that a try proves nothing. Then try again.
 	for try := 1; !blobsGoByAge(t, f, age, try); try++ {
 		if try == 5 {
 			t.Fatal("no try ran fast enough to be conclusive")
@@ -88,8 +88,8 @@ func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 	})
 }
 
-// blobsGoByAge uploads two trees, one of which it uploads again: first while it is fresh, so that nothing is sent, then
-// when it no longer is. It reports whether every check ran in time.
+// blobsGoByAge uploads two trees. It uploads one of them again, first while the tree is fresh, which sends nothing, and
+// then when the tree is older. It reports whether every check ran in time.
 func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (conclusive bool) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -141,7 +141,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 	}
 	f.Eventually(2*age, "the unused tree is removed", func() error {
 		if there(first.Digest) {
-			return errors.New("it still exists")
+			return errors.New("the tree still exists")
 		}
 		return nil
 	})
@@ -172,10 +172,10 @@ func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.Obj
 	return js.ObjectStore(ctx, protocol.BucketBlobs)
 }
 
-// An upload outlives its age while a pending sandbox needs it.
+// While a pending sandbox needs an upload, the fleet keeps it beyond its age.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
-	const age = 12 * time.Second // the machine may pause for almost half of it
+	const age = 12 * time.Second // the test works unless the machine pauses for almost half of this time
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
 	ctx := f.Context(2 * time.Minute)
 	dir := t.TempDir()

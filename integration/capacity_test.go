@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAHostReturnsSandboxesBeyondItsSlots plays a scheduler that was paused and takes a host of two slots for empty. The
-// worker accepts two of four sandboxes; the others go to another host or wait. None fails.
+// The test plays a scheduler that was paused and takes a host with two slots for empty. The worker accepts two of four
+// sandboxes. The others go to another host or wait, and none fails.
 func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")

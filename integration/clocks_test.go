@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The coordinator's clock is 15 days ahead, which is how long stopped sandboxes are kept. The worker's is first further
-// ahead than a create may take and, after a restart, further behind than an exec may run.
+// The coordinator's clock is 15 days ahead, which is as long as stopped sandboxes are kept. The worker's clock is first
+// ahead by more than a create may take. After a restart it is behind by more than an exec may run.
 func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1})
@@ -89,7 +89,7 @@ func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	if stopped, err = f.Client.Get(ctx, "stopped"); err != nil || stopped.Info().State != protocol.StateStopped {
 		t.Errorf("a sandbox stopped a moment ago is %+v, %v", stopped, err)
 	}
-	// All times in the history come from the store.
+	// All times in the history come from the store's clock.
 	over := time.Now()
 	x, err = s.GetExec(ctx, "x")
 	if err != nil {

@@ -41,7 +41,7 @@ func onHost(ctx context.Context, t *testing.T, s *sdk.Sandbox, worker string) {
 }
 
 func workerLost(t *testing.T, hosts [2]*engines.Engine) {
-	const lockTTL = 9 * time.Second // longer than it takes to suspect a silent host
+	const lockTTL = 9 * time.Second // a silent host is suspected earlier
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1, LockTTL: lockTTL})
 	ctx := f.Context(4 * time.Minute)
 	locks := f.WatchLocks()
@@ -62,7 +62,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	for range x.Output(ctx, sdk.WithFollow(true)) {
 		break // the exec runs
 	}
-	// Both hosts are equally full: the first one takes the next sandbox and its worker dies during the create.
+	// Both hosts are equally full. The first one takes the next sandbox, and its worker dies during the create.
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("five"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
-// knownToAll waits until every coordinator lists a worker's host as ready, since any of them may answer.
+// knownToAll waits until every coordinator lists a worker's host as ready, since any coordinator may answer a request.
 func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
 	f.TB.Helper()
 	f.Eventually(30*time.Second, "each coordinator knows "+worker, func() error {
@@ -194,9 +194,9 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
-// serversLost kills a follower and then the leader of the event log while eight clients work.
+// serversLost kills a follower and then the leader of the event log while eight clients send requests.
 func serversLost(t *testing.T, hosts [2]*engines.Engine) {
-	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // default leases of 30 s
+	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // the default leases of 30 s
 	ctx := f.Context(3 * time.Minute)
 	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}),
 		f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
@@ -273,7 +273,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		work(100)
 		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which,
 			stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
-		// An election takes several seconds; a request whose answer was lost is sent again after ten.
+		// An election takes several seconds. A client whose answer was lost sends its request again after ten seconds.
 		if worst := stall.worst(); worst > 30*time.Second {
 			t.Errorf("a call took %s when a %s was lost", worst, which)
 		}
@@ -311,7 +311,7 @@ func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	return text
 }
 
-// serverOf returns the index of the server that leads the event log, or of one that follows.
+// serverOf returns the index of the server that leads the event log, or of a server that follows it.
 func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	f.TB.Helper()
 	f.Eventually(20*time.Second, "the event log has a leader", func() error {
@@ -331,7 +331,7 @@ func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	return index
 }
 
-// stalls records how long the longest call took.
+// stalls records the duration of the longest call.
 type stalls struct {
 	mu      sync.Mutex
 	longest time.Duration

@@ -29,22 +29,22 @@ const conformanceFile = "../docs/conformance.md"
 type part struct {
 	field string
 	set   func(*protocol.SandboxSpec) // set through the SDK
-	flags []string                    // set through the CLI; none: through its -f
-	yaml  string                      // set through a file; a field of services.* is set in the service db
+	flags []string                    // set through the CLI; none: through a file given with -f
+	yaml  string                      // set through a file; for a field services.*, part of the service db
 
-	in          string // the service that the probe runs in; default: the primary container
-	probe, want string // a script and its expected output, or
-	shown       string // the test that covers the field
+	in          string // service in which the probe runs; default: the primary container
+	probe, want string // a script and its expected output; or else
+	shown       string // the test that covers the effect of the field
 
-	read func(*protocol.Sandbox) any // the value as read back: set, and the same in every way
+	read func(*protocol.Sandbox) any // reads the value back: it must be set, and equal however it was set
 }
 
-// imagePart is in each group.
+// imagePart is part of every group.
 var imagePart = part{field: "image", set: func(s *protocol.SandboxSpec) { s.Image = fleet.Image },
 	flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
 	probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }}
 
-// parts lists all fields by group. The fields of one group are set on one sandbox together.
+// parts lists all fields by group. All fields of a group are set on the same sandbox.
 func parts(dirs conformanceDirs) map[string][]part {
 	spec := func(read func(*protocol.SandboxSpec) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(&b.Spec) }
@@ -233,7 +233,8 @@ func inDB(change func(*protocol.Service)) func(*protocol.SandboxSpec) {
 	}
 }
 
-// refused are the fields that the test hosts do not support: they must be refused by name.
+// refused lists the fields that the test's hosts do not support. Creates with them must be refused with the name of the
+// field.
 func refused() []part {
 	return []part{
 		{field: "disk", set: func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 }, flags: []string{"--disk", "1g"},
@@ -254,11 +255,11 @@ type conformanceDirs struct {
 	httpd       string        // an image with a command that serves /etc
 }
 
-// ways are the ways to create a sandbox.
+// ways are the ways in which a sandbox can be created.
 var ways = []string{"SDK", "CLI", "YAML"}
 
-// TestEveryFieldWorksInEveryWay sets each field of a spec through the SDK, the CLI and a file, checks its effect and
-// what is read back, and compares the result with the table in the documentation.
+// TestEveryFieldWorksInEveryWay sets each field of a spec through the SDK, through the CLI and through a file. It
+// checks the effect of the field and what is read back, and compares the outcome with the table in the documentation.
 func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	t.Parallel()
 	dirs := conformanceDirs{mount: t.TempDir(),
@@ -312,7 +313,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 				} else if way == "CLI" && len(p.flags) == 0 {
 					cell = "with -f"
 				}
-				// A field in several groups must work in each, and may have a CLI flag in one of them.
+				// A field that is in several groups must work in each of them. It may have a CLI flag in only one group.
 				if before := found[p.field][way]; before == "" || before == "with -f" || cell == "NO" {
 					found[p.field][way] = cell
 				}
@@ -361,7 +362,7 @@ func buildCLI(t *testing.T) string {
 	return path
 }
 
-// createIn creates a sandbox with all of the fields in one of the ways.
+// createIn creates a sandbox with all of the fields, in one of the ways.
 func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) (*sdk.Sandbox, error) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -401,7 +402,8 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 	return f.Client.Get(ctx, id)
 }
 
-// compareTable fails the test if a field of the spec is in no group or the documentation differs from the result.
+// compareTable fails the test if a field of the spec is in no group or the table in the documentation differs from the
+// outcome.
 func compareTable(t *testing.T, found map[string]map[string]string, groups map[string][]part) {
 	t.Helper()
 	shown := map[string]string{}
@@ -502,7 +504,7 @@ func testNames(t *testing.T) (names []string) {
 	return names
 }
 
-// TestTheSecurityPageNamesTestsThatExist keeps the page from promising what no test covers.
+// The security page must not promise anything that no test covers.
 func TestTheSecurityPageNamesTestsThatExist(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/security.md")

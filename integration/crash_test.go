@@ -28,7 +28,7 @@ func doneIn(t *testing.T, within time.Duration, since time.Time, what string, do
 	case err = <-done:
 	case <-time.After(within - time.Since(since)):
 		select {
-		case err = <-done: // both are ready if the test process was paused
+		case err = <-done: // after a pause of the test process, both channels can be ready
 		default:
 			t.Fatalf("%s: not within %s of the restart", what, within)
 		}
@@ -51,7 +51,7 @@ func killAll(f *fleet.Fleet, role string) {
 	}
 }
 
-// nothingLeft fails the test if the deleted sandboxes left anything behind.
+// nothingLeft fails the test if the deleted sandboxes left anything on the engine or on the worker's disk.
 func nothingLeft(t *testing.T, f *fleet.Fleet, w *fleet.Process) {
 	t.Helper()
 	if left := f.Objects(w.Role.Engine); len(left) > 0 {
@@ -120,8 +120,8 @@ func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 	f.Judge()
 }
 
-// counting returns a command that prints the numbers up to n, one per line, optionally pauses in the middle, counts its
-// runs in a file, and exits with 7.
+// counting returns a command that counts its runs in a file, prints the numbers up to n, one per line, and exits with
+// 7. With pause, it pauses in the middle.
 func counting(id string, n int, pause bool) (command []string, output []byte) {
 	middle := ""
 	if pause {
@@ -147,7 +147,7 @@ func ranOnce(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	}
 }
 
-// same fails the test if output is not what the command wrote, and shows the first difference.
+// same fails the test, and shows the first difference, if got differs from the expected output.
 func same(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if bytes.Equal(got, want) {
@@ -172,7 +172,7 @@ func TestAWorkerKilledDuringAnExec(t *testing.T) {
 	for i, k := range []struct {
 		at    string
 		after int
-		lines int // 60,000 need more than one chunk of output; 10 are sent with the end of the exec
+		lines int // 60,000 lines take several chunks; 10 lines travel in the event that ends the exec
 		pause bool
 	}{
 		{"before-exec-started", 1, 10, false},
@@ -259,7 +259,8 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 }
 
 // killedCoordinator kills a coordinator at a step of the request that call sends, and restarts it. The pending call
-// must return. Scheduling first waits until the lock of the killed coordinator expires.
+// must return. A call that needs scheduling also waits until the scheduler's lock of the killed coordinator has
+// expired.
 func killedCoordinator(t *testing.T, f *fleet.Fleet, at string, call func() error) {
 	t.Helper()
 	c := f.Coordinator("c1", fleet.Role{CrashAt: at})
@@ -272,7 +273,7 @@ func killedCoordinator(t *testing.T, f *fleet.Fleet, at string, call func() erro
 	}
 }
 
-// fleetWithoutCoordinator starts a fleet and kills its coordinator once all is ready.
+// fleetWithoutCoordinator starts a fleet and kills its coordinator once the fleet is ready.
 func fleetWithoutCoordinator(t *testing.T) (*fleet.Fleet, *fleet.Process) {
 	f := fleet.Start(t, fleet.Options{Coordinators: -1})
 	c := f.Coordinator("c1", fleet.Role{})
@@ -298,7 +299,7 @@ func onlyOnce(t *testing.T, f *fleet.Fleet, id string, kind protocol.Kind) {
 }
 
 // TestACoordinatorKilledDuringACreate kills a coordinator before each of these steps: reserve, append, answer,
-// acknowledge. The id is used for one sandbox, whose handle the caller gets.
+// acknowledge. The id is used for only one sandbox, and the caller gets its handle.
 func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)
@@ -321,7 +322,7 @@ func TestACoordinatorKilledDuringACreate(t *testing.T) {
 			}
 			onlyOnce(t, f, id, protocol.SandboxAccepted)
 			onlyOnce(t, f, id, protocol.SandboxAssigned)
-			// Repeating the request returns the same sandbox; another request is refused.
+			// Repeating the request returns the same sandbox. Another request with the same id is refused.
 			again, err := f.Client.Create(ctx, f.Spec(), sdk.WithID(id), sdk.WithRequestID(request))
 			if err != nil || again.Info().CreatedAt != s.Info().CreatedAt {
 				t.Errorf("the same request again: %v", err)
@@ -369,8 +370,8 @@ func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 	f.Judge()
 }
 
-// TestACoordinatorKilledDuringAChange kills a coordinator before it answers, and before it acknowledges, a cancel, a
-// stop, a resume and a delete.
+// TestACoordinatorKilledDuringAChange lets a coordinator handle a cancel, a stop, a resume and a delete. For each of
+// them it kills the coordinator once before the answer and once before the acknowledgement.
 func TestACoordinatorKilledDuringAChange(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)

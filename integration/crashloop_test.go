@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestStoppedTimeDoesNotCountAsACrashLoop stops a sandbox for longer than the window. Its primary command ended
+// TestStoppedTimeDoesNotCountAsACrashLoop stops a sandbox for longer than the crash window. Its primary command ended
 // only because of the stop.
 func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(window + time.Second) // the subject: stopped for longer than the window
+	time.Sleep(window + time.Second) // what is tested: the sandbox is stopped for longer than the window
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -91,13 +91,13 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Memory = 16 << 20
-	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // a command that ends at once fails the create
+	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // without the sleep, the create would fail
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 23 s at most: the first run may last almost as long as the guard (6 s), then the window (12 s) begins, and
-	// failing the sandbox may take another 5 s.
+	// This takes at most 23 s: the first run may last almost as long as the guard (6 s), the window (12 s) begins when it
+	// ends, and failing the sandbox may take another 5 s.
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonOOMKilled || b.Error == nil || b.Error.Code != protocol.ResourceExhausted {
 		t.Errorf("the sandbox failed with %s: %v", b.Reason, b.Error)

@@ -12,12 +12,13 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// Each message is a durable write. The history still has all phases, each with its time.
+// Each message is a durable write, so a create must take few. The history still has every phase of the create with its
+// own time.
 func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	f.Create("warm") // the first create on a host inspects more
+	f.Create("warm") // the first create on a host takes longer
 	s := f.Create("s1")
 	batches, err := f.Client.Raw().History(ctx, s.ID(), 0)
 	if err != nil {
@@ -50,8 +51,8 @@ func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	f.Judge()
 }
 
-// A worker is killed after it created the network. After a restart it finds that network again, even if the machine
-// lost the sandbox's directory, which is not synced to disk.
+// A worker is killed after it created the network of a sandbox. After a restart it finds that network again, even if
+// the machine lost the sandbox's directory, which is not synced to disk.
 func TestACreateResumesWithItsNetworkAfterLosingItsDirectory(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

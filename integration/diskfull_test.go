@@ -14,9 +14,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestX_OnlyTheSandboxThatFillsADiskIsStopped puts the engine and the worker on one small disk. Sandboxes fill it one
-// after the other: with writes to their own layer, with a removed file that is still open, with space reserved but
-// never written, and with output. Each of them is stopped with a reason that names the disk. A neighbour that keeps
+// TestX_OnlyTheSandboxThatFillsADiskIsStopped puts the engine and the worker on one small disk. Sandboxes fill the disk
+// one after the other: with writes to their own layer, with a removed file that is still open, with reserved space that
+// is never written, and with output. Each of them is stopped with a reason that names the disk. A neighbour that keeps
 // overwriting the same bytes keeps running, the worker keeps its host, and a delete frees the space.
 func TestX_OnlyTheSandboxThatFillsADiskIsStopped(t *testing.T) {
 	t.Parallel()
@@ -84,8 +84,9 @@ func TestX_OnlyTheSandboxThatFillsADiskIsStopped(t *testing.T) {
 	f.Judge()
 }
 
-// TestX_ASandboxThatFilledADiskWithoutAWorkerIsStopped kills the worker, and a sandbox fills the disk and keeps trying to
-// write. The next worker stops that sandbox once it has inspected the host, and its delete frees the space.
+// TestX_ASandboxThatFilledADiskWithoutAWorkerIsStopped kills the worker. A sandbox then fills the disk and keeps trying
+// to write. The next worker stops that sandbox once it has inspected the host, and deleting the sandbox frees the
+// space.
 func TestX_ASandboxThatFilledADiskWithoutAWorkerIsStopped(t *testing.T) {
 	t.Parallel()
 	e := engines.StartOnDisk(t, "away", 224*mebibyte)

@@ -57,7 +57,7 @@ func printed(t *testing.T, ctx context.Context, x *sdk.Exec) {
 	t.Fatalf("exec %s ended without output", x.ID())
 }
 
-// docker runs the docker command, as another user of the host would.
+// docker runs the docker command, as a user of the host would.
 func docker(t *testing.T, host string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("docker", append([]string{"-H", host}, args...)...).CombinedOutput()
@@ -85,7 +85,8 @@ func containerOf(f *fleet.Fleet, host, id string) string {
 }
 
 // TestTheEngineIsStoppedAndStartedUnderAWorker stops the Docker Engine, which ends all containers. The sandboxes become
-// ready again by themselves; the interrupted execs end without an invented exit code.
+// ready again by themselves. The interrupted execs end, and none of them gets an exit code that its command did not
+// return.
 func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "restarts")
@@ -124,8 +125,8 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	if r == nil {
 		t.Fatalf("the interrupted exec: %+v, %v", r, err)
 	}
-	// When the daemon stops, the supervisor ends the exec with a signal and records that. If it had no time, the exit
-	// code is unknown.
+	// When the daemon stops, the supervisor ends the exec with a signal and records its exit code. If the supervisor had
+	// too little time, the exit code is unknown.
 	if code := r.ExitCode; r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
 		code != nil && *code != 128+15 && *code != 128+9 {
 		t.Errorf("the interrupted exec is %+v", r)
@@ -135,7 +136,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	}
 	t.Logf("the interrupted exec: %s, reason %q, exit code known: %v", r.State, r.Reason, r.ExitCode != nil)
 
-	// The same with a killed daemon: the next one ends the containers it finds running.
+	// The same with a daemon that is killed. The next daemon ends the containers that are still running.
 	y, err := busy.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
@@ -190,13 +191,14 @@ func unhealthy(f *fleet.Fleet) func() error {
 	}
 }
 
-// TestAnEngineMayRestartEmpty restarts an engine that lost its images, its containers and the volume with its host id.
+// TestAnEngineMayRestartEmpty restarts an engine that has lost its images, its containers and the volume with its host
+// id.
 func TestAnEngineMayRestartEmpty(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "emptied")
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// removes the bridge, which the restarted engine no longer knows
+	// This worker removes the bridge, which the restarted engine no longer knows.
 	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second})
 	ctx := f.Context(time.Minute)
 	s := f.Create("lost")
@@ -220,7 +222,7 @@ func TestAnEngineMayRestartEmpty(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnEngineMayRestartWithAnotherConfiguration checks that the isolation reported for sandboxes is correct afterwards.
+// TestAnEngineMayRestartWithAnotherConfiguration checks that afterwards the host reports the new isolation.
 func TestAnEngineMayRestartWithAnotherConfiguration(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "other")
@@ -296,7 +298,7 @@ func TestAnEngineMayRestartAsAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHungEngineDelaysNoExec lets the engine hang just when the worker is about to inspect a new sandbox.
+// TestAHungEngineDelaysNoExec makes the engine hang just when the worker is about to inspect a new sandbox.
 func TestAHungEngineDelaysNoExec(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "stuck")
@@ -308,7 +310,7 @@ func TestAHungEngineDelaysNoExec(t *testing.T) {
 	w.AwaitPaused(10 * time.Second)
 	e.Pause()
 	w.Continue()
-	bounded, cancel := context.WithTimeout(ctx, 8*time.Second) // calls that wait for the engine take ten
+	bounded, cancel := context.WithTimeout(ctx, 8*time.Second) // calls that wait for the engine take ten seconds
 	defer cancel()
 	for range 3 {
 		if _, err := s.Exec(bounded, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
@@ -370,7 +372,7 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 		}
 		return nil
 	})
-	if slowest > 8*time.Second { // calls that wait for the engine take ten
+	if slowest > 8*time.Second { // calls that wait for the engine take ten seconds
 		t.Errorf("three reads took %s", slowest)
 	}
 	if shown == 0 || shown > 20*time.Second {
@@ -424,7 +426,7 @@ func TestChangesMadeDirectlyOnTheEngineAreNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(f, removed, x.ID())
-	w.Pause() // so that it does not see the container end before the removal
+	w.Pause() // the worker must not see the container end before the removal
 	docker(t, host, "rm", "-f", containerOf(f, host, "removed"))
 	w.Continue()
 	if b := inState(f, "removed", protocol.StateFailed, 10*time.Second); b.Reason != protocol.ReasonContainerMissing {
@@ -451,7 +453,8 @@ func TestChangesMadeDirectlyOnTheEngineAreNoticed(t *testing.T) {
 	f.Judge()
 }
 
-// foreignObjectsAreNotTouched covers another deployment's labels, no labels, and our own name.
+// foreignObjectsAreNotTouched puts three kinds of foreign objects on the engine: with another deployment's labels,
+// without labels, and with a name of this deployment.
 func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sandbox) {
 	prefix := "foreign-" + f.Conn.Deployment()
 	labels := [][]string{
@@ -498,7 +501,8 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 	}
 }
 
-// reconciledTwice waits until the worker has inspected the whole engine after now: an orphan created now is gone.
+// reconciledTwice waits until the worker has inspected the whole engine once more. It creates an orphan and waits until
+// the worker has removed it.
 func reconciledTwice(t *testing.T, f *fleet.Fleet, host string) {
 	t.Helper()
 	for i := range 2 {
@@ -530,7 +534,8 @@ func gone(t *testing.T, f *fleet.Fleet, host, name string) {
 	})
 }
 
-// orphansAreRemoved covers objects with our labels whose sandboxes have ended according to the log.
+// orphansAreRemoved puts objects with this deployment's labels on the engine whose sandboxes have ended according to
+// the log.
 func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sandbox) {
 	name := func(id string) string { return "boxfleet." + f.Conn.Deployment() + ".default." + id }
 	started := time.Now()

@@ -223,11 +223,11 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	spec := f.Spec()
 	for _, c := range []struct{ source, target, owner string }{
 		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
-		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // next to the other file
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // into the directory of the other file
 		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root directory
 		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
 		{source: empty, target: "/made/empty"},
-		{source: empty, target: "/bin"}, // exists and stays as it is
+		{source: empty, target: "/bin"}, // the image has /bin, which must stay as it is
 		{source: empty, target: "/owned/empty", owner: "9"},
 	} {
 		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithOwner(c.owner))
@@ -292,7 +292,7 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	becomesEmpty(f, w)
 }
 
-// Where a mount covers part of a tree, that part appears neither in the container nor in the host's files.
+// Where a mount covers a part of a copied tree, that part appears neither in the container nor among the host's files.
 func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -338,7 +338,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 }
 
-// A create that resumes after the container has run leaves the changes that its command made to the copies.
+// A worker that resumes a create after the container has run must keep the changes that the command made to the copied
+// files.
 func TestAResumedCreateDoesNotCopyAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -377,7 +378,7 @@ func TestAResumedCreateDoesNotCopyAgain(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// runMeasured runs a command to its end and returns its peak memory in bytes, as far as sampling showed it.
+// runMeasured runs a command to its end and returns its peak memory in bytes, sampled every 20 ms.
 func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 	t.Helper()
 	var out bytes.Buffer
@@ -395,7 +396,7 @@ func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 			}
 			return peak
 		case <-time.After(20 * time.Millisecond):
-			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // fails if it has ended
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // fails if the process has ended
 			_, rest, _ := strings.Cut(string(status), "VmHWM:")
 			var kib int64
 			if n, _ := fmt.Sscanf(rest, "%d kB", &kib); n == 1 {

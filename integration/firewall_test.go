@@ -26,7 +26,7 @@ func rulesOf(f *fleet.Fleet, e *engines.Engine) string {
 	return string(out)
 }
 
-// ruled reports whether a sandbox's network has rules.
+// ruled reports whether the network of a sandbox has rules.
 func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool {
 	t.Helper()
 	p, err := netip.ParsePrefix(subnet)
@@ -34,8 +34,8 @@ func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool 
 	return strings.Contains(rulesOf(f, e), "goto "+firewall.BridgeName(p))
 }
 
-// TestS22_RulesAreCheckedImmediatelyBeforeAStart removes the rules while a sandbox is created. The worker's next
-// inspection of the host would notice too late.
+// TestS22_RulesAreCheckedImmediatelyBeforeAStart removes the rules while a sandbox is created. It would be too late if
+// the worker noticed that only at its next inspection of the host.
 func TestS22_RulesAreCheckedImmediatelyBeforeAStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "rules")
@@ -58,7 +58,7 @@ func TestS22_RulesAreCheckedImmediatelyBeforeAStart(t *testing.T) {
 	f.Judge()
 }
 
-// TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule uses a host where one sandbox has a network mode that
+// TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule uses a host with a sandbox whose network mode
 // requires the firewall.
 func TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule(t *testing.T) {
 	t.Parallel()

@@ -13,9 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAForgottenHostRemovesItsRemainsWhenItReturns kills the worker of a host with sandboxes and has the host forgotten. A
-// pending delete and a pending stop end, and a sandbox that is replaced runs on another host with its exec that had not
-// started. The returning host removes its remains before it takes work. A drain then moves the sandbox there.
+// TestAForgottenHostRemovesItsRemainsWhenItReturns kills the worker of a host with sandboxes, and an operator gives up
+// the host. A pending delete and a pending stop then end. A sandbox with on_host_loss replace runs on another host, and
+// so does its exec that had not started. When the first host returns, it removes its remains before it takes work. A
+// drain then moves the sandbox there.
 func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "spare")
@@ -84,7 +85,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	if hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx)); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
 		t.Errorf("the hosts are %v, %v", hosts, err)
 	}
-	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // in the middle of removing a sandbox
+	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // delays the removal of a sandbox
 	w = w.Restart()
 	f.Eventually(30*time.Second, "the host takes work", func() error {
 		h, err := f.Client.Hosts().Get(ctx, "w1")
@@ -122,7 +123,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxGoesWhereItsPlacementSays also checks the error if no host matches.
+// TestASandboxGoesWhereItsPlacementSays also checks the error if no host meets the placement.
 func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -142,8 +143,8 @@ func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHostThatMissedAMoveRemovesItsRemains moves a sandbox off a drained host while its worker receives nothing. The
-// notification of the move is sent only once, and is lost.
+// TestAHostThatMissedAMoveRemovesItsRemains moves a sandbox off a drained host while the host's worker is cut off. The
+// notification of the move is sent only once, so the worker never gets it.
 func TestAHostThatMissedAMoveRemovesItsRemains(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "drained")

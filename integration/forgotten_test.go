@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestExecsLeftByAKilledWorkerAreForgottenByTheNext kills the worker while files of ended execs are still
-// kept: the supervisor must not keep them for ever.
+// TestExecsLeftByAKilledWorkerAreForgottenByTheNext kills the worker while the supervisor still keeps the files of
+// ended execs. The supervisor must not keep them for ever.
 func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -26,7 +26,7 @@ func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, file := range found { // empty ones are prepared for the next exec
+			for _, file := range found { // empty files are prepared for the next exec
 				if info, err := os.Stat(file); err == nil && info.Size() > 0 && filepath.Base(file) != ".sets" {
 					files = append(files, file)
 				}

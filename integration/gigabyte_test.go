@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// line is what the gigabyte repeats.
+// line is the line that the gigabyte consists of.
 const line = "0123456789abcdef\n"
 
-// checked counts a stream of lines and fails on the first wrong byte.
+// checked is a writer that counts the bytes of repeated lines and fails at the first wrong byte.
 type checked struct {
 	bytes, heap int64
 }

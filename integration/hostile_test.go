@@ -17,8 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// hostile is a sandbox whose run directory the test changes while the worker reads it. No process of a sandbox can do
-// this, except root in a sandbox that an older worker created.
+// hostile is a sandbox whose run directory the test changes while the worker reads it. Only root in a sandbox that an
+// older worker created could do this; no other process of a sandbox can.
 type hostile struct {
 	*fleet.Fleet
 	t      *testing.T
@@ -36,7 +36,7 @@ func startHostile(t *testing.T) *hostile {
 	h.s = f.Create("hostile")
 	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f",
 		`{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
-	// It is longer than anything that the victims print, so that a worker would find data in it at any offset.
+	// The marker is longer than the output of the victims, so that a worker would read a part of it at any offset.
 	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
 	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,8 @@ func startHostile(t *testing.T) *hostile {
 	return h
 }
 
-// attack runs a script in the directory of all execs. $out and $exit name two files of the exec.
+// attack runs a script in the directory that holds the files of all execs. The variables out and exit name two files of
+// the exec id.
 func (h *hostile) attack(id, script string, stdin []byte) {
 	h.t.Helper()
 	run, err := os.OpenRoot(h.run)
@@ -67,7 +68,7 @@ func (h *hostile) attack(id, script string, stdin []byte) {
 const victimLines = 30_000
 
 // victim starts an exec that prints more than fits into its result, waits for release, prints as much again, and exits
-// with 5. It returns once the first half is published.
+// with 5. victim returns once the first half of the output is published.
 func (h *hostile) victim(id string) *sdk.Exec {
 	h.t.Helper()
 	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id,
@@ -103,7 +104,7 @@ func half() []byte {
 	return b.Bytes()
 }
 
-// output returns what can be read of an exec's output now, both streams.
+// output returns the part of an exec's output that can be read now, of both streams.
 func (h *hostile) output(x *sdk.Exec) []byte {
 	h.t.Helper()
 	var b []byte
@@ -192,8 +193,8 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 	h.Judge()
 }
 
-// TestAHostileExitRecordIsNotBelieved writes forged exit records for running execs. The worker reads them because the
-// container ends before anything better is known.
+// TestAHostileExitRecordIsNotBelieved writes forged exit records for running execs. The container then ends before the
+// supervisor has written the true records, so the worker reads the forged ones.
 func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	h := startHostile(t)
@@ -218,7 +219,7 @@ func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 		victims[k.name] = h.victim(k.name)
 		h.attack(k.name, k.script, lie(k.name))
 	}
-	// The supervisor would seal correct records when it ends; SIGKILL leaves it no time.
+	// A supervisor that ends by itself would write the true records. SIGKILL gives it no time.
 	docker(t, engines.Default(t).Host, "kill", containerOf(h.Fleet, "", "hostile"))
 	for _, k := range kinds {
 		r, err := victims[k.name].Wait(h.Context(20*time.Second), sdk.WithCollect(64<<20))

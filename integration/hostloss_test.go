@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestASandboxNeedNotWaitForALostHost kills the only worker. Of two sandboxes on its host, one waits and is listed as
-// unreachable; the other fails once the host's lease has ended, and not before.
+// TestASandboxNeedNotWaitForALostHost kills the only worker. Of the two sandboxes on its host, one waits and is listed
+// as unreachable. The other one fails once the host's lease has ended, and not before.
 func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -72,14 +72,14 @@ func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range x.Output(ctx, sdk.WithFollow(true)) {
-			break // the trap is set
+			break // the shell has set its trap
 		}
 		began := time.Now()
 		if err := s.Stop(ctx); err != nil {
 			t.Fatal(err)
 		}
 		took = time.Since(began)
-		r, _ = x.Wait(ctx) // a cancelled exec is an error
+		r, _ = x.Wait(ctx) // the error says that the exec was cancelled
 		return took, r
 	}
 	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// bus is a plain NATS connection of a client without the SDK.
+// bus returns a plain NATS connection, as a client without the SDK has.
 func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	f.TB.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -30,8 +30,8 @@ func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	return nc, js
 }
 
-// ask publishes a plain client's request and waits for the answer. duplicate means that the server dropped it as a
-// repeat; then there is no answer.
+// ask publishes a request as a client without the SDK does, and waits for the answer. duplicate means that the server
+// dropped the request as a repeat, so there is no answer.
 func ask(
 	ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string,
 ) (answer *nats.Msg, duplicate bool) {
@@ -138,7 +138,7 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()}) // remembers nothing
+	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()}) // a client that has sent none of the requests
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	repeat("at once")
 	repeat("within the window")
 
-	// After the window the server has forgotten the requests; only the registry still knows them.
+	// After the deduplication window the server has forgotten the requests. Only the registry of ids still knows them.
 	nc, js := bus(f)
 	spec, run := f.Spec(), script("echo x >> /tmp/runs; wc -l < /tmp/runs")
 	for _, r := range []struct {

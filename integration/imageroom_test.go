@@ -23,7 +23,7 @@ import (
 // removed until it is below the low mark, except those that are in use, configured to be kept, or waited for.
 func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	t.Parallel()
-	const size, high, low = 128 * mebibyte, 50, 45 // 64 and 57.6 MiB
+	const size, high, low = 128 * mebibyte, 50, 45 // the marks are 64 and 57.6 MiB
 	e, main := engines.StartSmall(t, "small", size), engines.Default(t)
 	r := registry.Start(t, false)
 	door, back := r.Open(e.Listen()), r.Open(main.Listen())
@@ -63,7 +63,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay := func(when string, refs ...string) {
 		t.Helper()
-		time.Sleep(time.Second) // the subject: several sweeps must remove nothing
+		time.Sleep(time.Second) // what is tested: several sweeps must remove nothing
 		got := imagesOf(t, e.Host)
 		for _, ref := range refs {
 			if !strings.Contains(got, ref) {
@@ -77,7 +77,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 
 	create("used", used)
-	// The large one is also the longest unused, so it is removed first.
+	// The large image is also the one that has been unused for longest, so it is removed first.
 	for _, image := range []struct{ id, ref string }{{"large", large}, {"waited", waited}, {"small", small}} {
 		if err := create(image.id, image.ref).Delete(ctx); err != nil {
 			t.Fatal(err)
@@ -94,12 +94,13 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay("below the marks", kept, used, large, waited, small)
 
-	// Removing the large one frees enough space.
+	// Removing the large image frees enough space.
 	fill(size / 100 * (high + 3))
 	goes(large)
 	stay("below the low mark", kept, used, waited, small)
 
-	// A sandbox waits for one image: the registry is asked whether it has changed, and answers slowly.
+	// A sandbox waits for one of the images: the worker asks the registry whether the image has changed, and the registry
+	// answers slowly.
 	door.Fault(func(q *http.Request) registry.Fault {
 		if strings.Contains(q.URL.Path, "/waited/manifests/") {
 			return registry.Fault{Delay: 4 * time.Second}
@@ -153,8 +154,8 @@ func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
 	})
 }
 
-// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor covers a sandbox that has no host yet and could not be created without
-// the image. No image is removed either while no coordinator can say whether one is needed.
+// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor has a sandbox without a host, which could not be created without the
+// image. As long as no coordinator can say whether images are needed, none is removed either.
 func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -182,11 +183,11 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	}
 	w.Stop()
 	f.Processes("coordinator")[0].Stop()
-	role.Images.MaxBytes = 1 // from now on every image is too much
+	role.Images.MaxBytes = 1 // from now on all images exceed the limit
 	w = f.Worker("w1", role)
 	f.Eventually(10*time.Second, "the worker wants to remove images", func() error {
 		if !strings.Contains(w.Log(), "no coordinator answers") {
-			return errors.New("it has not asked yet")
+			return errors.New("it has not asked a coordinator yet")
 		}
 		return nil
 	})
@@ -195,7 +196,7 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	}
 	f.Coordinator("c2", fleet.Role{})
 	imageGoes(t, f, h.engine.Host, other)
-	time.Sleep(time.Second) // the subject: several more sweeps must remove nothing
+	time.Sleep(time.Second) // what is tested: several more sweeps must remove nothing
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) {
 		t.Errorf("an image that a sandbox waits for was removed; left: %s", got)
 	}

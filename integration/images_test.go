@@ -43,8 +43,8 @@ func newWarehouse(t *testing.T, private bool) *warehouse {
 	return &warehouse{Registry: r, engine: e, main: main, door: r.Open(e.Listen()), back: r.Open(main.Listen())}
 }
 
-// push puts a new image of the given size in bytes into the registry and returns its reference for the engine and its
-// digest.
+// push puts a new image of the given size in bytes into the registry. It returns the image's digest, and the reference
+// by which the engine pulls it.
 func (w *warehouse) push(name string, size int) (ref, digest string) {
 	return w.door.Host + "/" + name, w.Push(w.main.Host, w.back, fleet.Image, name, size)
 }
@@ -55,7 +55,7 @@ func imageSpec(f *fleet.Fleet, ref, pull string) protocol.SandboxSpec {
 	return spec
 }
 
-// pulls lists the progress of pulls in a sandbox's history.
+// pulls lists the progress reports of pulls in a sandbox's history.
 func pulls(f *fleet.Fleet, id string) []protocol.PullProgress {
 	f.TB.Helper()
 	var all []protocol.PullProgress
@@ -77,7 +77,7 @@ func hasError(t *testing.T, what string, err error, code protocol.Code, reason s
 	}
 }
 
-// TestQ14_ImagesArePulled runs all kinds of pulls and their failures with one engine and a registry with a door.
+// TestQ14_ImagesArePulled makes pulls of all kinds, and makes them fail, with one engine and a registry behind a door.
 func TestQ14_ImagesArePulled(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -87,7 +87,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		Images: worker.Images{PullStall: stall,
 			Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
 
-	// Each subtest starts its own clock once its images are pushed.
+	// Each subtest begins its time limit once its images are pushed.
 	f.Run(t, "an image is pulled once for all waiting sandboxes, with progress in the history, and each sandbox has its digest",
 		func(t *testing.T) {
 			ref, digest := h.push("shared:1", 6*mebibyte)
@@ -233,7 +233,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		if n := asked.Load(); n > 0 {
 			t.Errorf("the service had %d connections", n)
 		}
-		// The same if the operator trusts a registry and something else answers at its address.
+		// The same if another server answers at the address of a registry that the operator trusts.
 		h.door.Fault(func(q *http.Request) registry.Fault {
 			if strings.Contains(q.URL.Path, "/html/manifests/") {
 				return registry.Fault{Status: 400, Body: "<html>secret-of-the-host</html>"}
@@ -331,14 +331,14 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 				}
 			}
 			deleteWithin("deleted-1")
-			time.Sleep(time.Second) // the pull must go on: the other sandbox still needs it
+			time.Sleep(time.Second) // what is tested: the pull continues, since the other sandbox still needs it
 			if n := h.door.GivenUp(); n != gone {
 				t.Error("the pull ended while a sandbox waits for it")
 			}
 			deleteWithin("deleted-2")
 			f.Eventually(5*time.Second, "the engine aborts the download", func() error {
 				if h.door.GivenUp() == gone {
-					return errors.New("it has not")
+					return errors.New("the download continues")
 				}
 				return nil
 			})
@@ -361,7 +361,7 @@ func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 	}
 	w.AwaitKilled(30 * time.Second)
 	asked := h.door.Passed("/v2/always/manifests/")
-	h.push("always:1", 1000) // the tag moves in the meantime
+	h.push("always:1", 1000) // the tag now names another image
 	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{Registries: []string{h.door.Host}}})
 	if err := s.WaitReady(ctx); err != nil {
 		t.Fatal(err)
@@ -380,8 +380,8 @@ func imagesOf(t *testing.T, host string) string {
 	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
 }
 
-// TestUnusedImagesAreRemovedAboveTheBound sets a bound on pulled images. Above it, the worker removes large and long
-// unused ones first. It keeps images that are in use, configured to be kept, or foreign.
+// TestUnusedImagesAreRemovedAboveTheBound sets a limit on the size of pulled images. Above it, the worker removes
+// images, large and long unused ones first. It keeps images that are in use, configured to be kept, or foreign.
 func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -393,7 +393,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	foreign, _ := h.push("foreign:1", 3*mebibyte)
 	docker(t, h.engine.Host, "pull", "-q", foreign)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// The bound leaves room for three of these images: each has 2 MB of base in addition to its own 3 MB.
+	// The limit leaves room for three of these images. Each consists of its own 3 MB and a base of 2 MB.
 	role := fleet.Role{Engine: h.engine.Host,
 		Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept},
 			HighWater: 100, Sweep: 200 * time.Millisecond}}
@@ -408,7 +408,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	}
 	f.Eventually(20*time.Second, "the configured image is pulled", func() error {
 		if !strings.Contains(imagesOf(t, h.engine.Host), kept) {
-			return errors.New("it is not")
+			return errors.New("it is not pulled yet")
 		}
 		return nil
 	})
@@ -423,7 +423,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second) // sweeps run meanwhile, and must remove nothing below the bound
+	time.Sleep(time.Second) // what is tested: below the limit, sweeps remove nothing
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
 		t.Errorf("below the bound, an image was removed; left: %s", got)
 	}
@@ -436,7 +436,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(time.Second) // more sweeps run meanwhile, and must remove nothing else
+	time.Sleep(time.Second) // what is tested: further sweeps remove nothing else
 	got := imagesOf(t, h.engine.Host)
 	for _, ref := range []string{kept, used, two, foreign, fleet.Image} {
 		if !strings.Contains(got, ref) {
@@ -519,7 +519,7 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	docker(t, main, "export", "-o", root, container)
 	docker(t, main, "rm", container)
 
-	// imported images stay however little space is left
+	// Imported images stay, however little space is left.
 	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}}
 	w := f.Worker("w1", role)
 	cli := buildCLI(t)

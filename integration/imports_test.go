@@ -20,8 +20,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A user builds images on a machine of the fleet. Neither an import nor its removal changes the names of those images,
-// and specs still find the imported ones.
+// A user builds images on a machine of the fleet. Neither an import nor its removal changes the names of the user's
+// images, and specs still find the imported images.
 func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -35,13 +35,13 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		for _, ref := range []string{same, theirs, ours, older, lost} {
-			_ = exec.Command("docker", "-H", host, "rmi", ref, local(ref)).Run() // some do not exist
+			_ = exec.Command("docker", "-H", host, "rmi", ref, local(ref)).Run() // fails for names that do not exist
 		}
 	})
 	id := func(ref string) string {
 		out, err := exec.Command("docker", "-H", host, "image", "inspect", "--format", "{{.Id}}", ref).Output()
 		if err != nil {
-			return "" // there is none
+			return "" // the name does not exist
 		}
 		return strings.TrimSpace(string(out))
 	}
@@ -72,8 +72,8 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)
 	}
-	// Images imported by an older version have the name itself, according to its record: one that was free, and one
-	// that it took over.
+	// An older version gave an imported image the name itself and recorded that. Of two such images, one got a name that
+	// was free, the other a name that it took from a user's image.
 	wants := map[string]*protocol.WantedImage{}
 	for _, ref := range []string{same, theirs, ours, older, lost} {
 		wants[ref] = imports(ref)
@@ -93,7 +93,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	}
 	f.Worker("w1", fleet.Role{StateDir: state})
 	for ref, want := range wants {
-		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the host may only just be listed again
+		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the fleet may not list the host yet
 			hosts, err := f.Client.Images().Wait(ctx, want, nil)
 			if err == nil && hosts["w1"].State != protocol.ImageReady {
 				err = errors.New(string(hosts["w1"].State))
@@ -140,7 +140,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	}
 }
 
-// An import before the first host waits for nobody, and a host that joins later gets it.
+// An import before the first host exists does not wait. A host that joins later gets the image.
 func TestAnImportWithoutHostsDoesNotWait(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

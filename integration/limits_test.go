@@ -17,8 +17,8 @@ func mustPrint(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, text string) string
 	return strings.TrimSpace(mustExec(f.Context(30*time.Second), t, s, script(text)))
 }
 
-// TestTheContainerIsAsTheSpecSays runs sandboxes with each container field, and checks them from the inside and as read
-// back.
+// TestTheContainerIsAsTheSpecSays runs sandboxes with each field of a container. It checks them from the inside and
+// reads them back.
 func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	t.Parallel()
 	const runtime = "io.containerd.runc.v2" // another name for the engine's default
@@ -43,12 +43,12 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		"read_only":           {"touch /x 2>/dev/null || echo cannot", "cannot"},
 		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
 		"memory":              {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true", "67108864"},
-		// less if the engine has less
+		// the engine's own limit may be lower
 		"open files": {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"},
 		"core files": {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
 		"terminals": {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='",
 			"1"},
-		// the engine's filter and the supervisor's
+		// one filter of the engine and one of the supervisor
 		"filters of calls": {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"},
 		"no capability":    {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
 	} {
@@ -67,7 +67,7 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	f.Judge()
 }
 
-// TestAStandardSandboxRunsPackageManagers checks what root may and may not do there.
+// TestAStandardSandboxRunsPackageManagers checks what root may do and may not do in a standard sandbox.
 func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -101,7 +101,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	if want := uint64(dockerDefaults) &^ without; want != 0xa00405fb {
 		t.Errorf("the table above is wrong: %x", want)
 	}
-	// A process that left the exec's process group is found through its parents.
+	// A cancel finds a process that left the exec's process group, through its parents.
 	x, err := s.Start(ctx, script("su -s /bin/sh nobody -c 'echo here; sleep 600'"))
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	f.Judge()
 }
 
-// TestUnsupportedSpecsAreRefusedAtOnce checks that the error names the field and nothing is created.
+// TestUnsupportedSpecsAreRefusedAtOnce checks that the error names the field and that nothing is created.
 func TestUnsupportedSpecsAreRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -148,7 +148,7 @@ func TestUnsupportedSpecsAreRefusedAtOnce(t *testing.T) {
 	f.Judge()
 }
 
-// The kernel kills a command and then a child of one.
+// The kernel first kills a command, and then a child of another command.
 func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -186,7 +186,7 @@ func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.TTL = protocol.Duration(4 * time.Second)
-	// it ends in any state
+	// The lifetime ends in every state.
 	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -207,8 +207,8 @@ func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 		s   *sdk.Sandbox
 		ttl time.Duration
 	}{
-		{longer, soon}, {longer, time.Hour}, // later than before
-		{busy, time.Hour}, {busy, soon}, // earlier; the extended sandbox would have expired before them
+		{longer, soon}, {longer, time.Hour}, // these set a later end
+		{busy, time.Hour}, {busy, soon}, // these set an earlier end; without its extension, longer would expire first
 		{stopped, soon},
 	} {
 		if err := step.s.Extend(ctx, step.ttl); err != nil {

@@ -36,11 +36,11 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	first := f.Worker("first", fleet.Role{})
 	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
-	refusedBy(t, same, 15*time.Second, "first (process ") // half the lease: it does not wait for the end of the lease
+	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal must not wait for its end
 	other := f.Worker("third", fleet.Role{NoWait: true})
 	refusedBy(t, other, 15*time.Second, "first (machine ")
 
-	// The first worker is unaffected. When it is killed, its successor gets the host at once.
+	// The refusal does not affect the first worker. When that is killed, its successor gets the host at once.
 	f.Create("a")
 	first.Kill()
 	started := time.Now()
@@ -53,12 +53,12 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerNameBelongsToOneHost starts a second worker of the same name on another host, as happens with a copied
-// configuration.
+// TestAWorkerNameBelongsToOneHost starts a second worker with the same name on another host, as happens if a
+// configuration is copied.
 func TestAWorkerNameBelongsToOneHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "name")
-	f := fleet.Start(t, fleet.Options{Workers: -1}) // locks of 30 s: nothing here waits for one to expire
+	f := fleet.Start(t, fleet.Options{Workers: -1}) // with locks of 30 s, since no step waits until a lock expires
 	first := f.Worker("w1", fleet.Role{})
 	s := f.Create("a")
 	second := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(f.Dir, "second"), NoWait: true})
@@ -81,8 +81,8 @@ func TestAWorkerNameBelongsToOneHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnotherWorkerTakesAHostOnlyAfterTheLease starts a worker with other directories, as if on another machine. It cannot
-// know that the previous worker has died.
+// TestAnotherWorkerTakesAHostOnlyAfterTheLease starts a worker with other directories, as if on another machine. That
+// worker cannot know that the previous one has died.
 func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -110,8 +110,8 @@ func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Judge()
 }
 
-// hostFleet has a worker behind a recording proxy, with work that never ends: the containers of its sandboxes cannot be
-// created, so it keeps trying to change something on the engine.
+// hostFleet has a worker behind a recording proxy. The engine refuses to create the containers of its sandboxes, so the
+// worker never stops trying to change something on the engine.
 type hostFleet struct {
 	*fleet.Fleet
 	ttl    time.Duration
@@ -168,7 +168,7 @@ func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	return ids
 }
 
-// about lists the changing requests since a moment that name a sandbox's container or network.
+// about lists the changing requests since from that name the container or the network of a sandbox.
 func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request) {
 	for _, r := range h.engine.Mutations() {
 		if r.Time.After(from) && strings.Contains(r.Path+"?"+r.Query, "default."+id) {
@@ -178,7 +178,7 @@ func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request
 	return found
 }
 
-// judge checks that each changing request arrived while nobody else could hold the lock.
+// judge checks that each changing request arrived while no other worker could hold the lock.
 func (h *hostFleet) judge() {
 	h.TB.Helper()
 	held := 0
@@ -199,8 +199,8 @@ func (h *hostFleet) judge() {
 	}
 }
 
-// TestP4_APausedWorkerChangesNothingWithAStaleLock pauses the worker's process for half its lease, the whole lease, and
-// three times the lease, with pending work and a request in flight.
+// TestP4_APausedWorkerChangesNothingWithAStaleLock pauses the worker's process for half of its lease, for the whole
+// lease and for three times the lease. Each time the worker has pending work and a request in flight.
 func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 	t.Parallel()
 	h, _ := startHost(t, 4*time.Second, fleet.Role{}, false)
@@ -257,8 +257,8 @@ func (h *hostFleet) startedUnderTheLock() {
 	}
 }
 
-// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only link between a worker and the log until the worker's pending
-// sandbox was given to another host.
+// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only link between a worker and the log until another host has
+// taken the worker's pending sandboxes.
 func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")
@@ -278,7 +278,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 			n++
 		}
 		if n == 0 {
-			return fmt.Errorf("no output")
+			return errors.New("it has printed nothing")
 		}
 		return nil
 	})
@@ -319,7 +319,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		h.ready.Info().State != protocol.StateReady {
 		t.Errorf("the ready sandbox is %+v, %v; want ready, unreachable", h.ready.Info(), err)
 	}
-	h.engine.Inject(nil) // from now on only the lock stops the worker from creating containers
+	h.engine.Inject(nil) // from now on the engine accepts creates: only the missing lock stops the worker
 
 	mended := time.Now()
 	link.Mend()
@@ -347,7 +347,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	}
 	h.judge()
 	h.startedUnderTheLock()
-	// A heartbeat that arrives late makes the host suspect for that long.
+	// After a late heartbeat the host is suspect until the next one.
 	h.Eventually(10*time.Second, "the sandbox is reachable after the cut", func() error {
 		if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || h.ready.Info().Unreachable {
 			return fmt.Errorf("%+v, %v", h.ready.Info(), err)

@@ -18,7 +18,7 @@ import (
 )
 
 // TestQ11_ManyNetworksOnOneHost creates many networks with their rules, as a worker does, and removes them without
-// leaving anything: 24 by default, or BOXFLEET_NETWORKS (`make networks`: five hundred).
+// leaving anything. It creates 24 networks, or the number in BOXFLEET_NETWORKS; `make networks` sets 500.
 func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 	n := 24
 	if text := os.Getenv("BOXFLEET_NETWORKS"); text != "" {

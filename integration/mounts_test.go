@@ -72,9 +72,9 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 		}
 	}
 	if left, _ := os.ReadDir(below); len(left) > 0 {
-		t.Errorf("the sandbox wrote into what is mounted below its mount: %v", left)
+		t.Errorf("the sandbox wrote into a file system that is mounted below its mount: %v", left)
 	}
-	// Neither a start through the Engine by hand nor the Engine's copy command reaches the host.
+	// Neither a manual start of the container nor the Engine's copy command reaches the host.
 	links, err := filepath.Glob(filepath.Join(f.Directories(w)[0], "mounts", "?"))
 	if err != nil || len(links) != len(mounts) {
 		t.Fatalf("the links of mounts: %q, %v", links, err)
@@ -84,7 +84,7 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 			t.Errorf("%s leads to %s, %v", link, real, err)
 		}
 	}
-	// A resume after a stop inspects the sources again and mounts the same.
+	// A resume checks the sources again and mounts the same ones.
 	if err := errors.Join(s.Stop(ctx), s.Resume(ctx)); err != nil {
 		t.Fatal(err)
 	}
@@ -113,8 +113,8 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 	}
 }
 
-// Someone with write access to an allowed directory, such as a sandbox with a writable mount, keeps swapping a
-// directory for a link to a forbidden one while sandboxes mount it.
+// A process with write access to an allowed directory, for example in a sandbox with a writable mount, keeps swapping a
+// directory for a link to a forbidden one while sandboxes mount the directory.
 func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -147,7 +147,7 @@ func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	for n := 0; n < 12 || made == 0 && n < 60; n++ {
 		spec := f.Spec()
 		spec.Mounts = []protocol.Mount{{Source: filepath.Join(allowed, "a"), Target: "/m"}}
-		// It would be too late to notice after the container's command has started.
+		// The container's command must not start before a wrong mount is noticed.
 		spec.Command = []string{"/bin/busybox", "sh", "-c", "cat /m/file > /seen; sleep 60"}
 		s, err := f.Client.Create(ctx, spec)
 		if err != nil {
@@ -186,8 +186,8 @@ func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// A worker is killed between starting a container and checking its mounts. The next worker checks them before the
-// sandbox is ready.
+// A worker is killed after it started a container and before it checked the container's mounts. The next worker checks
+// them before the sandbox becomes ready.
 func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -219,7 +219,8 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// A worker is killed while the links of a container's mounts lead to their sources. The next worker hides the sources.
+// A worker is killed while the links of a container's mounts lead to the mount sources. The next worker makes the links
+// lead nowhere again.
 func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -281,7 +282,7 @@ func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 }
 
 // After a restart of the machine, mount sources may appear later than the engine. A sandbox that was ready waits for
-// required ones up to the time limit of a create, and continues without optional ones.
+// required sources, at most as long as a create may take. It does not wait for optional ones.
 func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -300,7 +301,7 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := func() { // as a machine that goes down does
+	ended := func() { // as if the machine went down
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "late"))
@@ -316,7 +317,7 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	ended()
 	f.Eventually(patience, "the history names the missing source", func() error {
 		if n := count(history(ctx, t, f.Client, "late"), protocol.SandboxWaiting); n == 0 {
-			return errors.New("it does not yet")
+			return errors.New("the history does not name it yet")
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -162,12 +163,12 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 	})
 
 	t.Run("names", func(t *testing.T) {
+		ctx := f.Context(40 * time.Second)
 		lookup := func(s *sdk.Sandbox) string {
-			result, err := s.Exec(f.Context(20*time.Second),
-				protocol.ExecSpec{Command: []string{"sh", "-c",
-					"timeout 3 nslookup -type=a secret.example.test; true"}})
+			result, err := s.Exec(ctx, script("timeout 3 nslookup -type=a secret.example.test; true"))
 			if err != nil {
-				t.Fatal(err)
+				t.Error(err)
+				return ""
 			}
 			return string(result.Stdout)
 		}
@@ -175,13 +176,17 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 			t.Errorf("internet: %s", out)
 		}
 		before := w.asked.Load()
+		var lookups sync.WaitGroup
 		for _, s := range []*sdk.Sandbox{some, none} {
-			if out := lookup(s); strings.Contains(out, "Address: 9.9.9.9") {
-				t.Errorf("%s resolves a public name: %s", s.ID(), out)
-			}
+			lookups.Go(func() {
+				if out := lookup(s); strings.Contains(out, "Address: 9.9.9.9") {
+					t.Errorf("%s resolves a public name: %s", s.ID(), out)
+				}
+			})
 		}
+		lookups.Wait()
 		if n := w.asked.Load() - before; n != 0 {
-			t.Errorf("%d queries left networks that may reach no name server", n)
+			t.Errorf("%d queries reached the name server from networks that must not reach it", n)
 		}
 	})
 
@@ -243,16 +248,16 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, none, some, all, web} {
 			check(t, s.Delete(f.Context(time.Minute)))
 		}
-		// The record of bridges may contain their names until the worker next inspects the host.
+		// The table records the names of removed bridges until the worker next inspects its host.
 		if left := rules(); strings.Contains(left, "chain bxf-") || strings.Contains(left, "goto bxf-") {
-			t.Errorf("left:\n%s", left)
+			t.Errorf("after the deletes this is left:\n%s", left)
 		}
 		if left := w.run("ip", "-n", w.host, "link"); strings.Contains(left, "bxf-") {
-			t.Errorf("left:\n%s", left)
+			t.Errorf("after the deletes this is left:\n%s", left)
 		}
 	})
 
-	// The control: without a firewall the refused addresses above are reachable.
+	// As a control, the addresses that were refused above are reachable without a firewall.
 	t.Run("without a firewall", func(t *testing.T) {
 		docker(t, e.Host, "start", "other")
 		plain := fleet.Start(t, fleet.Options{Workers: -1})
@@ -284,8 +289,8 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 	})
 }
 
-// TestAWorkerThatCannotProtectRefuses connects the worker through a proxy, whose process is not in the engine's network
-// namespace. Rules there would protect nothing.
+// TestAWorkerThatCannotProtectRefuses connects the worker to the engine through a proxy. The process of the proxy is
+// not in the engine's network namespace, so rules in its namespace would protect nothing.
 func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "behind")
@@ -313,7 +318,7 @@ func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 		}
 	}()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// The pool must differ from other fleets' pools, because their bridges are where the proxy is.
+	// The pool must differ from that of other fleets, whose bridges are in the namespace of the proxy.
 	f.Worker("w1", fleet.Role{Engine: "unix://" + socket, NetworkPool: "10.231.0.0/16"})
 	_, err = f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("bare"))
 	wantError(t, "a create that cannot be protected", err, protocol.FailedPrecondition, protocol.ReasonFirewall, "")

@@ -28,8 +28,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// world is the network around a Docker host: a namespace behind a link that has addresses of the internet, of private
-// ranges and of cloud metadata services, and answers on all of them.
+// world is the network around a Docker host. It is a network namespace behind a link, with addresses of the internet,
+// of private ranges and of cloud metadata services. It answers on all of them.
 //
 //	sandbox ── bridge ── host (namespace of the engine) ── link ── world
 type world struct {
@@ -46,14 +46,14 @@ const (
 	neighbor = "10.77.0.2"
 	internet = "9.9.9.9"
 
-	deniedPublic  = "8.8.4.4" // denied by the operator
+	deniedPublic  = "8.8.4.4" // a public address that the operator denies
 	deniedPrivate = "10.99.0.1"
-	named         = "10.99.0.53" // of the operator's name server, in a denied range
+	named         = "10.99.0.53" // the operator's name server, in a denied range
 
 	hostIPv6     = "fd00:77::1"
 	worldIPv6    = "fd00:77::2"
 	metadataIPv6 = "fd00:ec2::254"
-	insideIPv6   = "fd00:66::" // prefix that the test gives a sandbox's network
+	insideIPv6   = "fd00:66::" // prefix that the test adds to a sandbox's network
 )
 
 // around are further addresses of the world, all on its loopback interface.
@@ -176,7 +176,7 @@ func (w *world) serve(namespace string, names ...string) {
 	})
 }
 
-// greet greets everybody who connects.
+// greet sends a greeting to every client that connects.
 func greet(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -301,7 +301,7 @@ func (f *networkFleet) create(id string, change func(*protocol.SandboxSpec)) *sd
 	return s
 }
 
-// addressOf returns the address of a sandbox's container in its network.
+// addressOf returns the address of a sandbox's container in the sandbox's network.
 func (f *networkFleet) addressOf(t *testing.T, id string) string {
 	return docker(t, f.e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
 		containerOf(f.Fleet, f.e.Host, id))
@@ -314,8 +314,8 @@ func gatewayOf(s *sdk.Sandbox) string {
 	return fmt.Sprintf("%s.%d", a[:i], last+1)
 }
 
-// reachesByIPv6 gives a sandbox's network IPv6 addresses by hand, which it never has otherwise, and tries to open a
-// connection from inside.
+// reachesByIPv6 tries to open a connection from inside a sandbox by IPv6. A sandbox's network never has IPv6 addresses,
+// so reachesByIPv6 adds them by hand.
 func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address string) error {
 	t.Helper()
 	pid := docker(t, f.e.Host, "inspect", "-f", "{{.State.Pid}}", containerOf(f.Fleet, f.e.Host, s.ID()))
@@ -328,7 +328,7 @@ func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address strin
 	for i, e := range ends {
 		f.w.setIPv6(e.namespace, e.device+"/disable_ipv6", "0")
 		f.w.ip(e.namespace, "address", "replace", e.address+"/64", "dev", e.device, "nodad")
-		// Neighbor discovery does not get through either, which alone would block everything, so add the neighbors by
+		// The rules also block neighbor discovery, which alone would block every connection. So add the neighbors by
 		// hand.
 		other, link := ends[1-i], ""
 		inside(t, other.namespace, func() error {
@@ -350,7 +350,7 @@ func serving(s *protocol.SandboxSpec) {
 	s.Ports = []protocol.Port{{Container: 8080}}
 }
 
-// greeted connects and checks the greeting of the other side.
+// greeted connects to an address and checks the greeting.
 func greeted(address string) error {
 	c, err := net.DialTimeout("tcp", address, 2*time.Second)
 	if err != nil {

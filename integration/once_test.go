@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAFinishedExecIsNotStartedAgain delays the worker each time before it lists the execs to start. In the meantime
-// many of them end and are forgotten by their supervisor.
+// TestAFinishedExecIsNotStartedAgain delays the worker each time before it lists the execs to start. During the delay
+// many execs end, and their supervisor forgets them.
 func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
 	const parallel, each = 16, 25
@@ -54,8 +54,8 @@ func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnExecThatCannotBeStartedFailsInTime pauses the container and restarts the worker, which then has no supervisor
-// to start the exec with.
+// TestAnExecThatCannotBeStartedFailsInTime pauses the container and restarts the worker. The new worker then has no
+// connection to a supervisor that could start the exec.
 func TestAnExecThatCannotBeStartedFailsInTime(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge kills an engine until it leaves a bridge behind, which
-// happens nearly every time.
+// TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge kills an engine while it creates networks, until it leaves a
+// bridge behind. Nearly every kill does.
 func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "killed")
@@ -79,8 +79,8 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	f.Judge()
 }
 
-// TestQ10_ABridgeWithoutANetworkIsRemoved uses an engine that forgot a network, as one does that is killed after it
-// creates the bridge and before it saves the network.
+// TestQ10_ABridgeWithoutANetworkIsRemoved uses an engine that has a bridge without a network. An engine leaves such a
+// bridge if it is killed after it creates the bridge and before it saves the network.
 func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "orphans")
@@ -103,14 +103,14 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("one"), sdk.WithWait(false))
 	check(t, err)
 	w.AwaitKilled(20 * time.Second)
-	orphan := firewall.BridgeName(netip.MustParsePrefix("10.231.0.0/28")) // the pool's first
+	orphan := firewall.BridgeName(netip.MustParsePrefix("10.231.0.0/28")) // the first subnet of the pool
 	e.Kill()
 	check(t, os.Remove(filepath.Join(filepath.Dir(e.Socket), "data/network/files/local-kv.db")))
 	e.Restart()
 	if !there(orphan) {
 		t.Fatalf("there is no bridge %s: %s", orphan, ip("-br", "link"))
 	}
-	// A bridge of the same kind in the same pool that does not belong to this deployment.
+	// This bridge has a name of the same kind and a subnet of the same pool, but belongs to another deployment.
 	foreign := firewall.BridgeName(netip.MustParsePrefix("10.231.0.240/28"))
 	ip("link", "add", foreign, "type", "bridge")
 
@@ -144,7 +144,7 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 		t.Errorf("it was removed %s after it was first seen", age)
 	}
 	mustExec(ctx, t, s, script("true"))
-	second := f.Create("two") // gets the freed subnet or another one
+	second := f.Create("two") // may get the freed subnet
 	mustExec(ctx, t, second, script("true"))
 	if strings.Count(w.Log(), "an orphan bridge") != 1 || !there(foreign) {
 		t.Errorf("more than the orphan was removed: %s", ip("-br", "link"))

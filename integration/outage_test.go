@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestTheEndOfAnExecIsRecordedAfterAnOutage lets an exec end while nobody can report it until long after its timeout.
-// Since its sandbox kept running, the exec ends with the command's own exit code.
+// TestTheEndOfAnExecIsRecordedAfterAnOutage makes an exec end during an outage that lasts until long after the exec's
+// timeout. Its sandbox kept running, so the exec ends with the command's own exit code.
 func TestTheEndOfAnExecIsRecordedAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	const timeout, grace, overdue = 2 * time.Second, time.Second, 5 * time.Second
@@ -51,7 +51,7 @@ func TestTheEndOfAnExecIsRecordedAfterAnOutage(t *testing.T) {
 			outage(f, w, func() {
 				f.Eventually(20*time.Second, "the exec is overdue", func() error {
 					if time.Since(began) < timeout+grace+overdue {
-						return errors.New("not yet")
+						return errors.New("its timeout has not passed yet")
 					}
 					return nil
 				})

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// logs opens the stream of output as an operator does.
+// logs opens the stream of output with a plain NATS client, as an operator could.
 func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 	t.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -34,8 +34,8 @@ func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 	return js, stream
 }
 
-// TestOutputThatTheServerLostIsPublishedAgain removes from the log what a killed single server loses: the last
-// acknowledged chunks, and the connections.
+// TestOutputThatTheServerLostIsPublishedAgain removes the last acknowledged chunks from the log and breaks all
+// connections. A single server that is killed loses the same.
 func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	t.Parallel()
 	const size = 600_000 // three chunks
@@ -104,7 +104,7 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 }
 
 // TestAnExecEndsThoughTheLogOfOutputIsFull makes the stream of output refuse everything. The exec still ends with the
-// command's own exit code, and reports missing output.
+// command's own exit code, and says that output is missing.
 func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -142,11 +142,11 @@ func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheExitCodeIsKnownThoughOutputComesSlowly makes publishing output take longer than the coordinators wait for the
-// end of an exec with a timeout.
+// TestTheExitCodeIsKnownThoughOutputComesSlowly makes publishing the output of an exec with a timeout take longer than
+// coordinators wait for the end of such an exec.
 func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 	t.Parallel()
-	const size = 8 << 20 // 32 chunks: 16 s
+	const size = 8 << 20 // 32 chunks, which take 16 s
 	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: coordinator.Timing{Overdue: 8 * time.Second}})
 	f.Worker("w1", fleet.Role{SlowAt: "output", SlowBy: 500 * time.Millisecond, OutputWithin: 2 * time.Second})
 	s := f.Create("slow")
@@ -168,8 +168,8 @@ func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 	f.Judge()
 }
 
-// TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print and again after they have ended.
-// The server loses acknowledged output, but in the end none is missing.
+// TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print, and again after they have
+// ended. The server loses output that it had acknowledged, but in the end no output is missing.
 func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	const execs, pieces, size = 4, 25, 60_000

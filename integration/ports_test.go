@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// quietPort returns a free port in the default range for published ports. The kernel never gives ports of that range to
-// programs that ask for any port, as other tests do.
+// quietPort returns a free port in the default range for published ports. The kernel gives no port of that range to a
+// program that asks for any free port, as other tests do.
 func quietPort(t *testing.T) int {
 	t.Helper()
 	published, err := protocol.ParsePortRange("", worker.DefaultPorts)
@@ -54,7 +54,7 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 		spec.Ports = []protocol.Port{{Container: 8080, Host: free},
 			{Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81,
 				Protocol: protocol.ProtocolUDP},
-			{Container: 8080}} // also from a chosen port
+			{Container: 8080}} // a container port may be published twice
 		s, err := f.Client.Create(ctx, spec)
 		check(t, err)
 		got := s.Info().Ports
@@ -120,21 +120,21 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	})
 }
 
-// A sandbox keeps its ports. After a restart of the machine another program may have one of them. The sandbox waits for
-// it with a reason, and fails if the port is not free within the time limit of a create.
+// A sandbox keeps its ports. After a restart of the machine, another program may have taken one of them. The sandbox
+// then waits for the port and says so. It fails if the port is not free within the time limit of a create.
 func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx, host := f.Context(3*time.Minute), engines.Default(t).Host
-	const patience = 20 * time.Second // the first create must succeed in this time
+	const patience = 20 * time.Second // time limit of a create; the first create must succeed within it
 	spec := f.Spec()
 	serving(&spec)
 	spec.Ports, spec.CreateTimeout = []protocol.Port{{Container: 8080}}, protocol.Duration(patience)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("port"))
 	check(t, err)
 	address := fmt.Sprintf("127.0.0.1:%d", s.Info().Ports[0].Host)
-	ended := func() (taken net.Listener, began time.Time) { // as a machine that goes down does
+	ended := func() (taken net.Listener, began time.Time) { // as if the machine went down
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "port"))
@@ -161,7 +161,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error { // somewhat later than the port answers
+	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error { // this is recorded a little after the port answers
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().Error != nil {
 			err = fmt.Errorf("it waits for %w", info.Info().Error)

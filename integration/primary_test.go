@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// primaryEvents lists the starts and ends of a sandbox's own command, one word each: "started/1" is the first restart,
-// "ended/1:3" its end with exit code 3.
+// primaryEvents lists the starts and ends of a sandbox's own command as one word each: "started/1" is the start after
+// the first restart, "ended/1:3" the end of that run with exit code 3.
 func primaryEvents(h *fleet.History) []string {
 	var seen []string
 	for _, e := range h.Events {
@@ -109,7 +109,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheHistoryRecordsTheSandboxsOwnCommand lets a command run, end, and run again until it crash-loops.
+// TestTheHistoryRecordsTheSandboxsOwnCommand lets a sandbox's own command run, end and be restarted until it
+// crash-loops.
 func TestTheHistoryRecordsTheSandboxsOwnCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -169,7 +170,7 @@ func TestTheHistoryRecordsTheSandboxsOwnCommand(t *testing.T) {
 	f.Judge()
 }
 
-// TestARestartedWorkerFollowsTheCommand kills the worker; then the command prints and ends.
+// TestARestartedWorkerFollowsTheCommand kills the worker. Without a worker, the sandbox's own command prints and ends.
 func TestARestartedWorkerFollowsTheCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -211,12 +212,12 @@ func TestARestartedWorkerFollowsTheCommand(t *testing.T) {
 	f.Judge()
 }
 
-// TestACommandMayNeedItsServices uses a command that fails until a required service is ready.
+// TestACommandMayNeedItsServices uses a sandbox whose own command fails until a required service is ready.
 func TestACommandMayNeedItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: 1})
 	ctx := f.Context(time.Minute)
-	// Ready once it listens on 8080.
+	// The service is ready once it listens on port 8080.
 	db := withCheck(small("sleep 1.5; while :; do echo yes | nc -l -p 8080 >/dev/null; done"),
 		"cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '")
 	db.Healthcheck.Retries = 50

@@ -23,9 +23,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// The requirements on the queue and on hosts. Each test name starts with the requirement's code.
+// These tests check the requirements on the queue and on hosts. The name of each starts with the requirement's code.
 
-// impatient makes the watchdog's deadlines short.
+// impatient gives the watchdog short deadlines.
 var impatient = coordinator.Timing{Scan: 200 * time.Millisecond, Abandon: time.Second, Overdue: time.Second}
 
 // ends waits until a sandbox has failed and returns the error.
@@ -76,7 +76,7 @@ func TestQ1_ASandboxThatNoWorkerStartsIsEnded(t *testing.T) {
 		protocol.ReasonQueueTimeout, "")
 
 	w := f.Worker("w1", fleet.Role{})
-	// The worker hangs just after it was given a sandbox and has sent a heartbeat.
+	// The worker hangs just after it has got a sandbox and sent a heartbeat.
 	f.Eventually(5*time.Second, "the host is ready", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || hosts[0].State != protocol.HostReady) {
@@ -128,8 +128,8 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("it ended after %s; its limits add up to 4.1 s", took)
 	}
-	w.Restart()                                        // finds the exec ended and appends nothing
-	time.Sleep(time.Until(begin.Add(6 * time.Second))) // the subject: the second line must not be written at this time
+	w.Restart()                                        // this worker finds the exec ended and appends nothing
+	time.Sleep(time.Until(begin.Add(6 * time.Second))) // what is tested: no second line is written until then
 	if got := mustExec(ctx, t, s, script("cat /tmp/runs")); got != "x\n" {
 		t.Errorf("the supervisor enforces the timeout without the worker, so the file should have one line: %q", got)
 	}
@@ -162,7 +162,7 @@ func TestQ10_RemovalIsTriedUntilItSucceeds(t *testing.T) {
 		}
 		return nil
 	})
-	// Its age is visible, and it is not reported as deleted.
+	// The sandbox shows since when it is being deleted, and is not reported as deleted.
 	if err := s.Refresh(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 			"boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
 	}
 	name := func(deployment, sandbox string) string { return "boxfleet." + deployment + ".default." + sandbox }
-	foreign := "other" + deployment // another deployment, with a different label and different names
+	foreign := "other" + deployment // the name of another deployment, for different labels and names
 	make := func(deployment, sandbox string) {
 		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox),
 			[]string{name(deployment, sandbox)})...)
@@ -215,15 +215,15 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	}
 	make(foreign, "gone") // belongs to another deployment
 	t.Cleanup(func() { docker("rm", name(foreign, "gone")); docker("network", "rm", name(foreign, "gone")) })
-	// deleted according to the log
+	// These belong to a sandbox that is deleted according to the log.
 	make(deployment, "gone")
-	// only a network
+	// Of this sandbox there is only a network.
 	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"),
 		[]string{name(deployment, "network")})...)
-	// unknown to the log
+	// This sandbox is not in the log.
 	make(deployment, "unheard")
-	// Containers that a user creates from an image that carries all labels of a deleted or a living sandbox belong to
-	// the user.
+	// An image may carry all labels of a deleted or a living sandbox. Containers that a user creates from such an image
+	// belong to the user.
 	hostile := "hostile-" + strings.ToLower(deployment) + ":1"
 	of := docker("create", fleet.Image)
 	commit := []string{"commit"}
@@ -254,7 +254,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	}
 	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label",
 		"boxfleet.tenant=default",
-		// an orphan that is removed only after everything created before was inspected
+		// When this orphan is gone, the worker has inspected everything that was created before it.
 		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true")
 	f.Eventually(10*time.Second, "the orphans are gone", func() error {
 		for _, o := range f.Objects("") {
@@ -291,7 +291,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		docker("inspect", n)
 		docker("network", "inspect", n)
 	}
-	docker("rm", name(deployment, "unheard")) // nothing else removes it
+	docker("rm", name(deployment, "unheard")) // Boxfleet must not remove it
 	docker("network", "rm", name(deployment, "unheard"))
 	f.Judge()
 }
@@ -312,7 +312,8 @@ func TestQ9_ADryRunReportsAndRemovesNothing(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	f.Eventually(10*time.Second, "the report", func() error {
-		if strings.Count(w.Log(), "would remove what is left of the sandbox on this host") < 2 { // in two inspections
+		// The report comes once in each of two inspections.
+		if strings.Count(w.Log(), "would remove what is left of the sandbox on this host") < 2 {
 			return errors.New("it is not reported yet")
 		}
 		return nil
@@ -372,7 +373,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	if err != nil || again.Info().Container != s.Info().Container {
 		t.Errorf("the same request: %v", err)
 	}
-	// The same with an exec: its result is available when the client returns.
+	// The same with an exec. Its result is available when the client returns.
 	gone, leave := context.WithCancel(ctx)
 	spec := script("echo x >> /tmp/runs; cat /tmp/runs; while ! [ -e /tmp/go ]; do sleep 0.05; done; exit 5")
 	go func() {
@@ -387,7 +388,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	if err != nil || code(r) != "5" || string(r.Stdout) != "x\n" {
 		t.Errorf("the same exec: %v, exit code %s, %q", err, code(r), r.Stdout)
 	}
-	// If nobody answers, a client has its own deadline.
+	// If no coordinator answers, a client without a deadline gives up by itself.
 	alone := fleet.Start(t, fleet.Options{Coordinators: -1})
 	silent, err := sdk.Connect(ctx, sdk.Options{URL: alone.URL(), RequestTimeout: 200 * time.Millisecond})
 	if err != nil {
@@ -402,7 +403,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	f.Judge()
 }
 
-// Sandboxes placed in one pass are counted against their host together with their services.
+// Sandboxes that are placed in the same pass count against their host together with their services.
 func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -111,7 +111,7 @@ func TestS14_AnInterruptedAcceptLeavesNoPhantom(t *testing.T) {
 		_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("s14"))
 		done <- err
 	}()
-	c.AwaitKilled(30 * time.Second) // the id is reserved, but nothing is appended
+	c.AwaitKilled(30 * time.Second) // it has reserved the id, and appended nothing
 	c = f.Coordinator("c2", fleet.Role{CrashAt: "exec-before-append"})
 	if err := <-done; err != nil {
 		t.Fatalf("the create after the crash: %v", err)

@@ -20,14 +20,15 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Mistakes of the single-host predecessor. Each test name starts with the requirement's code.
+// These tests guard against mistakes of the predecessor, which had a single host. The name of each starts with the
+// requirement's code.
 
 func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
-	// after waits for a moment during the create of a sandbox: an event or a delay.
+	// Each moment is a wait during the create of a sandbox: for an event, or for a time.
 	event := func(n int) func(string) {
 		return func(id string) {
 			for e, err := range f.Client.Sandbox(id).Events(ctx, sdk.WithFollow(true)) {
@@ -128,7 +129,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done") // a stop of it takes the whole grace
+	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done") // a stop of this command takes the whole grace period
 	start := func() *sdk.Exec {
 		x, err := s.Start(ctx, deaf)
 		if err != nil {
@@ -153,7 +154,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	f.Eventually(5*time.Second, "the sandbox is stopping", func() error {
 		now, err := f.Client.Get(ctx, "s8")
 		if err == nil && now.Info().Desired != protocol.StateStopped {
-			err = errors.New("not yet")
+			err = errors.New("its stop is not requested yet")
 		}
 		return err
 	})
@@ -178,7 +179,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	}
 	start()
 	wg.Go(func() {
-		// The delete may win before the sandbox is stopped. The wait for the stop then ends with a reason.
+		// The sandbox may be deleted before it is stopped. The wait for the stop then ends with a reason.
 		if err := s.Stop(ctx); err != nil && protocol.AsError(err).Code != protocol.FailedPrecondition {
 			t.Errorf("a stop during a delete: %v", err)
 		}
@@ -208,8 +209,8 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An exec that cannot run counts as activity, too. It comes well before the end of the idle time, and more than a
-	// scan after its start, so that the time of the stop shows which of the two counts.
+	// An exec that cannot run counts as activity, too. The exec is requested well before the idle time ends and more than
+	// one scan after it began. So the time of the stop shows from which of the two moments idling counted.
 	f.Eventually(5*time.Second, "some idle time passes", func() error {
 		if idle := time.Since(s.Info().ActiveAt); idle < ttl/4 {
 			return fmt.Errorf("%s", idle)
@@ -261,7 +262,7 @@ func TestS12_ForbiddenPathsCannotBeMounted(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(allowed, "fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The operator allows more than is wise: the socket's directory and the state directory.
+	// The operator allows more than is safe: the socket's directory and the state directory.
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed, "/run", "/var/run", f.Dir}})
 	for what, source := range map[string]string{
 		"the socket":                        "/var/run/docker.sock",
@@ -300,7 +301,7 @@ func TestS12_ForbiddenPathsCannotBeMounted(t *testing.T) {
 	wantError(t, "a missing source", err, protocol.InvalidArgument, "", "spec.mounts[0].source")
 	becomesEmpty(f, w)
 
-	// The whole host cannot be allowed by mistake.
+	// The operator cannot allow the whole host by mistake.
 	w.Stop()
 	if err := os.Symlink("/", filepath.Join(f.Dir, "all")); err != nil {
 		t.Fatal(err)
@@ -411,7 +412,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	wantError(t, "a primary command that exits shortly after its start", err, protocol.FailedPrecondition, protocol.ReasonCrashLoop, "")
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
-	// The window begins with the first exit, which follows the start and may precede readiness.
+	// The window begins with the first exit of the command, which may precede readiness.
 	start := slices.IndexFunc(events,
 		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
 	if start < 0 {
@@ -439,7 +440,7 @@ func TestS24_AnInvalidCreateIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	allowed := t.TempDir()
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed}})
 	ctx := f.Context(time.Minute)
-	// Bypass the SDK, which refuses the same.
+	// Bypass the SDK, which would refuse the spec itself.
 	bad := f.Spec()
 	bad.CPU = -1
 	_, err := f.Client.Raw().Submit(ctx,
@@ -452,7 +453,7 @@ func TestS24_AnInvalidCreateIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	}
 
 	placement := f.Spec()
-	placement.Mounts = []protocol.Mount{{Source: "/opt", Target: "/m"}} // no host allows it
+	placement.Mounts = []protocol.Mount{{Source: "/opt", Target: "/m"}} // a mount that no host allows
 	_, err = f.Client.Create(ctx, placement, sdk.WithID("placement"))
 	wantError(t, "a create that placement refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
 		"spec.mounts[0].source")
@@ -464,7 +465,7 @@ func TestS24_AnInvalidCreateIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	if err := os.Symlink("/opt", filepath.Join(allowed, "link")); err != nil {
 		t.Fatal(err)
 	}
-	placement.Mounts[0].Source = filepath.Join(allowed, "link") // only the host can know
+	placement.Mounts[0].Source = filepath.Join(allowed, "link") // only the worker can see where the link leads
 	_, err = f.Client.Create(ctx, placement, sdk.WithID("host"))
 	wantError(t, "a create that the worker refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
 		"spec.mounts[0].source")

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile uses an image of Debian's packages. The code arrives byte for byte,
+// TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile uses an image with Debian's packages. The code arrives byte for byte,
 // including quotes, newlines and special characters.
 func TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile(t *testing.T) {
 	t.Parallel()

@@ -18,9 +18,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The requirements on execs, files and sandboxes. Each test name starts with the requirement's code.
+// These tests check the requirements on execs, files and sandboxes. The name of each starts with the requirement's code.
 
-// script is an exec that runs a line of shell.
+// script returns an exec that runs a line of shell.
 func script(text string) protocol.ExecSpec {
 	return protocol.ExecSpec{Command: []string{"sh", "-c", text}}
 }
@@ -46,8 +46,8 @@ func code(r *sdk.Result) string {
 	return fmt.Sprint(*r.ExitCode)
 }
 
-// wantError fails the test unless err is a typed error with this code, reason and field. An empty reason or field
-// matches any.
+// wantError fails the test unless err is an *Error with this code, reason and field. An empty reason or field matches
+// any.
 func wantError(t *testing.T, what string, err error, code protocol.Code, reason, field string) {
 	t.Helper()
 	var e *protocol.Error
@@ -60,7 +60,7 @@ func wantError(t *testing.T, what string, err error, code protocol.Code, reason,
 	}
 }
 
-// hardWords are words that a shell would mangle.
+// hardWords are words that a shell would change or interpret.
 var hardWords = []string{
 	"a b", "'", `"`, `'"'"'`, "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "; touch /tmp/pwned", "-n", "--", "-", "new\nline",
 	"tab\there", "ü 日本 😀", "*", "\\", "${HOME}", "%s%n", "", "\x01\x7f", "not \xff\xfe utf-8",
@@ -283,7 +283,7 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	if err != nil || !bytes.Equal(r.Stderr, garbage) || string(r.Stdout) != "\xff\xfe\x80\x00" {
 		t.Errorf("bytes that are not text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
 	}
-	// The history contains these bytes too and must be encodable as JSON.
+	// The history also contains these bytes. It must be possible to encode it as JSON.
 	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx) {
 		if err != nil {
 			t.Fatal(err)
@@ -294,7 +294,7 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	}
 }
 
-// blockedWriter accepts nothing until it is released.
+// blockedWriter is a writer whose writes block until it is released.
 type blockedWriter struct {
 	release chan struct{}
 	bytes.Buffer
@@ -343,7 +343,7 @@ func TestX8_OutputIsCappedAndASlowReaderDelaysNoProcess(t *testing.T) {
 		}
 		return err
 	})
-	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // other execs are not slowed either
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // the slow reader does not slow other execs either
 	close(w.release)
 	if err := <-done; err != nil || w.Len() != 20_000_000 {
 		t.Errorf("the slow reader gets %d bytes: %v", w.Len(), err)
@@ -382,7 +382,7 @@ func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
 		( ( setsid sh -c "` + stubborn + `" & ) & )
 		nohup sh -c "` + stubborn + `" >/dev/null 2>&1 </dev/null &
 		while :; do echo tick >&2; usleep 20000; done`)
-	const timeout, grace = 2 * time.Second, time.Second // enough for a shell to print a word
+	const timeout, grace = 2 * time.Second, time.Second // a shell can print a word within the timeout
 	spec.Timeout, spec.Grace = protocol.Duration(timeout), protocol.Duration(grace)
 	r, err := s.Exec(ctx, spec)
 	wantError(t, "an exec that timed out", err, protocol.DeadlineExceeded, protocol.ReasonTimeout, "")
@@ -426,7 +426,7 @@ func TestX11_ExitCodesAreTheTruth(t *testing.T) {
 		}
 	}
 
-	// An unknown exit code is reported as unknown: the container is killed, and the supervisor with it.
+	// Killing the container also kills the supervisor. The exit code is then unknown, and reported as unknown.
 	x, err := s.Start(ctx, script("echo started; sleep 100"))
 	if err != nil {
 		t.Fatal(err)
@@ -483,7 +483,7 @@ func TestX15_AHostReportsItsAbilities(t *testing.T) {
 	if host.Runtime == "" || host.Engine == "" || host.Slots != 7 || len(host.Mounts) != 1 || host.Mounts[0] != dir || host.Memory == 0 || host.CPU == 0 {
 		t.Errorf("the host does not report its abilities: %+v", host)
 	}
-	// A spec that no host supports is refused at once.
+	// A spec that no host can run is refused at once.
 	spec := f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/m", Writable: true}}
 	_, err := f.Client.Create(ctx, spec)
@@ -575,7 +575,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 		if e.Kind != protocol.SandboxStopRequested {
 			continue
 		}
-		// The handle tells when the idle time began.
+		// The handle says when the idle time began.
 		if idle := e.Time.Sub(s.Info().ActiveAt); idle < ttl || e.Time.Before(r.Ended.Add(ttl-100*time.Millisecond)) {
 			t.Errorf("stopped %s after the last activity, %s after the exec", idle, e.Time.Sub(r.Ended))
 		}

@@ -18,18 +18,18 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// counter is an exec that prints its process id and then 0, 1, 2 … until it is told to end.
+// counter is an exec that prints its process id and then the numbers 0, 1, 2 … until a file tells it to end.
 type counter struct {
 	s    *sdk.Sandbox
 	x    *sdk.Exec
 	pid  string
-	stat string // start time of the process according to the kernel
+	stat string // the kernel's start time of the process
 
-	live    lockedBuffer // output seen by a reader that was connected all the time
+	live    lockedBuffer // output that a reader got which was connected all the time
 	reading <-chan error
 }
 
-// lockedBuffer is a buffer that can be read while it is written.
+// lockedBuffer is a buffer that can be read while another goroutine writes to it.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -66,10 +66,10 @@ func startCounter(ctx context.Context, f *fleet.Fleet, id string) (*counter, err
 	return c, nil
 }
 
-// count is the last number that the live reader has seen, -1 before the first.
+// count returns the last number that the live reader has got, -1 before the first number.
 func (c *counter) count() int { return bytes.Count(c.live.Bytes(), []byte("\n")) - 2 }
 
-// process identifies the counter's process. Its start time distinguishes it from a later process with the same id.
+// process identifies the counter's process by its start time, which a later process with the same id does not have.
 func (c *counter) process(ctx context.Context) (string, error) {
 	r, err := c.s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat", "/proc/" + c.pid + "/stat"}})
 	if err != nil {
@@ -113,7 +113,7 @@ func startCounters(t *testing.T, f *fleet.Fleet, n int) []*counter {
 	return counters
 }
 
-// stillThere checks that each counter continues in the same process.
+// stillThere checks that each counter still runs in the same process and continues to print.
 func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -144,8 +144,8 @@ func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 	}
 }
 
-// servedWithin is how soon after its start a worker must have served an exec. It is less than the 5 s after which a
-// coordinator notifies a worker a second time.
+// servedWithin is how soon after its start a worker must have served an exec. A coordinator notifies a worker a second
+// time after 5 s, which would hide a lost notification.
 const servedWithin = 4 * time.Second
 
 // firstExec measures the time from the start of a worker to the end of the first exec, which waits for that worker.
@@ -171,7 +171,7 @@ func firstExec(
 }
 
 // TestEverythingIsRestartedUnderTwentySandboxes kills the worker, and then everything except the Docker Engine, while
-// execs run in twenty sandboxes. Nobody in a sandbox notices.
+// execs run in twenty sandboxes. The execs are not affected.
 func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
@@ -221,7 +221,8 @@ func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 	f.Judge()
 }
 
-// finish ends a counter and compares the output of each reader with what the counter must have printed.
+// finish ends a counter. It compares the output that a live reader and a late reader get with what the counter must
+// have printed.
 func (c *counter) finish(f *fleet.Fleet) error {
 	ctx := f.Context(time.Minute)
 	if _, err := c.s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {

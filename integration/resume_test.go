@@ -102,7 +102,7 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 			}
 		})
 	}
-	// An optional service is reported as failed.
+	// An optional service with a missing part is reported as failed, and the sandbox becomes ready.
 	spec := f.Spec()
 	spec.OptionalServices = protocol.Services{"cache": sleeps}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("optional"))

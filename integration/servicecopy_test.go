@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestATreeIsCopiedIntoAService checks that the tree is copied before the service's command starts, once, and into no
+// TestATreeIsCopiedIntoAService checks that the tree is copied once, before the service's command starts, and into no
 // other container.
 func TestATreeIsCopiedIntoAService(t *testing.T) {
 	t.Parallel()
@@ -62,7 +62,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if info := s.Info(); info.Spec.Copies[1] != spec.Copies[1] || info.Spec.Copies[1].Service != "db" {
 		t.Errorf("read back: %+v", info.Spec.Copies)
 	}
-	// Changes that a service made to its copy stay.
+	// A resume keeps the changes that a service has made to its copy.
 	printedBy(t, ctx, s, "db", "sh", "-c", "echo changed >/seed/f; rm /etc/db.conf")
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestAReadOnlySandboxHasCopiesInItsServices(t *testing.T) {
 	f.Judge()
 }
 
-// TestATreeThatCannotBeCopiedFailsItsService checks that bad trees are refused for services, too.
+// TestATreeThatCannotBeCopiedFailsItsService checks that bad trees are also refused for services.
 func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -130,7 +130,7 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		}
 		becomesEmpty(f, w)
 	}
-	// An optional service fails and is not started without its tree.
+	// An optional service whose tree cannot be copied fails and is not started.
 	spec := withServices(f, nil, services{"db": small("exec sleep 1000")})
 	spec.Copies = []protocol.Copy{{Digest: hostile, Target: "/x", Service: "db"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))

@@ -72,8 +72,8 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// TestACreateThatFailsLeavesNoContainerOfAnyName also puts a container of another name with the sandbox's labels on the
-// engine.
+// TestACreateThatFailsLeavesNoContainerOfAnyName also puts a container on the engine that has the sandbox's labels and
+// a different name.
 func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -95,7 +95,7 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
-	const patience = 20 * time.Second // the first create must succeed in this time
+	const patience = 20 * time.Second // time limit of a create; the first create must succeed within it
 	slow := withCheck(small("echo still loading; exec sleep 1000"), "! [ -e /tmp/slow ]")
 	never := neverReady(small("echo still loading; exec sleep 1000"))
 	slow.Healthcheck.Retries = 1000
@@ -129,10 +129,10 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// crashing starts a fleet whose services crash-loop within seconds.
+// crashing starts a fleet in which services crash-loop within seconds.
 func crashing(t *testing.T) *fleet.Fleet {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// running out of memory takes a while on a slow host
+	// The times leave a slow host enough time to run out of memory.
 	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second})
 	return f
 }
@@ -176,7 +176,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 		}
 		return nil
 	})
-	// A service that runs for the guard time is ready again.
+	// A failed service that then runs for longer than the guard becomes ready again.
 	f.Eventually(15*time.Second, "its container takes execs", func() error {
 		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"rm", "/tmp/bad"}, Service: "db"})
 		return err
@@ -226,12 +226,12 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f := crashing(t)
 	ctx := f.Context(time.Minute)
 	spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
-	spec.Command = []string{"sh", "-c", "sleep 1; false"} // one that ends at once fails the create
+	spec.Command = []string{"sh", "-c", "sleep 1; false"} // without the sleep, the create would fail
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The window is 12 s, and stopping everything may take 5.
+	// The window is 12 s, and stopping everything may take 5 s.
 	f.Eventually(40*time.Second, "the sandbox fails, and everything is stopped and kept", func() error {
 		b := f.History("s").State.Sandbox
 		running, err := dockerRunning(f)
@@ -250,7 +250,8 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f.Judge()
 }
 
-// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a health test that passes without the command.
+// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a service whose health test passes even though its command
+// has ended.
 func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

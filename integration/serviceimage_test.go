@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAnImagesOwnHealthcheckAndStopSignalAreUsed runs services and the sandbox's own command from an image that has
-// both.
+// TestAnImagesOwnHealthcheckAndStopSignalAreUsed uses an image that declares a health check and a stop signal, for
+// services and for the sandbox's own command.
 func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	t.Parallel()
 	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term >>/tmp/end' TERM; `
@@ -58,7 +58,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the tests of %s: %q, want %q", name, got, want)
 		}
 	}
-	// The Engine itself runs no test, and sends the supervisor only TERM.
+	// The Engine itself runs no health test, and the only signal that it sends to the supervisor is TERM.
 	running, err := dockerRunning(f)
 	if err != nil || len(running) != 4 {
 		t.Fatalf("running: %q, %v", running, err)
@@ -70,7 +70,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the engine has %s, %v", line, err)
 		}
 	}
-	// A restarted worker knows the image's settings, too.
+	// A restarted worker also knows the image's settings.
 	w := f.Processes("worker")[0]
 	w.Kill()
 	w = w.Restart()

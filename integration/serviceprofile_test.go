@@ -10,15 +10,15 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAHardenedServiceHasNoCapability checks the capabilities of a service's own command, its health test, and an exec
-// in it.
+// TestAHardenedServiceHasNoCapability checks the capabilities of a service's own command, of its health test, and of an
+// exec in the service.
 func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	const look = "id -u; grep -E '^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs):' /proc/self/status | cut -f2"
 	shows := func(profile string) protocol.Service {
-		// The writer may run again while the file is read, so the file gets its name when it is complete.
+		// The script may run again while the file is read, so it renames the file once the file is complete.
 		into := func(file string) string { return "(" + look + ") >" + file + ".new; mv " + file + ".new " + file }
 		v := withCheck(small(into("/tmp/command")+"; exec sleep 1000"), into("/tmp/test")+"; test -s /tmp/command")
 		v.Profile = profile
@@ -32,7 +32,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	}
 	f.Eventually(10*time.Second, "the optional service is ready",
 		func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
-	const none, all = "0000000000000000", "00000000a00405fb" // Docker's default ones without NET_RAW and MKNOD
+	const none, all = "0000000000000000", "00000000a00405fb" // all: Docker's default capabilities without NET_RAW and MKNOD
 	for name, want := range map[string][]string{
 		"hard":     {"0", none, none, none, none, none, "1"},
 		"standard": {"0", none, all, all, all, none, "1"},
@@ -57,7 +57,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 		got.OptionalServices["default"].Profile != protocol.ProfileStandard {
 		t.Errorf("read back: %+v, %+v", got.RequiredServices, got.OptionalServices)
 	}
-	// After a resume the hardened service stays hardened, and its supervisor can end it.
+	// After a resume the hardened service is still hardened, and its supervisor can end its command.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
 				Timeout: protocol.Duration(5 * time.Second)})
 			if r == nil || string(r.Stdout) != "hello\n" {
-				time.Sleep(200 * time.Millisecond) // do not fill the history with failed execs
+				time.Sleep(200 * time.Millisecond) // limit the failed execs in the history
 				return fmt.Errorf("%+v, %v", r, err)
 			}
 			return nil
@@ -86,22 +86,23 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f.Judge()
 }
 
-// letGo creates a file in a service of a sandbox that is not ready yet and so takes no execs.
+// letGo creates a file in a service of a sandbox. The sandbox is not ready yet and takes no execs, so letGo uses the
+// docker command.
 func letGo(f *fleet.Fleet, host, id, service, file string) {
 	f.TB.Helper()
 	f.Eventually(time.Minute, service+" is released", func() error {
 		out, err := exec.Command("docker", "-H", host, "exec",
 			"boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
 		if err != nil {
-			time.Sleep(200 * time.Millisecond) // a starting engine is busy enough
+			time.Sleep(200 * time.Millisecond) // an engine that starts has enough to do
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
 }
 
-// TestRunningSandboxesRestartWithTheirHost restarts the machine of a worker and its engine: processes, bridges and rules are
-// gone, files on disk remain.
+// TestRunningSandboxesRestartWithTheirHost restarts the machine of a worker and an engine: processes, bridges and rules
+// are gone, and files on disk remain.
 func TestRunningSandboxesRestartWithTheirHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "host")
@@ -153,7 +154,7 @@ func TestRunningSandboxesRestartWithTheirHost(t *testing.T) {
 }
 
 // TestServicesStartFreshOnAnotherHost kills a worker for good while one of two required services is ready. The next
-// host has nothing of either.
+// host has nothing of either service.
 func TestServicesStartFreshOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
@@ -222,8 +223,8 @@ func TestServicesStartFreshOnAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxMayHaveAsManyServicesAsAreAllowed checks that each service has an address on the network, even when all
-// restart at once in any order.
+// TestASandboxMayHaveAsManyServicesAsAreAllowed uses the greatest allowed number of services. Each of them gets an
+// address on the network, even if all of them restart at once in any order.
 func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "many")
@@ -268,7 +269,7 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheEngineIsRestartedWhileServicesStart covers a create and a resume.
+// TestTheEngineIsRestartedWhileServicesStart does so during a create and during a resume.
 func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "starting")

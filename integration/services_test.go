@@ -233,7 +233,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 			t.Errorf("the output of an unknown service: %v", err)
 		}
 	}
-	// An exec in a service ends when the sandbox stops, and is recorded as stopped.
+	// When the sandbox stops, an exec in a service ends, and its end is recorded.
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker"})
 	if err != nil {
 		t.Fatal(err)
@@ -258,8 +258,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of starting a service, of a stop and of a
-// delete. The restarted worker resumes from there.
+// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of the start of a service, and then during a
+// stop and during a delete. Each time the restarted worker continues from that step.
 func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -377,7 +377,7 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	db := postgres()
-	// The hook runs in the primary container, which has psql, too.
+	// The hook runs in the primary container, which also has psql.
 	psql := []string{"psql", "-h", "db", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-Atc"}
 	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql),
 		"create table t (n int); insert into t values (42)")}}

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// small is a service from the small image that runs a line of shell.
+// small returns a service that runs a line of shell in the small image.
 func small(script string) protocol.Service {
 	return protocol.Service{Image: fleet.Image, Command: []string{"sh", "-c", script}, Memory: 32 << 20}
 }
@@ -27,23 +27,23 @@ func withCheck(v protocol.Service, test string) protocol.Service {
 	return v
 }
 
-// neverReady gives a service a health check that never passes. Without one, a service that ends at once could become
-// ready first on a slow machine.
+// neverReady gives a service a health check that never passes. On a slow machine, a service without a health check
+// could become ready before its command ends.
 func neverReady(v protocol.Service) protocol.Service {
 	v = withCheck(v, "false")
 	v.Healthcheck.Retries = 1000
 	return v
 }
 
-// web is a service that becomes ready after a delay and answers on port 80.
+// web returns a service that answers on port 80 and becomes ready after a delay.
 func web(after string) protocol.Service { return webAfter("sleep " + after) }
 
-// webWhenTold is a web that becomes ready once a file exists.
+// webWhenTold is [web] for a service that becomes ready once a file exists.
 func webWhenTold(file string) protocol.Service {
 	return webAfter("until [ -e " + file + " ]; do sleep 0.05; done")
 }
 
-// webAfter is a web that becomes ready after a line of shell.
+// webAfter is [web] for a service that becomes ready after a line of shell.
 func webAfter(waits string) protocol.Service {
 	v := withCheck(small("echo starting; "+waits+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
 	v.Healthcheck.Retries = 1000
@@ -54,7 +54,7 @@ func hook(script string) protocol.Hook {
 	return protocol.Hook{Command: []string{"sh", "-c", script}, Timeout: protocol.Duration(10 * time.Second)}
 }
 
-// withServices is a small spec with the given services.
+// withServices returns a small spec with the given services.
 func withServices(f *fleet.Fleet, required, optional map[string]protocol.Service) protocol.SandboxSpec {
 	spec := f.Spec()
 	spec.RequiredServices, spec.OptionalServices = required, optional
@@ -77,7 +77,7 @@ func printedBy(t *testing.T, ctx context.Context, s *sdk.Sandbox, service string
 	return strings.TrimSpace(string(r.Stdout))
 }
 
-// serviceEvents lists the events of a service as "kind" or "kind reason", except ends of its command.
+// serviceEvents lists the events of a service as "kind" or "kind reason". It omits the ends of the service's command.
 func serviceEvents(h *fleet.History, name string) []string {
 	var found []string
 	for _, e := range h.Events {
@@ -88,7 +88,7 @@ func serviceEvents(h *fleet.History, name string) []string {
 	return found
 }
 
-// serviceIs returns an error if a service of a sandbox is not in a state.
+// serviceIs returns an error unless the service of a sandbox is in this state.
 func serviceIs(f *fleet.Fleet, id, name string, state protocol.ServiceState) error {
 	if status := f.History(id).State.Sandbox.Services[name]; status.State != state {
 		return fmt.Errorf("%s is %+v", name, status)
@@ -96,8 +96,8 @@ func serviceIs(f *fleet.Fleet, id, name string, state protocol.ServiceState) err
 	return nil
 }
 
-// imageWith creates an image from the small one with instructions of a Dockerfile until the test ends. Call it before
-// anything that uses the image, so that its clean-up runs last.
+// imageWith makes an image from the small one with instructions of a Dockerfile. The image exists until the test ends.
+// Call imageWith before starting anything that uses the image, so that the image is removed last.
 func imageWith(t *testing.T, name string, instructions ...string) string {
 	t.Helper()
 	run := func(args ...string) string {
@@ -110,7 +110,7 @@ func imageWith(t *testing.T, name string, instructions ...string) string {
 	ref := fmt.Sprintf("boxfleet/test:%s-%d", name, os.Getpid())
 	create, commit := []string{"create", "--entrypoint", ""}, []string{"commit"}
 	for _, line := range instructions {
-		if signal, ok := strings.CutPrefix(line, "STOPSIGNAL "); ok { // a commit takes this from the container
+		if signal, ok := strings.CutPrefix(line, "STOPSIGNAL "); ok { // a commit takes the stop signal from the container
 			create = append(create, "--stop-signal", signal)
 		} else {
 			commit = append(commit, "--change", line)
@@ -123,7 +123,7 @@ func imageWith(t *testing.T, name string, instructions ...string) string {
 	return ref
 }
 
-// image builds a test image if the engine does not have it.
+// image makes a test image unless the engine has it.
 func image(t *testing.T, name string) {
 	t.Helper()
 	if out, err := exec.Command("../scripts/image", name).CombinedOutput(); err != nil {
@@ -131,8 +131,8 @@ func image(t *testing.T, name string) {
 	}
 }
 
-// postgres is Debian's PostgreSQL, initialized at its first start. It starts as root and switches to another user, as
-// database images do.
+// postgres returns a service with Debian's PostgreSQL, which initializes its data at its first start. Like many
+// database images, it starts as root and switches to another user.
 func postgres() protocol.Service {
 	const bin = "/usr/lib/postgresql/15/bin"
 	script := "set -e; d=/var/lib/postgresql/data; " +

@@ -12,19 +12,19 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAServiceWithOccasionalFailuresHasNotFailed has services that exit or are unhealthy less often than counts as a
-// failure: the window, the guard and the retries each hold.
+// TestAServiceWithOccasionalFailuresHasNotFailed uses services that exit or are unhealthy too seldom to count as
+// failed. There is one service for each limit: the crash guard, the crash window and the retries of the health test.
 func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashWindow: 10 * time.Second, CrashGuard: 2 * time.Second})
 	ctx := f.Context(2 * time.Minute)
 	spec := withServices(f, services{
-		// Exits repeatedly, each time after running for longer than the guard.
+		// This service exits repeatedly, each time after it has run for longer than the guard.
 		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
-		// Exits once right after it was told to, and is restarted within the window.
+		// This service exits once, when a file tells it to, and is restarted within the window.
 		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),
-		// Fails more tests in total than may fail in a row, but passes one after each failure.
+		// This service fails more tests than may fail in a row, but passes one after each failure.
 		"sick": withCheck(small("exec sleep 1000"),
 			"if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
 	}, nil)
@@ -41,7 +41,7 @@ func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 		f.Eventually(time.Minute, name+" was restarted", func() error {
 			n, _ := strconv.Atoi(printedBy(t, ctx, s, name, "sh", "-c", "wc -l </tmp/runs"))
 			if n < runs {
-				time.Sleep(200 * time.Millisecond) // do not fill the history with failed execs
+				time.Sleep(200 * time.Millisecond) // limit the failed execs in the history
 				return fmt.Errorf("%d times", n)
 			}
 			return nil
@@ -60,7 +60,7 @@ func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 	f.Judge()
 }
 
-// The service becomes healthy after about fifty tests.
+// The service needs about fifty health tests until one passes.
 func TestAServiceMayNeedManyHealthTests(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

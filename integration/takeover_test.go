@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A host whose worker returns with another name and another state directory is the same host: its sandboxes keep
+// A host whose worker returns with another name and another state directory is still the same host. Its sandboxes keep
 // running.
 func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	t.Parallel()

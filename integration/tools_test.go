@@ -30,7 +30,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	} {
 		writeFile(t, filepath.Join(home, name), content, 0o666, time.Now())
 	}
-	// A link in .codex leads out of it: the sandbox gets a copy of the target.
+	// A link in .codex leads out of that directory. The sandbox gets a copy of the link's target.
 	writeFile(t, filepath.Join(home, "secret"), "SECRET", 0o644, time.Now())
 	if err := errors.Join(os.Symlink("../secret", filepath.Join(home, ".codex", "link")),
 		os.Chown(filepath.Join(home, ".codex"), 1000, 1000)); err != nil {
@@ -87,7 +87,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	if got := mustExec(ctx, t, s, script("cat ~/.codex/new ~/.claude.json")); got != "new\n{}" {
 		t.Errorf("after a resume: %q", got)
 	}
-	// The tools of a sandbox must still exist when it starts again.
+	// When a sandbox starts again, the files of its tools must still exist.
 	if err := errors.Join(s.Stop(ctx), os.Remove(filepath.Join(home, ".ssh", "known_hosts"))); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		t.Errorf("the delete reached the host's files: %v", err)
 	}
 
-	// The home is the spec's HOME if it has one; a user without a home is refused.
+	// A HOME in the spec's environment is the home. Without it, a user without a home is refused.
 	spec.Tools, spec.User, spec.Env = []string{"claude"}, "4711", map[string]string{"HOME": "/tmp/me"}
 	s, err = f.Client.Create(ctx, spec)
 	if err != nil {
@@ -116,7 +116,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	spec.Env = nil
 	_, err = f.Client.Create(ctx, spec)
 	wantError(t, "a user without a home", err, protocol.InvalidArgument, "", "spec.user")
-	spec.Tools = []string{"apt"} // does not need a home
+	spec.Tools = []string{"apt"} // a tool that needs no home
 	if s, err = f.Client.Create(ctx, spec); err == nil {
 		err = s.Delete(ctx)
 	}
@@ -130,7 +130,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		_, err := f.Client.Create(ctx, spec)
 		wantError(t, what, err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
 	}
-	// A required file disappears after the host reported it: the worker refuses.
+	// The worker refuses a tool if its required file has disappeared since the host reported it.
 	if err := os.Remove(filepath.Join(home, ".claude.json")); err != nil {
 		t.Fatal(err)
 	}
@@ -176,13 +176,14 @@ func TestToolsNeedTheOperatorsPermission(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// The lookup takes a container that never starts, before the sandbox's own container can be created.
+// To look up the home, the worker creates a container that never starts. It does so before it creates the sandbox's own
+// container.
 func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
 	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
-	// created before the fleet, so that it is removed after it
+	// The image is made before the fleet, so that it is removed after the fleet has ended.
 	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()
@@ -198,7 +199,7 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	}
 	for i, c := range []struct {
 		image, user, home string
-		lookups           int // so far
+		lookups           int // expected number of lookups so far
 	}{
 		{fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box:100",
 			"/home/box", 1},
@@ -223,7 +224,7 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	}
 }
 
-// A worker that is killed while it inspects an image leaves a container, which is removed with the sandbox.
+// A worker that is killed while it looks up a home leaves a container. The container is removed with the sandbox.
 func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -256,7 +257,7 @@ func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// importWith creates an image that differs from the tests' image only in its /etc/passwd.
+// importWith makes an image that differs from the tests' image only in its /etc/passwd.
 func importWith(t *testing.T, host, ref, passwd string) {
 	t.Helper()
 	name := "boxfleet-homes-" + strings.ToLower(rand.Text()[:10])

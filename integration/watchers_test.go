@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// watching is a program that takes one file watcher, or as many as it gets, and keeps them.
+// watching is the source of a program that takes and keeps one file watcher, or as many as the kernel gives it.
 const watching = `package main
 
 import (
@@ -40,7 +40,8 @@ func main() {
 }
 `
 
-// File watchers are counted per user id, so root of one sandbox can take those of the other sandboxes and of the host.
+// The kernel counts file watchers per user id, so root of one sandbox can use up those of the other sandboxes and of
+// the host.
 func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
@@ -74,10 +75,10 @@ func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 	if err != nil || r.ExitCode == nil || *r.ExitCode != 137 {
 		t.Fatalf("the exec that takes all of them ended with %+v, %v", r, err)
 	}
-	f.Eventually(10*time.Second, "the worker's log names the sandbox", func() error { // logged after it ended them
+	f.Eventually(10*time.Second, "the worker's log names the sandbox", func() error { // the line is logged after the processes have ended
 		if log := w.Log(); !strings.Contains(log, "used up the file watchers") ||
 			!strings.Contains(log, "default/greedy") {
-			return errors.New("it does not yet")
+			return errors.New("the log does not name it yet")
 		}
 		return nil
 	})

@@ -18,13 +18,13 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts with different defaults.
+// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts whose workers have different defaults.
 func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	t.Parallel()
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
-	// The lease is longer than the time after which a host is suspect, so a slightly late heartbeat does not move
-	// sandboxes.
+	// The lease is longer than the time after which a host is suspect, so that a heartbeat that is a little late does not
+	// move sandboxes.
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 9 * time.Second})
 	f.Coordinator("c1", fleet.Role{Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"},
 		PIDs: 300}}})
@@ -91,7 +91,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 			t.Errorf("read back: %+v", s)
 		}
 		own.Image = fleet.Image
-		for range 2 { // the second answer comes from the duplicate lookup
+		for range 2 { // the second answer comes from the lookup of repeated requests
 			if _, err := f.Client.Create(ctx, own, sdk.WithID("twice"), sdk.WithRequestID("same")); err != nil {
 				t.Errorf("a repeated request does not find its sandbox: %v", err)
 			}
@@ -211,7 +211,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerWithInvalidDefaultsDoesNotStart reads the defaults file as an operator's worker does.
+// TestAWorkerWithInvalidDefaultsDoesNotStart starts workers as an operator does, with files of defaults.
 func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -242,5 +242,5 @@ func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 		!strings.Contains(stderr, file+"x") {
 		t.Errorf("a missing file: %d, %s", code, stderr)
 	}
-	f.Worker("w1", fleet.Role{}) // removes what the failed workers left on the engine
+	f.Worker("w1", fleet.Role{}) // this worker removes what the failed workers left on the engine
 }
