@@ -19,6 +19,7 @@ import (
 
 // The cluster has two hosts, each a real engine in its own network namespace, two coordinators, and three NATS servers.
 func TestAClusterOfHosts(t *testing.T) {
+	t.Parallel()
 	var hosts [2]*engines.Engine
 	for i := range hosts {
 		hosts[i] = engines.Start(t, fmt.Sprintf("host%d", i+1))

@@ -173,6 +173,7 @@ func firstExec(
 // TestEverythingIsRestartedUnderTwentySandboxes kills the worker, and then everything except the Docker Engine, while
 // execs run in twenty sandboxes. The execs are not affected.
 func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
+	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	counters := startCounters(t, f, 20)

@@ -57,7 +57,7 @@ func withSupervisor(run func() int) int {
 			Image, out)
 		return 1
 	}
-	return run()
+	return checked(run)
 }
 
 // play runs a coordinator or a worker until SIGTERM.
