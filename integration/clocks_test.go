@@ -47,7 +47,8 @@ func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
-		"while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo told"}, Timeout: protocol.Duration(time.Minute)}, sdk.WithID("x"))
+		"while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo told"}, Timeout: protocol.Duration(time.Minute)},
+		sdk.WithID("x"))
 	if err != nil {
 		t.Fatal(err)
 	}

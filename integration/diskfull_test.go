@@ -106,7 +106,8 @@ func TestX_ASandboxThatFilledADiskWithoutAWorkerIsStopped(t *testing.T) {
 		}
 	}
 	_, err := s.Start(ctx,
-		script("touch /began; while [ ! -e /go ]; do sleep 0.1; done; while :; do dd if=/dev/zero of=/big bs=64k; sleep 0.02; dd if=/dev/zero of=/more bs=64k; done"))
+		script("touch /began; while [ ! -e /go ]; do sleep 0.1; done; while :; do dd if=/dev/zero of=/big bs=64k; sleep "+
+			"0.02; dd if=/dev/zero of=/more bs=64k; done"))
 	check(t, err)
 	f.Eventually(10*time.Second, "the exec runs", func() error {
 		if r, err := s.Exec(ctx,

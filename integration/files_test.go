@@ -70,7 +70,8 @@ func TestMountsAreReadOnlyWithoutWhatIsMountedBelow(t *testing.T) {
 		t.Errorf("the mounts show %q", got)
 	}
 	for _, attempt := range []string{
-		"touch /mnt/dir/new", "echo x > /mnt/dir/file", "echo x > '/etc/a file'", "rm /mnt/dir/file", "touch /mnt/dir/below/new",
+		"touch /mnt/dir/new", "echo x > /mnt/dir/file", "echo x > '/etc/a file'", "rm /mnt/dir/file",
+		"touch /mnt/dir/below/new",
 		"chmod 777 /mnt/dir", "mount -o remount,rw,bind /mnt/dir", "umount /mnt/dir", "mount -t tmpfs x /mnt",
 	} {
 		r, err := s.Exec(ctx, script(attempt))
@@ -132,10 +133,14 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := mustExec(ctx, t, s,
-		script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
+		script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n `+
+			`%a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; `+
+			`done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
 	for _, want := range []string{
-		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n", "./nothing 711 1234 directory\n",
-		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n", "./link 777 1234 symbolic link\n",
+		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n",
+		"./nothing 711 1234 directory\n",
+		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n",
+		"./link 777 1234 symbolic link\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in\n%s", want, got)
@@ -194,7 +199,8 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files,
 		uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
 	got := mustExec(ctx, t, s,
-		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
+		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat "+
+			"d$((n%10))/$(printf f%03d $n); done | sha256sum"))
 	if want := hex.EncodeToString(sums.Sum(nil)); !strings.HasPrefix(got, want) {
 		t.Errorf("the tree has the digest %q, want %s", got, want)
 	}
@@ -247,7 +253,9 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 		t.Fatal(err)
 	}
 	got := mustExec(ctx, t, s,
-		script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
+		script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app "+
+			"/etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; "+
+			"done; stat -c %Y /etc/app/one.conf /made/empty"))
 	want := `abbb
 /etc/app 755 0:0
 /etc/app/one.conf 644 1234:4321
@@ -323,7 +331,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := mustExec(ctx, t, s, script(`cd /work; find . -type f | sort | while read p; do echo $p $(cat "$p"); done`))
-	want := "./.ssh/config copy\n./.ssh/known_hosts host key\n./fixed/f host\n./shared/f host\n./sub/beside copy\n./sub/one file host\n"
+	want := "./.ssh/config copy\n./.ssh/known_hosts host key\n./fixed/f host\n./shared/f host\n./sub/beside " +
+		"copy\n./sub/one file host\n"
 	if got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}

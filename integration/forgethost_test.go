@@ -112,7 +112,8 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	}
 	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" ||
 		moves.Info().Generation != 3 {
-		t.Errorf("after the drain the sandbox is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
+		t.Errorf("after the drain the sandbox is on %s in generation %d, %v", moves.Info().Worker,
+			moves.Info().Generation, err)
 	}
 	f.Eventually(10*time.Second, "the drained host has no remains of the sandbox", func() error {
 		if left := f.Objects(other.Host); len(left) > 0 {

@@ -93,8 +93,8 @@ func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHostThatReturnsTooLateRemovesItsRemains kills the only worker in the middle of a create and restarts it after the
-// sandbox has failed.
+// TestAHostThatReturnsTooLateRemovesItsRemains kills the only worker in the middle of a create, and restarts it after
+// the sandbox has failed.
 func TestAHostThatReturnsTooLateRemovesItsRemains(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second,

@@ -467,7 +467,8 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 		}
 	}
 	want := map[string]string{kept: "pre_pull ready", used: "pulled ready", two: "pulled ready"}
-	f.Eventually(10*time.Second, "the host lists the remaining images", func() error { // the worker reports images with a delay
+	// The worker reports images with a delay.
+	f.Eventually(10*time.Second, "the host lists the remaining images", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 		if err != nil || len(hosts) != 1 {
 			return fmt.Errorf("%v, %v", hosts, err)

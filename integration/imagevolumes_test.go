@@ -20,7 +20,8 @@ func TestX_AnImagesVolumesAreNotHostDirectories(t *testing.T) {
 	hostile := imageWith(t, "volume-etc", `VOLUME /etc`)
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	const look = `cat /proc/mounts | grep -E " (/home|/srv)"; stat -c %U /home /home/box; stat -c %a /srv/data; touch /home/x /srv/data/x && echo written`
+	const look = `cat /proc/mounts | grep -E " (/home|/srv)"; stat -c %U /home /home/box; stat -c %a /srv/data; ` +
+		`touch /home/x /srv/data/x && echo written`
 
 	spec := withServices(f, services{"db": {Image: ref, Memory: 32 << 20}}, nil)
 	spec.Image = ref

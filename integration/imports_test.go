@@ -29,7 +29,8 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	state := filepath.Join(dir, "state")
 	ctx := f.Context(2 * time.Minute)
 	word := strings.ToLower(rand.Text()[:10])
-	same, theirs, ours, older, lost := "same-"+word+":1", "theirs-"+word+":1", "ours-"+word+":1", "older-"+word+":1", "lost-"+word+":1"
+	same, theirs, ours, older, lost := "same-"+word+":1", "theirs-"+word+":1", "ours-"+word+":1", "older-"+word+":1",
+		"lost-"+word+":1"
 	local := func(ref string) string {
 		return imageref.Local(f.Conn.Deployment(), "imported", "docker.io/library/"+ref)
 	}

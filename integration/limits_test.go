@@ -27,7 +27,8 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		Runtimes: []string{runtime}})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
-	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, runtime, 200, 0.5
+	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, runtime,
+		200, 0.5
 	spec.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 2 << 20}, {Target: "/tmp"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("shaped"))
 	if err != nil {
@@ -42,7 +43,8 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		"tmpfs is bounded":    {"head -c 3000000 /dev/zero > /scratch/x 2>/dev/null || echo full", "full"},
 		"read_only":           {"touch /x 2>/dev/null || echo cannot", "cannot"},
 		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
-		"memory":              {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true", "67108864"},
+		"memory": {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null " +
+			"|| true", "67108864"},
 		// the engine's own limit may be lower
 		"open files": {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"},
 		"core files": {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},

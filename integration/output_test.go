@@ -177,7 +177,8 @@ func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 	f.Worker("w1", fleet.Role{})
 	s := f.Create("killed")
 	ctx := f.Context(90 * time.Second)
-	script := fmt.Sprintf("i=0; while [ $i -lt %d ]; do head -c %d /dev/zero | tr '\\0' x; sleep 0.1; i=$((i+1)); done; exit 3", pieces, size)
+	script := fmt.Sprintf("i=0; while [ $i -lt %d ]; do head -c %d /dev/zero | tr '\\0' x; sleep 0.1; i=$((i+1)); "+
+		"done; exit 3", pieces, size)
 	var running []*sdk.Exec
 	for range execs {
 		x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", script}})

@@ -161,7 +161,8 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error { // this is recorded a little after the port answers
+	// This is recorded a little after the port answers.
+	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error {
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().Error != nil {
 			err = fmt.Errorf("it waits for %w", info.Info().Error)

@@ -235,7 +235,8 @@ func TestACommandMayNeedItsServices(t *testing.T) {
 	}
 	spec.Command = []string{"sh", "-c", "echo never; exit 9"}
 	_, err = f.Client.Create(ctx, spec, sdk.WithID("never"))
-	wantError(t, "a command that fails although its services are ready", err, protocol.FailedPrecondition, protocol.ReasonCommandExited,
+	wantError(t, "a command that fails although its services are ready", err, protocol.FailedPrecondition,
+		protocol.ReasonCommandExited,
 		"spec.command")
 	if err := f.Client.Sandbox("never").Delete(ctx); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,8 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 	}
 	stuck := &blockedWriter{release: make(chan struct{})}
 	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // ends when following ends and stuck is released
-	wg.Go(func() { _ = s.WaitStopped(following) })                    // ends when following ends: the sandbox is never stopped
+	// Ends when following ends: the sandbox is never stopped.
+	wg.Go(func() { _ = s.WaitStopped(following) })
 
 	for _, p := range []*fleet.Process{w, c} {
 		begin := time.Now()

@@ -129,7 +129,8 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done") // a stop of this command takes the whole grace period
+	// A stop of this command takes the whole grace period.
+	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done")
 	start := func() *sdk.Exec {
 		x, err := s.Start(ctx, deaf)
 		if err != nil {
@@ -409,7 +410,8 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = s.WaitStopped(ctx)
-	wantError(t, "a primary command that exits shortly after its start", err, protocol.FailedPrecondition, protocol.ReasonCrashLoop, "")
+	wantError(t, "a primary command that exits shortly after its start", err, protocol.FailedPrecondition,
+		protocol.ReasonCrashLoop, "")
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
 	// The window begins with the first exit of the command, which may precede readiness.

@@ -18,7 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// These tests check the requirements on execs, files and sandboxes. The name of each starts with the requirement's code.
+// These tests check the requirements on execs, files and sandboxes. The name of each starts with the code of its
+// requirement.
 
 // script returns an exec that runs a line of shell.
 func script(text string) protocol.ExecSpec {
@@ -62,7 +63,8 @@ func wantError(t *testing.T, what string, err error, code protocol.Code, reason,
 
 // hardWords are words that a shell would change or interpret.
 var hardWords = []string{
-	"a b", "'", `"`, `'"'"'`, "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "; touch /tmp/pwned", "-n", "--", "-", "new\nline",
+	"a b", "'", `"`, `'"'"'`, "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "; touch /tmp/pwned", "-n", "--", "-",
+	"new\nline",
 	"tab\there", "ü 日本 😀", "*", "\\", "${HOME}", "%s%n", "", "\x01\x7f", "not \xff\xfe utf-8",
 }
 
@@ -91,12 +93,14 @@ func TestX1_BytesOfAnyKindComeBackUnchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, content := range map[string][]byte{
-		"nothing": {}, "one zero byte": {0}, "all 256 bytes": table, "delimiters": []byte("EOF\n'\"`$(x)\\\r\n\x00BOXFLEET\n"),
+		"nothing": {}, "one zero byte": {0}, "all 256 " +
+			"bytes": table, "delimiters": []byte("EOF\n'\"`$(x)\\\r\n\x00BOXFLEET\n"),
 		"96 KiB": random[:96<<10], "97 KiB": random[:97<<10], "128 KiB": random[:128<<10],
 	} {
 		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat"}, Stdin: content})
 		if err != nil || !bytes.Equal(r.Stdout, content) {
-			t.Errorf("%s through stdin and stdout: %v, %d bytes of %d came back, or they differ", name, err, len(r.Stdout), len(content))
+			t.Errorf("%s through stdin and stdout: %v, %d bytes of %d came back, or they differ", name, err, len(r.Stdout),
+				len(content))
 		}
 	}
 	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat", "/data/ten megabytes"}}, sdk.WithCollect(64<<20))
@@ -112,7 +116,8 @@ func TestX2_ArgumentsAndPathsAreNeverShell(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	s := f.Create("x2")
-	got := mustExec(ctx, t, s, protocol.ExecSpec{Command: append([]string{"sh", "-c", `printf '%s\0' "$@"`, "sh"}, hardWords...)})
+	got := mustExec(ctx, t, s, protocol.ExecSpec{Command: append([]string{"sh", "-c", `printf '%s\0' "$@"`, "sh"},
+		hardWords...)})
 	if want := strings.Join(hardWords, "\x00") + "\x00"; got != want {
 		t.Errorf("arguments arrive as\n%q, want\n%q", got, want)
 	}
@@ -122,7 +127,8 @@ func TestX2_ArgumentsAndPathsAreNeverShell(t *testing.T) {
 		}
 		dir := "/tmp/dir/" + word
 		mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"mkdir", "-p", dir}})
-		if got := mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"pwd"}, Cwd: dir}); got != filepath.Clean(dir)+"\n" {
+		if got := mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"pwd"},
+			Cwd: dir}); got != filepath.Clean(dir)+"\n" {
 			t.Errorf("a command in the directory %q runs in %q", dir, got)
 		}
 		mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"cp", "/bin/busybox", dir + "/true"}})
@@ -137,7 +143,8 @@ func TestX2_ArgumentsAndPathsAreNeverShell(t *testing.T) {
 	} {
 		_, err := s.Exec(ctx, spec)
 		wantError(t, "a NUL byte in "+field, err, protocol.InvalidArgument, "", field)
-		_, err = f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: s.ID(), Payload: protocol.Request{ExecID: "nul", Exec: &spec}})
+		_, err = f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: s.ID(),
+			Payload: protocol.Request{ExecID: "nul", Exec: &spec}})
 		wantError(t, "a NUL byte, bypassing the SDK, in "+field, err, protocol.InvalidArgument, "", field)
 	}
 }
@@ -156,9 +163,11 @@ func TestX3_CodeGoesInOnStdinToAnyInterpreterOfTheImage(t *testing.T) {
 	}
 	r, err := s.RunCode(ctx, "python3.99", "print(1)")
 	if err != nil || code(r) != "127" || len(r.Stderr) == 0 {
-		t.Errorf("an interpreter missing in the image: %v, exit code %s, stderr %q; want 127 and a message", err, code(r), r.Stderr)
+		t.Errorf("an interpreter missing in the image: %v, exit code %s, stderr %q; want 127 and a message", err, code(r),
+			r.Stderr)
 	}
-	for _, name := range []string{"", "sh\n", "\nsh", "sh -c", "/bin/sh", "../sh", "sh;id", "-sh", "sh\x00", "$(sh)", "pythön"} {
+	for _, name := range []string{"", "sh\n", "\nsh", "sh -c", "/bin/sh", "../sh", "sh;id", "-sh", "sh\x00", "$(sh)",
+		"pythön"} {
 		_, err := s.RunCode(ctx, name, "echo")
 		wantError(t, fmt.Sprintf("the interpreter %q", name), err, protocol.InvalidArgument, "", "interpreter")
 	}
@@ -268,7 +277,8 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	s := f.Create("x7")
 	// "ä€😀" arrives in pieces that split each character.
-	text := `printf '\303'; usleep 60000; printf '\244\342\202'; usleep 60000; printf '\254\360\237'; usleep 60000; printf '\230\200'`
+	text := `printf '\303'; usleep 60000; printf '\244\342\202'; usleep 60000; printf '\254\360\237'; usleep 60000; ` +
+		`printf '\230\200'`
 	var live bytes.Buffer
 	if _, err := s.Exec(ctx, script(text), sdk.WithStdout(&live)); err != nil || live.String() != "ä€😀" {
 		t.Errorf("split characters, streamed: %v, %q", err, live.String())
@@ -279,7 +289,8 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	}
 	garbage := make([]byte, 100<<10)
 	_, _ = rand.Read(garbage) // never fails
-	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", `tee /tmp/garbage >&2; printf '\377\376\200\0'`}, Stdin: garbage})
+	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", `tee /tmp/garbage >&2; printf ` +
+		`'\377\376\200\0'`}, Stdin: garbage})
 	if err != nil || !bytes.Equal(r.Stderr, garbage) || string(r.Stdout) != "\xff\xfe\x80\x00" {
 		t.Errorf("bytes that are not text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
 	}
@@ -317,8 +328,10 @@ func TestX8_OutputIsCappedAndASlowReaderDelaysNoProcess(t *testing.T) {
 	if err != nil || code(r) != "0" {
 		t.Fatalf("a command that writes more than its cap: %v, exit code %s", err, code(r))
 	}
-	if !r.Truncated || r.StdoutBytes != 100_000 || r.StderrBytes != 100_000 || len(r.Stdout) != 100_000 || len(r.Stderr) != 100_000 {
-		t.Errorf("truncated %v, %d and %d bytes kept, %d and %d collected, want 100000", r.Truncated, r.StdoutBytes, r.StderrBytes, len(r.Stdout), len(r.Stderr))
+	if !r.Truncated || r.StdoutBytes != 100_000 || r.StderrBytes != 100_000 || len(r.Stdout) != 100_000 ||
+		len(r.Stderr) != 100_000 {
+		t.Errorf("truncated %v, %d and %d bytes kept, %d and %d collected, want 100000", r.Truncated, r.StdoutBytes,
+			r.StderrBytes, len(r.Stdout), len(r.Stderr))
 	}
 	if want := strings.Repeat("0123456789abcde\n", 6250); string(r.Stdout) != want {
 		t.Error("the kept output is not the beginning")
@@ -364,7 +377,8 @@ func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
 		t.Errorf("the result came after %s", took)
 	}
 	if got := mustExec(ctx, t, s, script("ps -o args | grep -c '^sleep 100'")); got != "2\n" {
-		t.Errorf("%s background processes are left, want 2: they belong to the sandbox and keep running", strings.TrimSpace(got))
+		t.Errorf("%s background processes are left, want 2: they belong to the sandbox and keep running",
+			strings.TrimSpace(got))
 	}
 }
 
@@ -389,13 +403,15 @@ func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
 	if r == nil {
 		t.Fatal("no result")
 	}
-	if r.State != protocol.ExecStateTimedOut || !strings.HasPrefix(string(r.Stdout), "before\n") || !strings.Contains(string(r.Stdout), "got TERM") || !strings.Contains(string(r.Stderr), "tick") {
+	if r.State != protocol.ExecStateTimedOut || !strings.HasPrefix(string(r.Stdout), "before\n") ||
+		!strings.Contains(string(r.Stdout), "got TERM") || !strings.Contains(string(r.Stderr), "tick") {
 		t.Errorf("state %s, stdout %q, %d bytes of stderr; want what was printed so far", r.State, r.Stdout, len(r.Stderr))
 	}
 	if took := r.Ended.Sub(r.Started); took < timeout+grace-100*time.Millisecond || took > timeout+grace+5*time.Second {
 		t.Errorf("ended after %s, want timeout and grace, %s: output must not move the end", took, timeout+grace)
 	}
-	if left := mustExec(ctx, t, s, script(`ps -o pid,stat,args | grep '[s]leep 4711' | grep -v ' Z' || true`)); left != "" {
+	if left := mustExec(ctx, t, s, script(`ps -o pid,stat,args | grep '[s]leep 4711' | grep -v ' Z' || `+
+		`true`)); left != "" {
 		t.Errorf("processes survive the timeout:\n%s", left)
 	}
 	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateReady {
@@ -409,7 +425,8 @@ func TestX11_ExitCodesAreTheTruth(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	s := f.Create("x11")
 	for text, want := range map[string]string{
-		"exit 0": "0", "exit 1": "1", "exit 255": "255", "kill -KILL $$": "137", "kill -TERM $$": "143", "kill -SEGV $$": "139",
+		"exit 0": "0", "exit 1": "1", "exit 255": "255", "kill -KILL $$": "137", "kill -TERM $$": "143",
+		"kill -SEGV $$":   "139",
 		"no-such-command": "127",
 	} {
 		r, err := s.Exec(ctx, script(text))
@@ -460,7 +477,8 @@ func TestX14_ASandboxStatesItsIsolation(t *testing.T) {
 		t.Errorf("the handle has %q, the engine %q", got, want)
 	}
 	// The sandbox has its own processes, root directory and network.
-	if got := mustExec(ctx, t, s, script("hostname; ls /proc | grep -c '^[0-9]*$'; ip -o -4 addr show eth0 | wc -l")); !strings.HasPrefix(got, "x14\n") || !strings.HasSuffix(got, "\n1\n") {
+	if got := mustExec(ctx, t, s, script("hostname; ls /proc | grep -c '^[0-9]*$'; ip -o -4 addr show eth0 | wc "+
+		"-l")); !strings.HasPrefix(got, "x14\n") || !strings.HasSuffix(got, "\n1\n") {
 		t.Errorf("got %q", got)
 	}
 }
@@ -480,7 +498,8 @@ func TestX15_AHostReportsItsAbilities(t *testing.T) {
 		host = hosts[0]
 		return nil
 	})
-	if host.Runtime == "" || host.Engine == "" || host.Slots != 7 || len(host.Mounts) != 1 || host.Mounts[0] != dir || host.Memory == 0 || host.CPU == 0 {
+	if host.Runtime == "" || host.Engine == "" || host.Slots != 7 || len(host.Mounts) != 1 || host.Mounts[0] != dir ||
+		host.Memory == 0 || host.CPU == 0 {
 		t.Errorf("the host does not report its abilities: %+v", host)
 	}
 	// A spec that no host can run is refused at once.

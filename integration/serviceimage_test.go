@@ -18,7 +18,8 @@ import (
 // services and for the sandbox's own command.
 func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	t.Parallel()
-	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term >>/tmp/end' TERM; `
+	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term ` +
+		`>>/tmp/end' TERM; `
 	ref := imageWith(t, "health",
 		`HEALTHCHECK --interval=200ms --timeout=2s --retries=5 --start-period=20s CMD id -u >>/tmp/tests; test -e /tmp/well`,
 		`STOPSIGNAL SIGUSR1`, `USER box`,

@@ -32,7 +32,8 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	}
 	f.Eventually(10*time.Second, "the optional service is ready",
 		func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
-	const none, all = "0000000000000000", "00000000a00405fb" // all: Docker's default capabilities without NET_RAW and MKNOD
+	// All: Docker's default capabilities without NET_RAW and MKNOD.
+	const none, all = "0000000000000000", "00000000a00405fb"
 	for name, want := range map[string][]string{
 		"hard":     {"0", none, none, none, none, none, "1"},
 		"standard": {"0", none, all, all, all, none, "1"},

@@ -186,7 +186,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	talker := small("echo first; echo oops >&2; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo second; head -c 3000000 /dev/zero; echo; echo last; exec sleep 1000")
+	talker := small("echo first; echo oops >&2; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo second; head -c " +
+		"3000000 /dev/zero; echo; echo last; exec sleep 1000")
 	talker.Env, talker.User = map[string]string{"WHO": "service"}, "box"
 	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker}, nil), sdk.WithID("s"))
 	if err != nil {
@@ -271,7 +272,8 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	}
 	deletes := []string{"after-container-remove", "after-services-remove", "after-network-remove"}
 	for i, at := range []string{
-		"before-service-create", "after-service-create", "after-service-copy", "before-service-start", "after-service-start", "after-service-hello",
+		"before-service-create", "after-service-create", "after-service-copy", "before-service-start",
+		"after-service-start", "after-service-hello",
 		"before-service-hook", "after-service-hook", "before-service-ready", "after-service-ready", "before-ready",
 	} {
 		id, deleteAt := fmt.Sprintf("s%d", i), deletes[i%len(deletes)]
@@ -393,7 +395,8 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 		t.Errorf("the primary reads %q from the database", got)
 	}
 	if got := printedBy(t, ctx, s, "db", "sh", "-c",
-		"psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 /var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
+		"psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 "+
+			"/var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
 		t.Errorf("an exec in the database's container prints %q", got)
 	}
 	script := `exec 3<>/dev/tcp/cache/6379; printf 'SET k v\r\nGET k\r\nQUIT\r\n' >&3; cat <&3`

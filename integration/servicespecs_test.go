@@ -45,7 +45,8 @@ func webWhenTold(file string) protocol.Service {
 
 // webAfter is [web] for a service that becomes ready after a line of shell.
 func webAfter(waits string) protocol.Service {
-	v := withCheck(small("echo starting; "+waits+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
+	v := withCheck(small("echo starting; "+waits+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h "+
+		"/tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
 	v.Healthcheck.Retries = 1000
 	return v
 }
@@ -140,7 +141,8 @@ func postgres() protocol.Service {
 		"setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/initdb -D $d -A trust; " +
 		"echo 'host all all all trust' >>$d/pg_hba.conf; fi; " +
 		"install -d -o postgres -g postgres /run/postgresql; " +
-		"exec setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/postgres -D $d -c listen_addresses='*' -c fsync=off"
+		"exec setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/postgres -D $d -c " +
+		"listen_addresses='*' -c fsync=off"
 	return protocol.Service{Image: "boxfleet/test:postgres", Command: []string{"sh", "-c", script}, Memory: 256 << 20,
 		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"},
 			Interval: protocol.Duration(time.Second),

@@ -82,7 +82,8 @@ func TestAServiceHasItsStartPeriodAtEachStart(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	v := withCheck(small("[ -e /tmp/ran ] && sleep 3; touch /tmp/ran /tmp/up; until [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end /tmp/up; exit 1"), "[ -e /tmp/up ]")
+	v := withCheck(small("[ -e /tmp/ran ] && sleep 3; touch /tmp/ran /tmp/up; until [ -e /tmp/end ]; do sleep 0.05; "+
+		"done; rm /tmp/end /tmp/up; exit 1"), "[ -e /tmp/up ]")
 	v.Healthcheck.Retries, v.Healthcheck.StartPeriod = 2, protocol.Duration(20*time.Second)
 	s, err := f.Client.Create(ctx, withServices(f, services{"v": v}, nil), sdk.WithID("s"))
 	if err != nil {

@@ -63,7 +63,9 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		t.Errorf("read back: %s", got)
 	}
 	got := mustExec(ctx, t, s,
-		script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml .agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat $UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
+		script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml `+
+			`.agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat `+
+			`$UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
 	if want := "/home/box\nsettings{}host keytokenskillauth\nauth\nsocket\npython1\n"; got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -172,7 +174,8 @@ func TestToolsNeedTheOperatorsPermission(t *testing.T) {
 	spec := f.Spec()
 	spec.Tools = []string{"npm"}
 	_, err := f.Client.Create(f.Context(time.Minute), spec)
-	wantError(t, "a tool without the operator's permission", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[0]")
+	wantError(t, "a tool without the operator's permission", err, protocol.FailedPrecondition,
+		protocol.ReasonToolUnavailable, "spec.tools[0]")
 	becomesEmpty(f, w)
 }
 

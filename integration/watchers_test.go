@@ -75,7 +75,8 @@ func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 	if err != nil || r.ExitCode == nil || *r.ExitCode != 137 {
 		t.Fatalf("the exec that takes all of them ended with %+v, %v", r, err)
 	}
-	f.Eventually(10*time.Second, "the worker's log names the sandbox", func() error { // the line is logged after the processes have ended
+	// The line is logged after the processes have ended.
+	f.Eventually(10*time.Second, "the worker's log names the sandbox", func() error {
 		if log := w.Log(); !strings.Contains(log, "used up the file watchers") ||
 			!strings.Contains(log, "default/greedy") {
 			return errors.New("the log does not name it yet")

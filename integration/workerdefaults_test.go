@@ -51,7 +51,8 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 		}
 		return box
 	}
-	const look = "echo $WHERE $OVER $(id -u); cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; cat /cache/file 2>/dev/null; ls -d /w[12]"
+	const look = "echo $WHERE $OVER $(id -u); cat /sys/fs/cgroup/memory.max " +
+		"/sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; cat /cache/file 2>/dev/null; ls -d /w[12]"
 
 	f.Run(t, "fields that nothing else sets get the worker's defaults", func(t *testing.T) {
 		box := create("silent", protocol.SandboxSpec{})
@@ -111,7 +112,8 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 		code, stdout, stderr := c.run(text, "spec", "render", "-f", "-", "--worker", "w1")
 		for _, want := range []string{"memory: 48MiB # worker w1\n", "env: # worker w1, tenant default, stdin\n",
 			"  OVER: tenant\n", "  WHERE: w1\n", "  OWN: \"1\"\n",
-			"pids: 300 # tenant default\n", "cpu: 1 # built in\n", "user: \"1000:7\" # worker w1\n", "tmpfs: # worker w1, stdin\n"} {
+			"pids: 300 # tenant default\n", "cpu: 1 # built in\n", "user: \"1000:7\" # worker w1\n",
+			"tmpfs: # worker w1, stdin\n"} {
 			if code != 0 || !strings.Contains(stdout, want) {
 				t.Errorf("want %q, got %d, %s\n%s", want, code, stderr, stdout)
 			}
@@ -223,14 +225,16 @@ func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	}
 	file, forbidden := filepath.Join(c.dir, "defaults.yaml"), t.TempDir()
 	for text, want := range map[string]string{
-		"memroy: 1g":                       "worker.defaults.memroy: " + file + ": line 1, column 1: is not a known field",
-		"cpu: 1\nimage: x":                 "worker.defaults.image: " + file + ": line 2, column 8: cannot have a worker default",
-		"runtime: runsc":                   "worker.defaults.runtime: the host's operator does not allow the runtime runsc",
-		"profile: standard":                "worker.defaults.profile: the host's operator allows only hardened",
-		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the host's allow-list",
-		"tools: [git]":                     "worker.defaults.tools[0]: the host does not offer git",
-		"network: none":                    "worker.defaults.network: the host's operator turned the firewall off",
-		"memory: 900GiB":                   "worker.defaults.memory: is more than the",
+		"memroy: 1g": "worker.defaults.memroy: " + file + ": line 1, column 1: is not a known field",
+		"cpu: 1\nimage: x": "worker.defaults.image: " + file + ": line 2, column 8: cannot have a " +
+			"worker default",
+		"runtime: runsc":    "worker.defaults.runtime: the host's operator does not allow the runtime runsc",
+		"profile: standard": "worker.defaults.profile: the host's operator allows only hardened",
+		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the " +
+			"host's allow-list",
+		"tools: [git]":   "worker.defaults.tools[0]: the host does not offer git",
+		"network: none":  "worker.defaults.network: the host's operator turned the firewall off",
+		"memory: 900GiB": "worker.defaults.memory: is more than the",
 	} {
 		writeFile(t, file, text, 0o644, time.Now())
 		code, stdout, stderr := c.run("", "worker", "--name", "w1", "--defaults", file, "--firewall", "off")

@@ -21,8 +21,8 @@ type excludePattern struct {
 	dirs    bool     // the pattern ended with "/": it matches directories only
 }
 
-// CheckExclude checks the patterns of [WithExclude]. Its error is invalid_argument naming "exclude[i]". Patterns are those
-// of a .gitignore:
+// CheckExclude checks the patterns of [WithExclude]. Its error is invalid_argument naming "exclude[i]". The patterns
+// are those of a .gitignore:
 //
 //   - a pattern without a slash, or with one only at its end, matches a name at any depth: *.pyc, .venv
 //   - any other pattern matches a path from the root of the tree: /bin, docs/*.pdf

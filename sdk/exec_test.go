@@ -73,7 +73,8 @@ func outputIsCompleteHoweverItIsRead(t *testing.T, f *fleet.Fleet) {
 	const size = 3<<20 + 17
 	ctx, s := f.Context(time.Minute), f.Create("output")
 	// All byte values, in both streams at once.
-	spec := shell(fmt.Sprintf("head -c %d /dev/urandom | tee /tmp/o & head -c %d /dev/urandom | tee /tmp/e >&2; wait; md5sum < /tmp/o > /tmp/so; md5sum < /tmp/e > /tmp/se", size, size/2))
+	spec := shell(fmt.Sprintf("head -c %d /dev/urandom | tee /tmp/o & head -c %d /dev/urandom | tee /tmp/e >&2; "+
+		"wait; md5sum < /tmp/o > /tmp/so; md5sum < /tmp/e > /tmp/se", size, size/2))
 	var stdout, stderr bytes.Buffer
 	streamed, err := s.Exec(ctx, spec, sdk.WithStdout(&stdout), sdk.WithStderr(&stderr))
 	if err != nil {

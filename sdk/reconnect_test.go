@@ -194,7 +194,8 @@ func TestFollowedServiceLogsAreComplete(t *testing.T) {
 	spec.Grace = protocol.Duration(30 * time.Second) // time to print while stopping
 	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20,
 		Command: []string{"sh", "-c",
-			"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do sleep 0.1; done"}}}
+			"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do " +
+				"sleep 0.1; done"}}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("talks"))
 	if err != nil {
 		t.Fatal(err)

@@ -131,7 +131,8 @@ func (s *submission) check(reply *protocol.Reply) error {
 	if reply.Exec != nil || reply.Sandbox != nil && verb != protocol.VerbExec {
 		return nil
 	}
-	return protocol.Errorf(protocol.Internal, "", "the answer to %s %s contains no sandbox or exec", verb, s.request.Sandbox)
+	return protocol.Errorf(protocol.Internal, "", "the answer to %s %s contains no sandbox or exec", verb,
+		s.request.Sandbox)
 }
 
 // withIDField names the field of an id that was used before, which coordinators do not name.
@@ -224,5 +225,6 @@ func (s *submission) warnWaiting() {
 	if why == nil {
 		why = protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
-	c.log.Warn("a request is still waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox, "error", why)
+	c.log.Warn("a request is still waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox,
+		"error", why)
 }

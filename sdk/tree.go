@@ -113,7 +113,8 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 	}
 	switch mode := info.Mode(); {
 	case mode.IsRegular():
-		f, err := root.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0) // does not block if somebody replaced the file by a pipe
+		// Does not block if somebody replaced the file by a pipe.
+		f, err := root.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			return fileError(err)
 		}

@@ -76,7 +76,8 @@ func uploadsKeepTrees(t *testing.T, f *fleet.Fleet) {
 		t.Fatal(err)
 	}
 	r, err := s.Exec(ctx, protocol.ExecSpec{Cwd: "/deep/down", Command: []string{"sh", "-c",
-		"cat 'a/b c'; cat a/link; cat /single/renamed; cat '/into/b c'; readlink a/link; ls -d empty; stat -c '%a %Y' '$(x)`y`'; ls"}})
+		"cat 'a/b c'; cat a/link; cat /single/renamed; cat '/into/b c'; readlink a/link; ls -d empty; stat -c '%a %Y' " +
+			"'$(x)`y`'; ls"}})
 	c := "content\x00\xff"
 	want := c + c + c + c + "b c\nempty\n755 1700000000\n$(x)`y`\na\nempty\n"
 	if err != nil || string(r.Stdout) != want {

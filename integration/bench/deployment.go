@@ -99,7 +99,8 @@ var benchLabel = map[string]string{"made-by": "bench"}
 // spec returns a sandbox whose limits are too high to slow it down.
 func spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{
-		Image: image, Labels: benchLabel, CPU: float64(runtime.NumCPU()), Memory: 256 << 20, Grace: protocol.Duration(time.Second),
+		Image: image, Labels: benchLabel, CPU: float64(runtime.NumCPU()), Memory: 256 << 20,
+		Grace: protocol.Duration(time.Second),
 	}
 }
 

@@ -91,7 +91,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		"write a CPU profile of the deployment process in the exec phase to this `file`, and the client's to file.client")
 	only := flags.String("only", "", "run only these comma-separated `phases`: "+strings.Join(phaseNames(), ", "))
 	past := flags.String("past", "",
-		"measure the cost of these numbers of past execs and sandboxes, comma-separated, ascending (default 1000,10000,100000; with -short 1000)")
+		"measure the cost of these numbers of past execs and sandboxes, comma-separated, ascending (default "+
+			"1000,10000,100000; with -short 1000)")
 	err := flags.Parse(args)
 	if err != nil {
 		return o, err

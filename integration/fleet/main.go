@@ -92,9 +92,14 @@ func play(encoded string) error {
 	}
 	return worker.Run(ctx, worker.Config{
 		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
-		Slots: r.Slots, Labels: r.Labels, Images: r.Images, AllowMounts: r.AllowMounts, Tools: r.Tools, ToolsHome: r.ToolsHome, SSHAgent: r.SSHAgent, Profiles: r.Profiles, ServiceProfiles: r.ServiceProfiles, Runtimes: r.Runtimes, Watermarks: r.Watermarks, NetworkPool: r.NetworkPool, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
-		OutputPatience: r.Patience, OutputWithin: r.OutputWithin, OutputRate: r.OutputRate, Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
-		Defaults: r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, AllowNetworks: r.Allow, Ports: r.Ports, Connections: r.Connections, DNS: r.DNS,
+		Slots: r.Slots, Labels: r.Labels, Images: r.Images, AllowMounts: r.AllowMounts, Tools: r.Tools,
+		ToolsHome: r.ToolsHome, SSHAgent: r.SSHAgent, Profiles: r.Profiles, ServiceProfiles: r.ServiceProfiles,
+		Runtimes: r.Runtimes, Watermarks: r.Watermarks, NetworkPool: r.NetworkPool, CrashWindow: r.CrashWindow,
+		CrashGuard:     r.CrashGuard,
+		OutputPatience: r.Patience, OutputWithin: r.OutputWithin, OutputRate: r.OutputRate, Reconcile: r.Reconcile,
+		ReapDryRun: r.ReapDryRun,
+		Defaults:   r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, AllowNetworks: r.Allow, Ports: r.Ports,
+		Connections: r.Connections, DNS: r.DNS,
 		OnReady: ready, Logger: log, Probe: r.probe(),
 	})
 }

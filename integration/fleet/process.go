@@ -66,7 +66,8 @@ type Role struct {
 	Histories coordinator.Histories `json:"histories,omitzero"` // how a coordinator keeps histories
 	Defaults  spec.Defaults         `json:"defaults,omitempty"`
 	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock is ahead
-	NATS      string                `json:"-"`               // URL that the process connects to; default: the fleet's servers
+	// URL of NATS to which the process connects; default: the fleet's servers
+	NATS string `json:"-"`
 	// do not wait until the process is ready: the test expects it to fail or crash
 	NoWait bool `json:"-"`
 

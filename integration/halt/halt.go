@@ -1,5 +1,5 @@
-// Package halt pauses processes and waits until they stand still. SIGSTOP alone is only a request: a thread of the process
-// has to run to receive it, and on a busy machine the other threads keep running until then.
+// Package halt pauses processes and waits until they stand still. SIGSTOP alone is only a request: a thread of the
+// process has to run to receive it, and on a busy machine the other threads keep running until then.
 package halt
 
 import (

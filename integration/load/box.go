@@ -171,7 +171,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	told := progress.Begin(s.Phase)
 	lasting, stop := context.WithCancel(ctx)
 	defer stop()
-	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) }) // if this append fails, a later one includes the phases
+	// If this append fails, a later one includes the phases.
+	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) })
 	for _, p := range phases {
 		told.Enter(p.name, b.host.conn.Now().UTC())
 		if !sleep(ctx, time.Duration(float64(b.host.park.role.Create)*p.part)) {

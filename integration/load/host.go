@@ -176,7 +176,8 @@ func (h *host) listens() {
 func (h *host) register(ctx context.Context) error {
 	entry := &protocol.Host{
 		Worker: h.name, HostID: h.id, Instance: h.instance, Token: h.token(), Build: "load", Slots: h.park.role.Slots,
-		CPU: 64, Cores: 64, Memory: 1 << 40, Disk: 1 << 42, DiskQuota: true, PIDs: 4 << 20, Engine: "simulated", Runtime: "runc",
+		CPU: 64, Cores: 64, Memory: 1 << 40, Disk: 1 << 42, DiskQuota: true, PIDs: 4 << 20, Engine: "simulated",
+		Runtime:  "runc",
 		Profiles: []string{protocol.ProfileHardened}, ServiceProfiles: []string{protocol.ProfileHardened}, Images: true,
 		Firewall: protocol.FirewallNFTables, Healthy: true, StartedAt: h.started.UTC(),
 	}

@@ -43,7 +43,8 @@ func Start(variable string, role any) (*Process, error) {
 	}
 	p := &Process{cmd: exec.Command(self), answers: make(chan string, 1), exited: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), variable+"="+string(encoded))
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must reach only the program, which then ends this process
+	// Ctrl-C must reach only the program, which then ends this process.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.Stderr = p
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err

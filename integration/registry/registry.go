@@ -44,7 +44,8 @@ func Start(tb testing.TB, private bool) *Registry {
 	}
 	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
 	r := &Registry{tb: tb, dir: dir, socket: filepath.Join(dir, "socket")}
-	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s/data}}\nhttp: {net: unix, addr: %s}\n", dir, r.socket)
+	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: "+
+		"{rootdirectory: %s/data}}\nhttp: {net: unix, addr: %s}\n", dir, r.socket)
 	if private {
 		hash, err := bcrypt.GenerateFromPassword([]byte(Password), bcrypt.MinCost)
 		if err != nil {
