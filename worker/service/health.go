@@ -171,7 +171,8 @@ func (h *health) unstartable(p *control.Primary) error {
 		return outOfMemory(h.v.spec.Memory)
 	case ends >= maxEnds:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"the command of the service ended %d times before the service was ready, last with exit code %d", ends, *p.LastExit)
+			"the command of the service ended %d times before the service was ready, last with exit code %d",
+			ends, *p.LastExit)
 	}
 	return nil
 }
