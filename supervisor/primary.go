@@ -170,7 +170,7 @@ func (p *primary) await(c *child) {
 	}
 }
 
-// askToEnd sends the command its own stop signal, if it has one, and returns when it has ended, or its grace is over.
+// askToEnd sends the command its own stop signal, if it has one, and returns when the command or its grace has ended.
 // The signal goes to the main process only, because it may end its children in its own way: nginx, for example, lets
 // them finish their requests.
 func (p *primary) askToEnd(c *child) {

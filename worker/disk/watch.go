@@ -221,7 +221,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	}
 }
 
-// readRooms reads the free space of all disks, and takes the reserve where there is enough of it.
+// readRooms reads the free space of all disks, and takes the reserve if there is enough space.
 func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64) {
 	free = map[uint64]int64{}
 	for i, dir := range d.dirs {
