@@ -232,8 +232,8 @@ func TestDocLinksLeadToNamesThatExist(t *testing.T) {
 	}
 }
 
-// importedAs returns the directory of the module's package that the file imports under a name, or "" when it imports
-// none. It reports false for a package of another module.
+// importedAs returns the directory of the package that the file imports under a name, or "" if there is no such import.
+// own is false for a package of another module.
 func importedAs(file sourceFile, name string) (directory string, own bool) {
 	if _, err := os.Stat(name); err == nil && strings.Contains(name, "/") {
 		return name, true

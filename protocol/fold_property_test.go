@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// failer is what testing.TB and rapid.T have in common.
+// failer has the methods that testing.TB and rapid.T share.
 type failer interface {
 	Helper()
 	Fatalf(format string, args ...any)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// situations are the states that the rules distinguish, each with a history that leads to it. The
-// first word of a name is the sandbox's state; an exec x1 is in the state after "with", if any.
+// situations maps the states that the rules distinguish to histories that lead to them. The first word of a name
+// is the sandbox's state. The word after "with" is the state of the exec x1, if there is one.
 var situations = func() map[string][]string {
 	made := []string{"sandbox.accepted", "sandbox.assigned worker=w1 gen=1"}
 	ready := append(slices.Clone(made), "sandbox.ready boot=b1")
@@ -90,8 +90,8 @@ func eventFor(s *State, kind Kind) *Event {
 	return e
 }
 
-// expected returns, from the tables and the rules documented with them, whether an event of this kind
-// is legal, for this exec where it is about one, and which states it leads to.
+// expected returns whether an event of this kind is legal and which states it leads to, according to the tables
+// and the rules documented with them. id is the exec of an exec event.
 func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState, legal bool) {
 	b := &s.Sandbox
 	if x := s.Execs[id]; x != nil {

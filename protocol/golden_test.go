@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-var update = flag.Bool("update", false, "write testdata as the code has it now")
+var update = flag.Bool("update", false, "rewrite testdata with the current output of the code")
 
 // goldenValues holds one representative value of every envelope.
 //

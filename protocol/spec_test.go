@@ -16,7 +16,7 @@ func goodSandbox() *SandboxSpec { return &SandboxSpec{Image: "local/busybox:1"} 
 
 func goodExec() *ExecSpec { return &ExecSpec{Command: []string{"true"}} }
 
-// invalidSandboxes maps the name of a fault to a spec with only that fault.
+// refused is a spec with a single fault. The error must name field.
 type refused[S any] struct {
 	name  string
 	fault func(*S)
@@ -55,11 +55,11 @@ func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 		{"image with a newline", func(s *S) { s.Image = "a\n" }, "spec.image"},
 		{"image like an option", func(s *S) { s.Image = "-v" }, "spec.image"},
 		{"image with NUL", func(s *S) { s.Image = "a\x00" }, "spec.image"},
-		{"image of other letters", func(s *S) { s.Image = "bücher" }, "spec.image"},
+		{"image with non-ASCII letters", func(s *S) { s.Image = "bücher" }, "spec.image"},
 		{"image too long", func(s *S) { s.Image = strings.Repeat("a", 513) }, "spec.image"},
-		{"command of nothing", func(s *S) { s.Command = []string{""} }, "spec.command[0]"},
+		{"command without a program", func(s *S) { s.Command = []string{""} }, "spec.command[0]"},
 		{"command with NUL", func(s *S) { s.Command = []string{"a", "b\x00"} }, "spec.command[1]"},
-		{"command of too many", func(s *S) { s.Command = repeated(MaxArgs+1, "a") }, "spec.command"},
+		{"command with too many arguments", func(s *S) { s.Command = repeated(MaxArgs+1, "a") }, "spec.command"},
 		{"command too long", func(s *S) { s.Command = []string{strings.Repeat("a", MaxArgsBytes+1)} }, "spec.command"},
 		{"user with a space", func(s *S) { s.User = "a b" }, "spec.user"},
 		{"user with a newline", func(s *S) { s.User = "root\n" }, "spec.user"},
@@ -69,7 +69,7 @@ func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 		{"group alone", func(s *S) { s.User = ":a" }, "spec.user"},
 		{"user with a slash", func(s *S) { s.User = "../a" }, "spec.user"},
 		{"user with NUL", func(s *S) { s.User = "a\x00" }, "spec.user"},
-		{"user of other letters", func(s *S) { s.User = "jürgen" }, "spec.user"},
+		{"user with non-ASCII letters", func(s *S) { s.User = "jürgen" }, "spec.user"},
 		{"user too long", func(s *S) { s.User = strings.Repeat("a", 129) }, "spec.user"},
 		{"cwd relative", func(s *S) { s.Cwd = "src" }, "spec.cwd"},
 		{"cwd a dot", func(s *S) { s.Cwd = "./" }, "spec.cwd"},
@@ -93,7 +93,7 @@ func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 		{"on_host_loss unknown", func(s *S) { s.OnHostLoss = "move" }, "spec.on_host_loss"},
 		{"placement without a value", func(s *S) { s.Placement = []string{"a=b", "zone"} }, "spec.placement[1]"},
 		{"placement without a key", func(s *S) { s.Placement = []string{"=b"} }, "spec.placement[0]"},
-		{"placement in nothing", func(s *S) { s.Placement = []string{"zone in ()"} }, "spec.placement[0]"},
+		{"placement in an empty list", func(s *S) { s.Placement = []string{"zone in ()"} }, "spec.placement[0]"},
 		{"placement not closed", func(s *S) { s.Placement = []string{"zone in (a"} }, "spec.placement[0]"},
 		{"placement with two keys", func(s *S) { s.Placement = []string{"a b=c"} }, "spec.placement[0]"},
 		{"too many placements", func(s *S) { s.Placement = make([]string, MaxPlacement+1) }, "spec.placement"},
@@ -144,7 +144,7 @@ func TestS12_InvalidMountsAndCopiesAreRejectedByField(t *testing.T) {
 			s.Tmpfs = []Tmpfs{{Target: "/a"}}
 			s.Copies = []Copy{{Digest: someDigest, Target: "/a/b"}}
 		}, "spec.copies[0].target"},
-		{"copy into a service that is not there", func(s *S) {
+		{"copy into an unknown service", func(s *S) {
 			s.RequiredServices = Services{"db": {Image: "postgres"}}
 			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"}, {Digest: someDigest, Target: "/a", Service: "cache"}}
 		}, "spec.copies[1].service"},
@@ -206,7 +206,7 @@ func TestP9_InvalidExecSpecIsRejectedByField(t *testing.T) {
 	type S = ExecSpec
 	checkRefused(t, goodExec, (*S).Validate, []refused[S]{
 		{"no command", func(s *S) { s.Command = nil }, "spec.command"},
-		{"command of nothing", func(s *S) { s.Command = []string{"", "a"} }, "spec.command[0]"},
+		{"command without a program", func(s *S) { s.Command = []string{"", "a"} }, "spec.command[0]"},
 		{"command with NUL", func(s *S) { s.Command = []string{"a\x00"} }, "spec.command[0]"},
 		{"argument with NUL", func(s *S) { s.Command = []string{"a", "", "\x00"} }, "spec.command[2]"},
 		{"too many arguments", func(s *S) { s.Command = repeated(MaxArgs+1, "a") }, "spec.command"},

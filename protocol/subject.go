@@ -93,7 +93,7 @@ func LogSubject(tenant, sandbox, exec string) string {
 	return root + "log." + tenant + "." + sandbox + "." + exec
 }
 
-// ServiceLog returns what takes the place of the exec id in [LogSubject] for a service's own output.
+// ServiceLog returns the text that takes the place of the exec id in [LogSubject] for a service's own output.
 func ServiceLog(service string) string { return "@" + service }
 
 // PrimaryLog takes the place of the exec id in [LogSubject] for the output of a sandbox's own command. It is

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// uses returns a state with n requests, one minute apart.
+// usesAfter returns a state with n requests, one minute apart.
 func usesAfter(t testing.TB, n int) *State {
 	t.Helper()
 	s := &State{Sandbox: Sandbox{Tenant: "t", ID: "s", State: StateReady, Desired: StateReady, Request: "create"}}
