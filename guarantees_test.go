@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the generated parts of docs/guarantees.md, docs/imports.md and docs/api.txt")
+var update = flag.Bool("update", false,
+	"write the generated parts of docs/guarantees.md, docs/imports.md and docs/api.txt")
 
 const guaranteesPage = "docs/guarantees.md"
 

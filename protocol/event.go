@@ -12,12 +12,12 @@ type Kind string
 // The kinds. [Transitions] lists in which states each is legal and who may write it.
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
-	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation; Spec if the worker's defaults change it
-	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room, and the sandbox is placed again: Error
-	SandboxReplaced        Kind = "sandbox.replaced"         // its host was lost or drained, and it is created on another one: Reason
+	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation; Spec if its defaults apply
+	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room; it is placed again: Error
+	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again elsewhere: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
-	SandboxRestarted       Kind = "sandbox.restarted"        // its container, which ended with the engine, runs again: Phase.Boot
+	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Phase.Boot
 	SandboxWaiting         Kind = "sandbox.waiting"          // the container cannot be restarted yet: Error
 	SandboxStopRequested   Kind = "sandbox.stop_requested"   // Reason
 	SandboxStopped         Kind = "sandbox.stopped"          // Reason

@@ -86,7 +86,8 @@ func anyValue[T any]() *rapid.Generator[T] {
 				if rapid.Bool().Draw(t, "zero time") {
 					return time.Time{}
 				}
-				at := time.Unix(rapid.Int64Range(minTime, maxTime-1).Draw(t, "seconds"), rapid.Int64Range(0, 999999999).Draw(t, "nanoseconds"))
+				at := time.Unix(rapid.Int64Range(minTime, maxTime-1).Draw(t, "seconds"),
+					rapid.Int64Range(0, 999999999).Draw(t, "nanoseconds"))
 				return at.In(time.FixedZone("", 60*rapid.IntRange(-14*60, 14*60).Draw(t, "zone")))
 			}),
 		},

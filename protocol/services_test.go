@@ -20,7 +20,8 @@ func TestServicesHaveOneEncoding(t *testing.T) {
 		}
 	}
 	var again SandboxSpec
-	if err := Decode(first, &again); err != nil || len(again.RequiredServices) != 6 || again.RequiredServices["c"].Image != "c" {
+	if err := Decode(first, &again); err != nil || len(again.RequiredServices) != 6 ||
+		again.RequiredServices["c"].Image != "c" {
 		t.Errorf("decoded: %+v, %v", again.RequiredServices, err)
 	}
 }
@@ -52,17 +53,28 @@ func TestInvalidServicesAreRejectedByField(t *testing.T) {
 		{"too few pids", db(func(v *Service) { v.PIDs = 1 }), field + "pids"},
 		{"too little disk", db(func(v *Service) { v.Disk = 1 }), field + "disk"},
 		{"an unknown profile", db(func(v *Service) { v.Profile = "root" }), field + "profile"},
-		{"a health check without a test", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }), field + "healthcheck.test"},
-		{"an empty test line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", ""}} }), field + "healthcheck.test"},
-		{"a blank test line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", " \n"}} }), field + "healthcheck.test"},
-		{"a test without a program", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD", "", "a"}} }), field + "healthcheck.test"},
-		{"a test of NONE and another word", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE", "x"}} }), field + "healthcheck.test"},
+		{"a health check without a test", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }),
+			field + "healthcheck.test"},
+		{"an empty test line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", ""}} }),
+			field + "healthcheck.test"},
+		{"a blank test line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", " \n"}} }),
+			field + "healthcheck.test"},
+		{"a test without a program", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD", "", "a"}} }),
+			field + "healthcheck.test"},
+		{"a test of NONE and another word", db(func(v *Service) {
+			v.Healthcheck = &Healthcheck{Test: []string{"NONE",
+				"x"}}
+		}), field + "healthcheck.test"},
 		{"an interval with test NONE", db(func(v *Service) {
 			v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Interval: DefaultHealthInterval}
 		}), field + "healthcheck.interval"},
-		{"retries with test NONE", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Retries: 1} }), field + "healthcheck.retries"},
+		{"retries with test NONE", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Retries: 1} }),
+			field + "healthcheck.retries"},
 		{"a hook without a command", db(func(v *Service) { v.PostStart = []Hook{{}} }), field + "post_start[0].command"},
-		{"a hook with too long a timeout", db(func(v *Service) { v.PostStart = []Hook{{Command: []string{"true"}, Timeout: MaxHookTimeout + 1}} }), field + "post_start[0].timeout"},
+		{"a hook with too long a timeout", db(func(v *Service) {
+			v.PostStart = []Hook{{Command: []string{"true"},
+				Timeout: MaxHookTimeout + 1}}
+		}), field + "post_start[0].timeout"},
 		{"too many hooks", db(func(v *Service) { v.PostStart = make([]Hook, MaxHooks+1) }), field + "post_start"},
 		{"a name in capitals", named("DB"), "spec.optional_services.DB"},
 		{"a name with a dot", named("a.b"), "spec.optional_services.a.b"},

@@ -26,7 +26,7 @@ const (
 	MinMemory       = Bytes(16 << 20)
 	MaxPIDs         = 1 << 20
 	MaxOutputLimit  = Bytes(4 << 30)
-	MaxActiveExecs  = 8192     // execs of a sandbox that have not ended; its supervisor also keeps up to this many ended ones
+	MaxActiveExecs  = 8192     // unfinished execs of a sandbox; its supervisor also keeps this many ended ones
 	MaxInlineOutput = 16 << 10 // stdout and stderr together, carried in the exec's last event
 )
 

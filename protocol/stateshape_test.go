@@ -57,7 +57,8 @@ func TestAChangedStateNeedsANewFoldVersion(t *testing.T) {
 	}
 	before, _, _ := strings.Cut(stored, "\n")
 	if before == fmt.Sprintf("FoldVersion %d", FoldVersion) {
-		t.Fatalf("the shape of State differs from that of %s: raise protocol.FoldVersion, then run this test with -update\nnow:\n%s", before, now)
+		t.Fatalf("the shape of State differs from that of %s: raise protocol.FoldVersion, then run this test with "+
+			"-update\nnow:\n%s", before, now)
 	}
 	if !*update {
 		t.Fatalf("%s is from %s: run this test with -update", file, before)

@@ -6,5 +6,6 @@
 //	               same message and sandbox: 6 a minute
 //	               same message: 20 a minute
 //
-// Workers, coordinators and supervisors wrap their log handler in a [Handler]. The package imports nothing of this module.
+// Workers, coordinators and supervisors wrap their log handler in a [Handler]. The package imports nothing of this
+// module.
 package seldom

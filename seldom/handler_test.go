@@ -68,8 +68,14 @@ func TestLinesWithTheSameMessageAreLimited(t *testing.T) {
 // logged, and the line of another sandbox is logged too.
 func TestOneSandboxCannotFillTheLog(t *testing.T) {
 	for name, own := range map[string]func(log *slog.Logger, sandbox string) (*slog.Logger, []any){
-		"its logger's":  func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log.With("sandbox", sandbox), nil },
-		"each record's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log, []any{"sandbox", sandbox} },
+		"its logger's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) {
+			return log.With("sandbox", sandbox),
+				nil
+		},
+		"each record's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) {
+			return log,
+				[]any{"sandbox", sandbox}
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			log, out := quietLog(slog.LevelWarn)
