@@ -229,7 +229,7 @@ func checkTrim(t failer, s *State, keep int) {
 }
 
 // checkReplay encodes the history as messages, decodes them and folds them. The result must be the state want. Between
-// messages it sometimes replaces the state with a decoded snapshot of it.
+// messages it sometimes replaces the state with a decoded snapshot of the state.
 func checkReplay(t failer, c choices, want *State, history []Event) {
 	t.Helper()
 	replayed := &State{}
