@@ -155,7 +155,7 @@ func TestTheProseCheckFindsEachPhrase(t *testing.T) {
 		"it waits for so\nlong, and then ends":   "so long,",
 		"the lock is held so long as it renews":  "so long as",
 		"it tried in vain":                       "in vain",
-		"a file, and the end of it.":             "of it.",
+		"a file, and the end of it.":             "d of it.",
 		"once the exec is over, it answers":      "is over,",
 		"nothing but for one file":               "but for",
 		"it goes on until the end":               "goes on until",
