@@ -9,15 +9,16 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the tests that carry a code into docs/guarantees.md")
+var update = flag.Bool("update", false,
+	"write the generated parts of docs/guarantees.md, docs/imports.md and docs/api.txt")
 
 const guaranteesPage = "docs/guarantees.md"
 
 // guaranteeRow is a row of the page: a code, the guarantee in one sentence, and its tests.
 var guaranteeRow = regexp.MustCompile(`(?m)^\| ([A-Z]+[0-9]+) \| (.+) \| (.*)\|$`)
 
-// TestGuaranteesNameTheirTests fails when a code in a test's name has no row, when a row misses a test that carries
-// its code, and when a listed test does not exist.
+// TestGuaranteesNameTheirTests fails if the code in a test's name has no row, if a row lacks a test whose name has
+// its code, or if a listed test does not exist.
 func TestGuaranteesNameTheirTests(t *testing.T) {
 	tests := testNames(goFiles(t))
 	rows := map[string]bool{}
@@ -46,7 +47,7 @@ func TestGuaranteesNameTheirTests(t *testing.T) {
 	})
 	for _, name := range tests {
 		if code := regexp.MustCompile(`^Test([A-Z]+[0-9]+)_`).FindStringSubmatch(name); code != nil && !rows[code[1]] {
-			t.Errorf("%s has no row for %s, which %s carries", guaranteesPage, code[1], name)
+			t.Errorf("%s has no row for the code %s of the test %s", guaranteesPage, code[1], name)
 		}
 	}
 	switch {
@@ -56,6 +57,6 @@ func TestGuaranteesNameTheirTests(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s does not list the tests as they are: go test . -run TestGuarantees -update", guaranteesPage)
+		t.Errorf("%s does not list the current tests: run go test . -run TestGuarantees -update", guaranteesPage)
 	}
 }

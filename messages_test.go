@@ -21,8 +21,10 @@ type message struct {
 
 // speakers maps functions that create messages to the index of the argument with the text.
 var speakers = map[string]int{
-	"Errorf": -1, "Invalid": 1, "New": 0, "usage": 0, "note": 0, "say": 0, "goesOn": 1, "settings": 0, "wrong": 2, "fault": 2, "faultAt": 3, "refuse": 1,
-	"StringVar": 3, "StringVarP": 4, "BoolVar": 3, "BoolVarP": 4, "DurationVar": 3, "IntVar": 3, "Int64Var": 3, "Uint64Var": 3, "Float64Var": 3, "StringArrayVar": 3, "StringArrayVarP": 4, "StringSliceVar": 3,
+	"Errorf": -1, "Invalid": 1, "New": 0, "usage": 0, "note": 0, "say": 0, "goesOn": 1, "settings": 0, "wrong": 2,
+	"fault": 2, "faultAt": 3, "refuse": 1,
+	"StringVar": 3, "StringVarP": 4, "BoolVar": 3, "BoolVarP": 4, "DurationVar": 3, "IntVar": 3, "Int64Var": 3,
+	"Uint64Var": 3, "Float64Var": 3, "StringArrayVar": 3, "StringArrayVarP": 4, "StringSliceVar": 3,
 }
 
 // messages collects all messages in the source.
@@ -31,7 +33,8 @@ func messages(t *testing.T) []message {
 	var all []message
 	files := token.NewFileSet()
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, "integration/") {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			strings.HasPrefix(path, "integration/") {
 			return err
 		}
 		f, err := parser.ParseFile(files, path, nil, 0)
@@ -138,11 +141,15 @@ var rejected = []struct {
 	by   string // only messages of this kind; empty: all
 	why  string
 }{
-	{regexp.MustCompile(`(?:^|[^.\w])(protocol|jetstream|coordinator|worker|sdk)\.[A-Z]\w+|\[\]string|\bint64\b|map\[`), "", "users do not know Go types"},
-	{regexp.MustCompile(`\.$`), "Errorf Invalid New usage note goesOn wrong fault faultAt Message", "no full stop: messages are embedded in others"},
-	{regexp.MustCompile(`\?$`), "Errorf Invalid New usage wrong fault faultAt Message", "an error states what is wrong; it does not ask"},
+	{regexp.MustCompile(`(?:^|[^.\w])(protocol|jetstream|coordinator|worker|sdk)\.[A-Z]\w+|\[\]string|\bint64\b|map\[`),
+		"", "users do not know Go types"},
+	{regexp.MustCompile(`\.$`), "Errorf Invalid New usage note goesOn wrong fault faultAt Message",
+		"no full stop: messages are embedded in others"},
+	{regexp.MustCompile(`\?$`), "Errorf Invalid New usage wrong fault faultAt Message",
+		"an error states what is wrong; it does not ask"},
 	{regexp.MustCompile(`^(and|or|their|of) `), "setting", "each setting is read alone: it cannot continue the one above"},
-	{regexp.MustCompile(`\bsay which\b|\bit never was\b|document %d is valid|\band until which\b|\bis required: is\b`), "", "this has puzzled users"},
+	{regexp.MustCompile(`\bsay which\b|\bit never was\b|document %d is valid|\band until which\b|\bis required: is\b`),
+		"", "this has puzzled users"},
 	{regexp.MustCompile(`^is of `), "", "say what it is for"},
 	{regexp.MustCompile(`(?i)\b(please|sorry|oops|failed to|unable to|an error occurred)\b`), "", "say what happened"},
 	{regexp.MustCompile(`boxfleet exec (list|get|cancel|logs)\b`), "", "these are commands of boxfleet execs"},

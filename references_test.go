@@ -204,7 +204,8 @@ func members(e ast.Expr) (names []string) {
 // docLink is a link in a doc comment to an exported name of this package or of an imported one: in brackets, and
 // neither an index nor a Markdown link. In lines that are indented further, which are code, brackets mean something
 // else.
-var docLink = regexp.MustCompile(`(?:^|[\s("'])\[\*?((?:([a-z][\w/]*)\.)?([A-Z]\w*(?:\.[A-Z]\w*)?))\](?:[\s.,;:)'"?!]|$)`)
+var docLink = regexp.MustCompile(`(?:^|[\s("'])\[\*?((?:([a-z][\w/]*)\.)?([A-Z]\w*(?:\.[A-Z]\w*)?))\]` +
+	`(?:[\s.,;:)'"?!]|$)`)
 
 func TestDocLinksLeadToNamesThatExist(t *testing.T) {
 	files := goFiles(t)
@@ -232,8 +233,8 @@ func TestDocLinksLeadToNamesThatExist(t *testing.T) {
 	}
 }
 
-// importedAs returns the directory of the module's package that the file imports under a name, or "" when it imports
-// none. It reports false for a package of another module.
+// importedAs returns the directory of the package that the file imports under a name, or "" if there is no such import.
+// own is false for a package of another module.
 func importedAs(file sourceFile, name string) (directory string, own bool) {
 	if _, err := os.Stat(name); err == nil && strings.Contains(name, "/") {
 		return name, true
@@ -259,7 +260,8 @@ func importedAs(file sourceFile, name string) (directory string, own bool) {
 // directories.
 var (
 	fileName    = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:\.\./)*[A-Za-z0-9_][\w/.-]*\.(?:go|md))\b`)
-	packageName = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:` + strings.Join([]string{"cmd", "coordinator", "docs", "imageref", "imagetar",
+	packageName = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:` + strings.Join([]string{"cmd", "coordinator", "docs",
+		"imageref", "imagetar",
 		"integration", "jetstream", "protocol", "scripts", "sdk", "seldom", "spec", "supervisor", "worker"}, "|") +
 		`)/[a-z][\w/-]*)(?:[^\w./<*-]|[.](?:\W|$)|$)`)
 )

@@ -22,7 +22,7 @@ type Backoff struct {
 	next        time.Duration
 }
 
-// New returns a backoff whose pauses are first, 2*first, 4*first and so on, but at most most.
+// New returns a backoff whose pauses are first, 2*first, 4*first and so on, up to most.
 func New(first, most time.Duration) Backoff {
 	return Backoff{first: first, most: most, next: first}
 }

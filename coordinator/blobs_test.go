@@ -37,7 +37,7 @@ func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 		}
 		return fresh
 	}
-	d.eventually("half of the upload's life is over", func() bool { return !fresh() })
+	d.eventually("half of the upload's life has passed", func() bool { return !fresh() })
 	cfg.Name = "c2"
 	defer d.run(cfg)()
 	d.eventually("the upload is renewed", fresh)

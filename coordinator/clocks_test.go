@@ -33,7 +33,7 @@ func (d *deployment) scanned() {
 	for i := range 4 {
 		id := fmt.Sprint("scan-", i, "-", time.Now().UnixNano())
 		d.create(id, protocol.SandboxSpec{Image: "i", TTL: protocol.Duration(time.Millisecond)})
-		d.eventually("the watchdog ends a sandbox whose time to live is over", func() bool {
+		d.eventually("the watchdog ends a sandbox whose time to live has ended", func() bool {
 			return d.handle(id).State == protocol.StateDeleted
 		})
 	}

@@ -7,10 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// deadlines orders sandboxes by when the watchdog has to inspect them next. The time in at is the one that counts; a
-// heap entry with another time is outdated and is skipped. When a sandbox's deadline moves to a later time, as an idle
-// sandbox's does with each exec, its entry keeps the old time: the watchdog then inspects the sandbox once too early,
-// which is harmless.
+// deadlines orders sandboxes by when the watchdog has to inspect them next. The heap may have several entries for a
+// sandbox; only the entry with the time in at counts, and the others are skipped. A deadline that moves to a later
+// time, as that of an idle sandbox does with each exec, keeps its entry. The watchdog then inspects the sandbox too
+// early, which is harmless.
 type deadlines struct {
 	at   map[key]time.Time
 	heap deadlineHeap

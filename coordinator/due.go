@@ -94,8 +94,8 @@ func fail(code protocol.Code, reason, format string, args ...any) decision {
 	}
 }
 
-// queueDeadline returns until when a host must take a pending sandbox. If the sandbox's host is lost, the deadline is
-// for another host; the lost host has had at least the time of a create to come back by then.
+// queueDeadline returns until when a pending sandbox waits for a host. For a sandbox whose host was lost before the
+// sandbox was ready, it leaves the lost host at least the time of a create to come back.
 func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	if !b.Assigned {
 		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())

@@ -124,8 +124,8 @@ func (w *watchdog) removeForget(ctx context.Context, found *protocol.OperatorInt
 	return err
 }
 
-// forget gives up a lost host: it records that the host is forgotten, while it holds the host's lock so that no worker
-// can. The host's sandboxes are decided afterwards, see dueForgotten, until the host comes back.
+// forget gives up a lost host. It records that the host is forgotten while it holds the host's lock, so that no worker
+// can hold it. dueForgotten then decides about the host's sandboxes, until the host comes back.
 func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, h *protocol.Host) error {
 	if h != nil && h.State == protocol.HostSuspect {
 		return nil // it is not known yet whether the host is lost
@@ -221,9 +221,9 @@ func dueForgotten(b *protocol.Sandbox) decision {
 	return nil
 }
 
-// dueDrained returns the decision about a sandbox on a drained host; nil for none. The sandbox leaves as its
-// on_host_loss says. It leaves once no exec runs in it and another host has room for it, or at the latest at the
-// drain's deadline.
+// dueDrained returns the decision about a sandbox on a drained host; nil for none. A sandbox that may be replaced is
+// replaced once no exec runs in it and another host has room for it. At the drain's deadline, every sandbox leaves as
+// its on_host_loss says.
 func (w *watchdog) dueDrained(b *protocol.Sandbox, host *protocol.Host, now time.Time) decision {
 	if host.State != protocol.HostReady || b.State != protocol.StateReady || b.Desired != protocol.StateReady {
 		return nil
@@ -247,9 +247,10 @@ func (w *watchdog) dueDrained(b *protocol.Sandbox, host *protocol.Host, now time
 	return nil
 }
 
-// inspectIntended has sandboxes inspected on drained and on forgotten hosts. Those on drained hosts are inspected at
-// each scan, since a sandbox leaves when no exec runs in it. Those on forgotten hosts are inspected rarely, since
-// setIntent has already had them inspected; but those with pending work are inspected at each scan.
+// inspectIntended has sandboxes inspected on drained and on forgotten hosts. The sandboxes of drained hosts are
+// inspected at each scan, since a sandbox may leave as soon as no exec runs in it. Of the sandboxes of forgotten hosts,
+// only those with pending work are inspected at each scan. The others are inspected rarely, since setIntent has already
+// had all of them inspected.
 func (w *watchdog) inspectIntended(hosts map[string]*protocol.Host, round int) {
 	now, work := w.conn.Now(), w.projection.work
 	for id, h := range hosts {

@@ -11,9 +11,9 @@ import (
 
 // A name points to a sandbox. Names are in their own bucket, written by compare-and-set. A create takes its name before
 // it reserves its id, so a create that is refused for its name uses up no id. Two living sandboxes never have the same
-// name: a name may be taken from its holder only when the log says that the holder will never be living again. A create
-// may have taken the name and stopped before its first event. Its id is then ended in the log first, so that the id
-// cannot become a living sandbox later.
+// name: a name may be taken from its holder only when the log says that the holder will never be living again. If a
+// create took the name but has no first event, its id is first ended in the log, so that the id cannot become a living
+// sandbox later.
 //
 // A name stays with its last holder until another sandbox takes the name, or until the holder's history is purged.
 

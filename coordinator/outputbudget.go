@@ -13,8 +13,8 @@ import (
 
 // OutputBudget limits the output that is stored of each sandbox and of each tenant. A sandbox or tenant that has more
 // loses its own oldest output. When the output log is seven eighths full, the tenants and sandboxes with the most
-// output lose their oldest output. Otherwise the server would remove the oldest output of the whole log, whoever it
-// belongs to.
+// output lose their oldest output. Otherwise the server would remove the oldest output in the log, which may belong to
+// other tenants.
 type OutputBudget struct {
 	Sandbox protocol.Bytes // default: an eighth of the output log's limit, or 1 GiB if the log has no limit
 	Tenant  protocol.Bytes // default: only limited by the output log's limit

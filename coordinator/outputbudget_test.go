@@ -92,7 +92,7 @@ func TestOutputUsageCountsTheOutputThatTheLogStillHas(t *testing.T) {
 }
 
 // A sandbox prints many times more than the log may have. It loses only its own output, also after another coordinator
-// has taken over, which counts the output in the log anew.
+// has taken over and has counted the output in the log.
 func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

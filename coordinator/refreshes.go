@@ -8,9 +8,9 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// refreshes shares refreshes of journals: of all callers that want to know what the log has now of a sandbox, one
-// asks. A caller that comes while that is in progress waits for the next one, since the first may miss what was
-// appended meanwhile.
+// refreshes lets concurrent callers share refreshes of journals. Callers that arrive while a journal is being refreshed
+// wait for the next refresh, because the present one may miss events that were appended after it began. The next
+// refresh serves all of them.
 type refreshes struct {
 	mu      sync.Mutex
 	pending map[key]*refresh
@@ -25,7 +25,7 @@ type round struct {
 	err  error
 }
 
-// refresh has a journal read what is new, in a refresh that begins after the call.
+// refresh waits until a refresh of the journal has ended that began after the call.
 func (r *refreshes) refresh(ctx context.Context, k key, j *jetstream.Journal, within time.Duration) error {
 	r.mu.Lock()
 	f := r.pending[k]

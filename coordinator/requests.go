@@ -194,8 +194,8 @@ func outcomeOf(reply *protocol.Reply, err error) outcome {
 	return nothingAppended
 }
 
-// stalls handles a request whose decision takes long: the append is tried for longer than a client should wait without
-// an answer, and other requests may have to be held back.
+// stalls handles a request that has not been decided within stallPause, most likely because its append does not
+// succeed. It tells the client that the request waits. If the gate is open, it closes the gate if the log is the cause.
 func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
 	why, _ := h.gate.closed()
 	if why == nil {

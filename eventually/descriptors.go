@@ -15,21 +15,19 @@ import (
 // still be ending.
 const descriptorsWithin = 5 * time.Second
 
-// memoryLimit is from how much memory on the garbage collector runs although it is turned off.
+// memoryLimit is how much memory the process may use before the garbage collector runs although it is turned off.
 const memoryLimit = 1 << 30
 
-// DescriptorsClosed records which descriptors are open, and returns a function for [goleak.Cleanup]. After the tests,
+// DescriptorsClosed records which descriptors are open, and returns a function for goleak.Cleanup. After the tests,
 // this function waits until all other descriptors are closed. If some stay open, it prints their files and fails the
 // tests. It ends the process.
 //
-// DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced.
-// It would hide that a test or the tested code does not close them.
+// DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced,
+// and so hides that a test or the tested code does not close them.
 //
 //	func TestMain(m *testing.M) {
 //		goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
 //	}
-//
-// [goleak.Cleanup]: https://pkg.go.dev/go.uber.org/goleak#Cleanup
 func DescriptorsClosed() (check func(exitCode int)) {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(memoryLimit)

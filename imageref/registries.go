@@ -32,9 +32,8 @@ const (
 	Trusted              // by the engine, to any address that the registry directs it to
 )
 
-// TrustOf returns the trust in the registry of a full reference according to a list from [CheckRegistries].
-// Unless listed, names and addresses that are local to the host or its network are refused, whatever they
-// resolve to.
+// TrustOf returns the trust in the registry of a full reference according to a list from [CheckRegistries]. It
+// refuses names and addresses that are local to the host or its network unless the list contains them.
 func TrustOf(registries []string, full string) Trust {
 	registry := Registry(full)
 	switch {

@@ -2,6 +2,7 @@ package imageref
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -15,14 +16,20 @@ func TestTrustFollowsTheListOfRegistries(t *testing.T) {
 		ref  string
 		want Trust
 	}{
-		{byDefault, "busybox", Trusted}, {byDefault, "index.docker.io/library/busybox", Trusted}, {byDefault, "ghcr.io/a/b:1", Checked},
+		{byDefault, "busybox", Trusted}, {byDefault, "index.docker.io/library/busybox", Trusted},
+		{byDefault, "ghcr.io/a/b:1", Checked},
 		{byDefault, "8.8.8.8:5000/x", Checked},
-		{byDefault, "127.0.0.1:18080/x", Refused}, {byDefault, "127.1:80/x", Refused}, {byDefault, "2130706433:80/x", Refused}, {byDefault, "0x7f.1/x", Refused},
+		{byDefault, "127.0.0.1:18080/x", Refused}, {byDefault, "127.1:80/x", Refused},
+		{byDefault, "2130706433:80/x", Refused}, {byDefault, "0x7f.1/x", Refused},
 		{byDefault, "0177.0.0.1/x", Refused}, {byDefault, "127.0.0.1.:80/x", Refused},
-		{byDefault, "localhost/x", Refused}, {byDefault, "localhost:5000/x", Refused}, {byDefault, "a.localhost:5000/x", Refused}, {byDefault, "db:5432/x", Refused},
-		{byDefault, "169.254.169.254/x", Refused}, {byDefault, "10.0.0.1:5000/x", Refused}, {byDefault, "[::1]:80/x", Refused}, {byDefault, "[fd00:ec2::254]:80/x", Refused},
-		{byDefault, "[::ffff:127.0.0.1]:80/x", Refused}, {byDefault, "metadata.google.internal/x", Refused}, {byDefault, "boxfleet.local/d/x", Refused},
-		{listed, "127.0.0.1:5000/x", Trusted}, {listed, "127.0.0.1:5001/x", Refused}, {listed, "mirror.corp:443/x", Trusted}, {listed, "busybox", Refused},
+		{byDefault, "localhost/x", Refused}, {byDefault, "localhost:5000/x", Refused},
+		{byDefault, "a.localhost:5000/x", Refused}, {byDefault, "db:5432/x", Refused},
+		{byDefault, "169.254.169.254/x", Refused}, {byDefault, "10.0.0.1:5000/x", Refused},
+		{byDefault, "[::1]:80/x", Refused}, {byDefault, "[fd00:ec2::254]:80/x", Refused},
+		{byDefault, "[::ffff:127.0.0.1]:80/x", Refused}, {byDefault, "metadata.google.internal/x", Refused},
+		{byDefault, "boxfleet.local/d/x", Refused},
+		{listed, "127.0.0.1:5000/x", Trusted}, {listed, "127.0.0.1:5001/x", Refused}, {listed, "mirror.corp:443/x", Trusted},
+		{listed, "busybox", Refused},
 		{listed, "ghcr.io/a/b", Refused},
 	} {
 		full, err := Full("image", c.ref)
@@ -57,9 +64,12 @@ func TestCheckRegistriesNormalizesAndRejects(t *testing.T) {
 func TestOnlyInternetAddressesArePublic(t *testing.T) {
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "2606:4700::1111": true, "::ffff:8.8.8.8": true,
-		"127.0.0.1": false, "0.0.0.0": false, "10.1.2.3": false, "172.31.0.1": false, "192.168.1.1": false, "100.100.100.200": false,
-		"169.254.169.254": false, "168.63.129.16": false, "224.0.0.1": false, "255.255.255.255": false, "::1": false, "::": false,
-		"fe80::1": false, "fe80::1%eth0": false, "fd00:ec2::254": false, "::ffff:127.0.0.1": false, "64:ff9b::7f00:1": false, "2002:7f00:1::": false, "2001::1": false, "ff02::1": false,
+		"127.0.0.1": false, "0.0.0.0": false, "10.1.2.3": false, "172.31.0.1": false, "192.168.1.1": false,
+		"100.100.100.200": false,
+		"169.254.169.254": false, "168.63.129.16": false, "224.0.0.1": false, "255.255.255.255": false, "::1": false,
+		"::":      false,
+		"fe80::1": false, "fe80::1%eth0": false, "fd00:ec2::254": false, "::ffff:127.0.0.1": false, "64:ff9b::7f00:1": false,
+		"2002:7f00:1::": false, "2001::1": false, "ff02::1": false,
 	} {
 		if got := IsPublic(netip.MustParseAddr(text)); got != want {
 			t.Errorf("IsPublic(%s) = %t", text, got)
@@ -73,7 +83,8 @@ func TestOnlyInternetAddressesArePublic(t *testing.T) {
 func TestLocalNamesDifferByDeploymentKindAndReference(t *testing.T) {
 	seen := map[string]string{}
 	for _, deployment := range []string{"default", "Other", "-x_", "other"} {
-		for _, ref := range []string{"busybox:1", "busybox:2", "ghcr.io/library/busybox:1", "127.0.0.1:5000/busybox:1", "a/b@sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+		for _, ref := range []string{"busybox:1", "busybox:2", "ghcr.io/library/busybox:1", "127.0.0.1:5000/busybox:1",
+			"a/b@sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
 			"x.test/" + longPath + ":1"} {
 			full, err := Full("ref", ref)
 			if err != nil {
@@ -100,4 +111,4 @@ func TestLocalNamesDifferByDeploymentKindAndReference(t *testing.T) {
 	}
 }
 
-const longPath = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+var longPath = strings.Repeat("a", 212)

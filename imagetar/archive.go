@@ -20,7 +20,7 @@ const (
 	oldNamesFile = "repositories" // written by docker save before it had a manifest
 )
 
-// Limits on the bytes of an archive held in memory: of one document, and of all.
+// Limits on the bytes of an archive held in memory: for one document, and for all documents.
 const (
 	maxDocument  = 4 << 20
 	maxDocuments = 64 << 20
@@ -75,7 +75,7 @@ func Inspect(r io.Reader) (Info, error) {
 
 // Rename copies an archive with one image, compressed or not, to an uncompressed one that any engine can load:
 // with a docker save manifest, and with ref, a full reference, as its only name. From an image for several
-// platforms it takes the one for linux and architecture. Errors: invalid_argument for a bad archive, and those
+// platforms it takes the linux image for architecture. Errors: invalid_argument for a bad archive, and those
 // of r and w.
 func Rename(w io.Writer, r io.Reader, ref, architecture string) error {
 	a := archive{documents: map[string][]byte{}}

@@ -100,8 +100,10 @@ func TestInspectDeterminesTheFormatByContent(t *testing.T) {
 		format string // "": rejected
 	}{
 		"docker save": {saved(savedManifest), protocol.ImageArchive}, "gzip": {zipped.Bytes(), protocol.ImageArchive},
-		"OCI layout": {layout("amd64"), protocol.ImageArchive}, "root filesystem": {root, protocol.ImageRootFS}, "zstd": {squeezed.Bytes(), protocol.ImageRootFS},
-		"two images": {saved(two), ""}, "empty tar": {pack(), ""}, "empty": {nil, ""}, "text": {[]byte(strings.Repeat("no tar at all ", 100)), ""},
+		"OCI layout": {layout("amd64"), protocol.ImageArchive}, "root filesystem": {root, protocol.ImageRootFS},
+		"zstd":       {squeezed.Bytes(), protocol.ImageRootFS},
+		"two images": {saved(two), ""}, "empty tar": {pack(), ""}, "empty": {nil, ""},
+		"text":    {[]byte(strings.Repeat("no tar at all ", 100)), ""},
 		"cut off": {root[:514], ""}, "cut off gzip": {zipped.Bytes()[:zipped.Len()/2], ""}, "bad manifest": {saved("[]"), ""},
 		"layout without its manifest": {pack(file{"index.json", `{"manifests":[{"digest":"sha256:00"}]}`}), ""},
 	} {
@@ -120,7 +122,8 @@ func TestInspectDeterminesTheFormatByContent(t *testing.T) {
 
 func TestARenamedArchiveHasOnlyTheNewName(t *testing.T) {
 	const ref = "docker.io/library/tools:1"
-	for name, data := range map[string][]byte{"docker save": saved(savedManifest), "OCI layout": layout("riscv64", "amd64")} {
+	for name, data := range map[string][]byte{"docker save": saved(savedManifest),
+		"OCI layout": layout("riscv64", "amd64")} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			if err := imagetar.Rename(&out, bytes.NewReader(data), ref, "amd64"); err != nil {

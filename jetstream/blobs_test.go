@@ -77,7 +77,7 @@ func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Logf("%d uploads were stored, %d attempts failed", whole, refused)
 }
 
-// A read from the leader waits until an election is over.
+// A read from the leader waits until an election has ended.
 func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)

@@ -248,7 +248,7 @@ func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // until the lease is renewed
 			renewed(t, l)
-			eventually.Holds(t, time.Minute, "the renewal", func() bool { return l.Check() == nil })
+			eventually.Holds(t, time.Minute, "the lease is renewed", func() bool { return l.Check() == nil })
 		})
 	}
 }
@@ -267,7 +267,7 @@ func TestTheStoresTimeCostsOneRequestPerTenSeconds(t *testing.T) {
 		m.suspend(100 * time.Millisecond)
 		c.Now()
 	}
-	eventually.Holds(t, 10*time.Second, "a measurement", func() bool { return asked.Load() > 0 })
+	eventually.Holds(t, 10*time.Second, "the store's clock is measured", func() bool { return asked.Load() > 0 })
 	must(t, raw.Flush())
 	passed := time.Minute + time.Since(began)
 	if n, most := asked.Load(), int64(passed/(10*time.Second))+1; n > most {

@@ -314,7 +314,7 @@ func TestAHistoryWithExpiredSegmentsIsFoldedFromItsBase(t *testing.T) {
 	}
 	rest := rawHistory(t, d.opened(t), d.tenant, "s1", 0)
 	if len(rest) == 0 || rest[0].Record <= kept[0].Record {
-		t.Fatalf("%d messages are left", len(rest))
+		t.Fatalf("%d messages are left, want some, and fewer than before", len(rest))
 	}
 	opened := uint64(0)
 	j := d.opened(t).Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k3", KeepEnded: 3,
@@ -549,7 +549,7 @@ func BenchmarkCompact(b *testing.B) {
 	took := time.Since(began)
 	for b.Loop() {
 		if got := len(rawHistory(b, d.opened(b), d.tenant, "s1", 0)); got != want {
-			b.Fatalf("%d messages of %d", got, want)
+			b.Fatalf("read %d messages, want %d", got, want)
 		}
 	}
 	b.ReportMetric(float64(want)*float64(b.N)/b.Elapsed().Seconds(), "read/s")

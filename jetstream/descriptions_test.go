@@ -32,7 +32,7 @@ func TestEveryStreamAndBucketHasADescription(t *testing.T) {
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 	for s := range js.ListStreams(t.Context()).Info() {
 		if got := s.Config.Description; got == "" || (s.Config.Name == protocol.StreamDead) != (got == "ours") {
-			t.Errorf("%s: %q", s.Config.Name, got)
+			t.Errorf("%s has the description %q after it was provisioned again", s.Config.Name, got)
 		}
 	}
 }

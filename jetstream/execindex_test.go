@@ -100,7 +100,7 @@ func TestAnExecIndexOnlyGrows(t *testing.T) {
 				t.Errorf("page %d of %d has %d bytes", i, len(pages), len(p))
 			}
 		}
-		t.Logf("%d pages", len(pages))
+		t.Logf("the index has %d pages", len(pages))
 
 		// An index that was removed with its sandbox is not stored again by a process that still knows it.
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))

@@ -170,7 +170,7 @@ func TestStreamsThatLostReplicasAreReportedAndRepaired(t *testing.T) {
 
 	before := configLeader(t, d, protocol.StreamEvents)
 	must(t, c.RecoverStore(t.Context(), nil)) // replaces the leader, as if its store refused writes
-	eventually.Holds(t, 20*time.Second, "another leader", func() bool {
+	eventually.Holds(t, 20*time.Second, "another server leads the event log", func() bool {
 		s := d.conn(t).Storage(t.Context()).Streams
 		i := slices.IndexFunc(s, func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents })
 		return i >= 0 && s[i].Leader != "" && s[i].Leader != before

@@ -59,7 +59,7 @@ func TestAHeartbeatOnAnotherWorkersSubjectIsIgnored(t *testing.T) {
 		must(t, err)
 		defer stop()
 		nc := d.raw(t)
-		eventually.Holds(t, 5*time.Second, "a heartbeat", func() bool {
+		eventually.Holds(t, 5*time.Second, "a heartbeat is received", func() bool {
 			forged := protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Listening: 666})
 			must(t, nc.Publish(protocol.HeartbeatSubject("other"), forged))
 			must(t, nc.Flush())

@@ -201,8 +201,8 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 		if err := f.state.Apply(&b.Events[i]); err != nil {
 			// All processes fold the same events with the same code, so the event's writer has a defect. Count the
 			// event so that the history continues.
-			j.journals.log.Error("the event log has an event that is not possible in the state before it", "sandbox", b.Sandbox,
-				"event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
+			j.journals.log.Error("ignoring an event of the event log that the sandbox's state does not allow",
+				"sandbox", b.Sandbox, "event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
 			f.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
 	}

@@ -257,7 +257,7 @@ func TestDoReturnsWhenItsContextEndsAndTheAppendContinues(t *testing.T) {
 		done <- err
 	}()
 	other := d.opened(t)
-	eventually.Holds(t, 5*time.Second, "the event in the log", func() bool {
+	eventually.Holds(t, 5*time.Second, "the event is in the log", func() bool {
 		s, _ := readHistory(t, other, d.tenant, "s1")
 		return s.Execs["x1"] != nil
 	})
@@ -295,7 +295,7 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 				}
 				done <- err
 			}()
-			eventually.Holds(t, 5*time.Second, "the event in the log", func() bool {
+			eventually.Holds(t, 5*time.Second, "the event is in the log", func() bool {
 				s, _ := readHistory(t, other, d.tenant, "s1")
 				return s.Execs[id] != nil
 			})
@@ -395,11 +395,15 @@ func TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing(t *testing.T)
 	)
 	for range 3 {
 		before := l.count()
-		eventually.Holds(t, 10*time.Second, "progress before the restart", func() bool { return l.count() > before+100 })
+		eventually.Holds(t, 10*time.Second, "the load makes progress before the restart", func() bool {
+			return l.count() > before+100
+		})
 		d.restart(t)
 	}
 	before := l.count()
-	eventually.Holds(t, 10*time.Second, "progress after the restart", func() bool { return l.count() > before+100 })
+	eventually.Holds(t, 10*time.Second, "the load makes progress after the restart", func() bool {
+		return l.count() > before+100
+	})
 	l.end(t, d.opened(t), d.tenant, "s1")
 	if l.worst > 5*time.Second {
 		t.Errorf("the longest call took %s, want at most 5 s", l.worst)
@@ -416,7 +420,7 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 		[]*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")},
 		8,
 	)
-	eventually.Holds(t, 10*time.Second, "progress before the loss", func() bool { return l.count() > 200 })
+	eventually.Holds(t, 10*time.Second, "the load makes progress before the loss", func() bool { return l.count() > 200 })
 	lost := -1
 	for i, s := range d.servers {
 		if s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) {
@@ -428,7 +432,9 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 	}
 	d.servers[lost].Stop()
 	before := l.count()
-	eventually.Holds(t, 25*time.Second, "progress after the loss", func() bool { return l.count() > before+200 })
+	eventually.Holds(t, 25*time.Second, "the load makes progress after the loss", func() bool {
+		return l.count() > before+200
+	})
 	l.end(t, k, d.tenant, "s1")
 	if l.worst > 15*time.Second {
 		t.Errorf("the longest call took %s, want at most 15 s", l.worst)

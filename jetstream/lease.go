@@ -203,7 +203,7 @@ func (l *Lease) Run(ctx context.Context) error {
 			close(l.lostCh)
 			return err
 		default:
-			l.bucket.streams.log.Warn("could not renew a lease", "lock", l.key, "error", err)
+			l.bucket.streams.log.Warn("could not renew a lease; trying again", "lock", l.key, "error", err)
 			_ = l.bucket.streams.awaitConnection(ctx) // if this fails, the next renewal reports why, or the lease expires
 		}
 	}

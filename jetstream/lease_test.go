@@ -87,7 +87,7 @@ func takeWhenOver(
 ) (*jetstream.Lease, time.Time) {
 	t.Helper()
 	var l *jetstream.Lease
-	eventually.Holds(t, within, "the lock taken by "+h.Name, func() bool {
+	eventually.Holds(t, within, "the lock is taken by "+h.Name, func() bool {
 		var err error
 		l, err = c.AcquireHost(t.Context(), host, h, 0)
 		return err == nil
@@ -186,7 +186,7 @@ func TestADisconnectedHolderFencesItselfBeforeTheLockIsFree(t *testing.T) {
 		l, err := a.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 		must(t, err)
 		renewed(t, l)
-		eventually.Holds(t, lockTTL, "a renewal", func() bool {
+		eventually.Holds(t, lockTTL, "the lease is renewed", func() bool {
 			var held *jetstream.HeldError
 			_, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0)
 			return errors.As(err, &held) && held.Revision > l.Token()
@@ -246,12 +246,12 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 			}
 			p.mute.Store(true)
 			renewed(t, l)
-			if eventually.Holds(t, lockTTL, "the renewal", renewedAfter(l.Token())); taken != nil {
+			if eventually.Holds(t, lockTTL, "the lease is renewed", renewedAfter(l.Token())); taken != nil {
 				return taken
 			}
 			p.cut()
 			p.heal()
-			if eventually.Holds(t, lockTTL, "the next renewal", renewedAfter(last)); taken != nil {
+			if eventually.Holds(t, lockTTL, "the lease is renewed again", renewedAfter(last)); taken != nil {
 				return taken
 			}
 			eventually.Holds(t, lockTTL, "the lease is trusted again", func() bool { return l.Check() == nil })
@@ -271,7 +271,7 @@ func TestALeaseTakenAgainByItsOwnInstanceIsTrustedFromNow(t *testing.T) {
 	c := d.opened(t)
 	first, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
-	eventually.Holds(t, 2*lockTTL, "the end of the trust", func() bool { return first.Check() != nil })
+	eventually.Holds(t, 2*lockTTL, "the lease is no longer trusted", func() bool { return first.Check() != nil })
 	again, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
 	if again.Token() <= first.Token() {
@@ -331,7 +331,7 @@ func TestALeaseIsReleasedDuringARenewal(t *testing.T) {
 			must(t, err)
 			p.mute.Store(true)
 			stop := renewed(t, l)
-			eventually.Holds(t, lockTTL, "the renewal", func() bool {
+			eventually.Holds(t, lockTTL, "the lease is renewed", func() bool {
 				seen.look()
 				var held *jetstream.HeldError
 				_, err := b.AcquireHost(t.Context(), d.tenant+name, holder("w2"), 0)

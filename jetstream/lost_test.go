@@ -64,7 +64,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 			return s.JetStreamIsStreamLeader("$G", protocol.StreamEvents)
 		})
 	}
-	eventually.Holds(t, 10*time.Second, "a leader", func() bool { return leader() >= 0 })
+	eventually.Holds(t, 10*time.Second, "the event log has a leader", func() bool { return leader() >= 0 })
 	first := leader()
 	c := d.connTo(t, d.servers[(first+1)%len(d.servers)].ClientURL())
 	lost, reconnected := make(chan struct{}, 100), make(chan struct{}, 100)
@@ -74,7 +74,9 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	must(t, c.Flush(t.Context()))
 	d.servers[first].Stop()
 	receive(t, 20*time.Second, "a call of OnLoss's function", lost)
-	eventually.Holds(t, 20*time.Second, "another leader", func() bool { return leader() >= 0 && leader() != first })
+	eventually.Holds(t, 20*time.Second, "another server leads the event log", func() bool {
+		return leader() >= 0 && leader() != first
+	})
 	if len(reconnected) > 0 {
 		t.Fatal("the connection broke, so the test proves nothing")
 	}
@@ -87,7 +89,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	elect := func() { // when it returns, a round of calls that began after stop has ended
 		for range 2 {
 			must(t, nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil))
-			receive(t, 10*time.Second, "a call", called)
+			receive(t, 10*time.Second, "a call of OnLoss's function", called)
 		}
 	}
 	elect()

@@ -91,7 +91,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 			t.Fatalf("the output ends at %d and %d, %v", stdout, stderr, err)
 		}
 		var read reader
-		eventually.Holds(t, 5*time.Second, "all of the output", func() bool { // a replica may be behind
+		eventually.Holds(t, 5*time.Second, "all output is read", func() bool { // a replica may be behind
 			read = reader{}
 			_, err := other.ReadOutput(ctx, d.tenant, "s1", "x1", 0, read.add)
 			must(t, err)

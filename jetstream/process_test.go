@@ -66,7 +66,7 @@ func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 		p.urls = append(p.urls, fmt.Sprintf("nats://127.0.0.1:%d", ports[i]))
 		running[cfg.Name] = startProcess(t, cfg)
 	}
-	eventually.Holds(t, 30*time.Second, "a leader of the cluster", func() bool {
+	eventually.Holds(t, 30*time.Second, "the cluster has a leader", func() bool {
 		nc, err := nats.Connect(p.urls[0])
 		if err != nil {
 			return false

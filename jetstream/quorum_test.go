@@ -37,7 +37,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 			return err
 		},
 	} {
-		eventually.Holds(t, 10*time.Second, "connected again", c.Connected)
+		eventually.Holds(t, 10*time.Second, "the client is connected again", c.Connected)
 		began := time.Now()
 		var err error
 		eventually.Holds(t, 20*time.Second, what+" reports the missing majority", func() bool {

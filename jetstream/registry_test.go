@@ -66,7 +66,7 @@ func TestAReservationSurvivesARestart(t *testing.T) {
 	d.restart(t)
 	var before *protocol.Reservation
 	var err error
-	eventually.Holds(t, 5*time.Second, "an answer", func() bool {
+	eventually.Holds(t, 5*time.Second, "the registry answers", func() bool {
 		before, err = c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r2"})
 		return protocol.CodeOf(err) != protocol.Unavailable
 	})
@@ -87,14 +87,14 @@ func TestAReservationWithALostAnswerIsRecognized(t *testing.T) {
 			_, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 			errs <- err
 		}()
-		eventually.Holds(t, 5*time.Second, "the reservation", func() bool {
+		eventually.Holds(t, 5*time.Second, "the id is reserved", func() bool {
 			before, err := other.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 			return err == nil && before != nil
 		})
 		p.cut()
 		p.heal()
 		_ = receive(t, 10*time.Second, "the end of the first attempt", errs) // it may succeed or fail
-		eventually.Holds(t, 5*time.Second, "the connection", c.Connected)
+		eventually.Holds(t, 5*time.Second, "the client is connected again", c.Connected)
 		before, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		if err != nil || before == nil || before.Request != "r1" {
 			t.Fatal(before, err)

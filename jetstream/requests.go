@@ -159,7 +159,7 @@ func (q *RequestQueue) Answer(d *Delivery, r *protocol.Reply) {
 	m.Header.Set(protocol.HeaderContentType, contentType)
 	m.Data = protocol.EncodeAnswer(contentType, r, protocol.AnswersRequest)
 	if err := q.nc.PublishMsg(m); err != nil {
-		q.log.Warn("could not send an answer", "request", d.ID, "error", err)
+		q.log.Warn("could not send the answer to a request", "request", d.ID, "error", err)
 	}
 }
 
@@ -280,7 +280,7 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 func (q *Requests) take(m jetstream.Msg) (name heldName, ok bool) {
 	meta, err := m.Metadata()
 	if err != nil {
-		q.queue.log.Error("a message of the queue has no metadata", "subject", m.Subject(), "error", err)
+		q.queue.log.Error("ignoring a message of the request queue without metadata", "subject", m.Subject(), "error", err)
 		return heldName{}, false
 	}
 	name = nameOf(meta)
@@ -437,7 +437,7 @@ func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		q.log.Warn("could not read a queue; opening it again", "stream", k.stream, "error", err)
+		q.log.Warn("could not read the request queue; opening it again", "stream", k.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}

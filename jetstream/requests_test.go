@@ -64,7 +64,7 @@ func waiting(t testing.TB, nc *nats.Conn) uint64 {
 func awaitEmptyQueue(t testing.TB, d *deployment) {
 	t.Helper()
 	nc := d.raw(t) // outside the condition: on a busy machine, connecting alone may take 5 s
-	eventually.Holds(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, nc) == 0 })
+	eventually.Holds(t, 5*time.Second, "the queue is empty", func() bool { return waiting(t, nc) == 0 })
 }
 
 func TestAnUndecidedRequestIsDeliveredAgain(t *testing.T) {
@@ -316,7 +316,7 @@ func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 		stream, err := js.Stream(t.Context(), protocol.StreamDead)
 		must(t, err)
 		var m *natsjs.RawStreamMsg
-		eventually.Holds(t, 5*time.Second, "the dead letter", func() bool {
+		eventually.Holds(t, 5*time.Second, "the dead letter is stored", func() bool {
 			m, err = stream.GetLastMsgForSubject(t.Context(), protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1"))
 			return err == nil
 		})

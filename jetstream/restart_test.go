@@ -88,7 +88,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 			"request": func() error { return c.Submit(ctx, d.tenant, protocol.VerbStop, id, id, "", nil) },
 			"work":    func() error { return c.NotifyWithoutBatch("w1", d.tenant, id) },
 		} {
-			eventually.Holds(t, 3*time.Second, what+" written", func() bool { return f() == nil })
+			eventually.Holds(t, 3*time.Second, what+" is written", func() bool { return f() == nil })
 		}
 	}
 	write("first")
@@ -103,7 +103,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 		id := fmt.Sprintf("after%d", round)
 		back := d.restart(t)
 		// Core messages reach only connected subscribers. OnReconnect tells their follower that it was disconnected.
-		receive(t, 3*time.Second, "reconnect", heard["reconnect"])
+		receive(t, 3*time.Second, "the call of OnReconnect's function", heard["reconnect"])
 		must(t, k.Flush(ctx)) // afterwards the server has the subscriptions of k
 		write(id)
 		for name, ch := range heard {

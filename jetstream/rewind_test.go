@@ -225,7 +225,9 @@ func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 		t.Fatalf("received request %s, want lost", id)
 	}
 	b.restore(t)
-	eventually.Holds(t, 10*time.Second, "connected again", func() bool { return c.Connected() && client.Connected() })
+	eventually.Holds(t, 10*time.Second, "both clients are connected again", func() bool {
+		return c.Connected() && client.Connected()
+	})
 	submit(t, client, b.tenant, "next", "")
 	select {
 	case id := <-heard:

@@ -201,7 +201,7 @@ func (sg *segments) segmentContent(ctx context.Context, s *segment) ([]byte, err
 	return content, err
 }
 
-// removeSegment removes a segment's object, or what a crash left of it. It writes nothing, because a write would fail
+// removeSegment removes a segment's object, or the parts that a crash left. It writes nothing, because a write would fail
 // in a full bucket.
 func (sg *segments) removeSegment(ctx context.Context, object string) error {
 	if err := sg.purge(

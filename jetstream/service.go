@@ -141,7 +141,7 @@ func (s *readService) respond(m *nats.Msg, v any) {
 		err = m.Respond(data)
 	}
 	if err != nil {
-		s.queries.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
+		s.queries.log.Warn("could not describe the read service to a client", "subject", m.Subject, "error", err)
 	}
 }
 
@@ -241,7 +241,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 		out.Header.Set(micro.ErrorHeader, headerText(reply.Error.Error()))
 	}
 	if err := s.queries.nc.PublishMsg(out); err != nil {
-		s.queries.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
+		s.queries.log.Warn("could not send the answer to a query", "subject", m.Subject, "error", err)
 	}
 }
 

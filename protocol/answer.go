@@ -1,7 +1,6 @@
 package protocol
 
-// Fields of a [Reply] that its JSON form contains even when they are false or empty lists. Pass one to
-// [EncodeAnswer].
+// Names of the fields of a [Reply] that [EncodeAnswer] can include in JSON even if they are false or empty.
 const (
 	AnswersRequest = "changed"
 	ListsSandboxes = "sandboxes"
@@ -33,9 +32,9 @@ type answer struct {
 	Awaited   *[]string   `json:"awaited,omitempty"`
 }
 
-// EncodeAnswer encodes a reply in the given content type. In JSON, the field named by always, one of the
-// constants above or "", is present even if it is empty. A reply that only reports waiting omits it, and so
-// does an error in place of a list.
+// EncodeAnswer encodes a reply in the given content type. always is one of the constants above, or "" for none:
+// JSON contains that field even if it is empty, except in a reply that only reports waiting, and except for a
+// list that an error replaces.
 func EncodeAnswer(contentType string, r *Reply, always string) []byte {
 	if ContentTypeOf(contentType, nil) != ContentJSON {
 		return Encode(r)

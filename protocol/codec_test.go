@@ -111,9 +111,10 @@ func TestP9_UnknownFieldIsRejectedByName(t *testing.T) {
 		value map[string]any
 		field string
 	}{
-		"top":          {map[string]any{"v": 1, "sandbx": 1}, "sandbx"},
-		"in a struct":  {map[string]any{"v": 1, "sandbox": map[string]any{"image": "i", "imagee": "x"}}, "sandbox.imagee"},
-		"in a list":    {map[string]any{"v": 1, "sandbox": map[string]any{"mounts": []any{map[string]any{"sauce": "/"}}}}, "sandbox.mounts[0].sauce"},
+		"top":         {map[string]any{"v": 1, "sandbx": 1}, "sandbx"},
+		"in a struct": {map[string]any{"v": 1, "sandbox": map[string]any{"image": "i", "imagee": "x"}}, "sandbox.imagee"},
+		"in a list": {map[string]any{"v": 1, "sandbox": map[string]any{"mounts": []any{map[string]any{"sauce": "/"}}}},
+			"sandbox.mounts[0].sauce"},
 		"empty name":   {map[string]any{"v": 1, "": 1}, ""},
 		"quoted name":  {map[string]any{"v": 1, `a"b`: 1}, `a"b`},
 		"control name": {map[string]any{"v": 1, "a\nb": 1}, "a\nb"},
@@ -140,7 +141,8 @@ func TestTrailingDataIsRejected(t *testing.T) {
 }
 
 func TestUnknownContentTypeIsRejected(t *testing.T) {
-	wantError(t, DecodeStrict("text/yaml", []byte("v: 1"), &Request{}), InvalidArgument, ReasonUndecodable, HeaderContentType)
+	wantError(t, DecodeStrict("text/yaml", []byte("v: 1"), &Request{}), InvalidArgument, ReasonUndecodable,
+		HeaderContentType)
 	if err := DecodeStrict("", Encode(&Request{Version: 1}), &Request{}); err != nil {
 		t.Errorf("without a header, want msgpack: %v", err)
 	}
@@ -255,15 +257,18 @@ func TestWrongTypeNamesTheField(t *testing.T) {
 		{inSandbox("env", object{"A": true}), "sandbox.env.A", "must be text, got true"},
 		{inSandbox("grace", "soon"), "sandbox.grace", `must be text such as "90s" or "1h30m", got the text "soon"`},
 		{inSandbox("ttl", 90), "sandbox.ttl", `must be text such as "90s" or "1h30m", got 90`},
-		{inSandbox("memory", "much"), "sandbox.memory", `must be bytes, as a whole number, or text such as "512m" or "4GiB", got the text "much"`},
-		{inSandbox("memory", 0.5), "sandbox.memory", `must be bytes, as a whole number, or text such as "512m" or "4GiB", got 0.5`},
+		{inSandbox("memory", "much"), "sandbox.memory",
+			`must be bytes, as a whole number, or text such as "512m" or "4GiB", got the text "much"`},
+		{inSandbox("memory", 0.5), "sandbox.memory",
+			`must be bytes, as a whole number, or text such as "512m" or "4GiB", got 0.5`},
 		{inSandbox("cpu", "two"), "sandbox.cpu", `must be a number, got the text "two"`},
 		{inSandbox("pids", "9"), "sandbox.pids", `must be a whole number, got the text "9"`},
 		{inSandbox("read_only", "yes"), "sandbox.read_only", `must be true or false, got the text "yes"`},
 		{inSandbox("tmpfs", []any{object{"target": "/t", "size": "x"}}), "sandbox.tmpfs[0].size", ""},
 		{inSandbox("mounts", []any{object{"target": "/t"}, object{"target": 3}}), "sandbox.mounts[1].target", ""},
 		{inSandbox("required_services", object{"db": object{"image": 7}}), "sandbox.required_services.db.image", ""},
-		{inSandbox("required_services", object{"db": object{"healthcheck": object{"interval": 1}}}), "sandbox.required_services.db.healthcheck.interval", ""},
+		{inSandbox("required_services", object{"db": object{"healthcheck": object{"interval": 1}}}),
+			"sandbox.required_services.db.healthcheck.interval", ""},
 		{object{"v": 1, "exec": object{"stdin": 7}}, "exec.stdin", ""},
 	} {
 		for _, contentType := range []string{ContentMsgpack, ContentJSON} {
@@ -272,12 +277,14 @@ func TestWrongTypeNamesTheField(t *testing.T) {
 			if e := AsError(err); c.message != "" && e.Message != c.message {
 				t.Errorf("%s: want %q, got %q", contentType, c.message, e.Message)
 			}
-			if text := fmt.Sprint(err); strings.Contains(text, "protocol.") || strings.Contains(text, "Go ") || strings.Contains(text, "[]") || strings.Contains(text, "msgpack:") {
+			if text := fmt.Sprint(err); strings.Contains(text, "protocol.") || strings.Contains(text, "Go ") ||
+				strings.Contains(text, "[]") || strings.Contains(text, "msgpack:") {
 				t.Errorf("%q mentions a Go type", text)
 			}
 		}
 	}
-	for body, field := range map[string]string{`{"v":1,"exec":{"stdin":"a"}}`: "exec.stdin", `{"v":99999999999999999999}`: "v", `{"V":1,"Sandbox":{"Image":7}}`: "Sandbox.Image"} {
+	for body, field := range map[string]string{`{"v":1,"exec":{"stdin":"a"}}`: "exec.stdin",
+		`{"v":99999999999999999999}`: "v", `{"V":1,"Sandbox":{"Image":7}}`: "Sandbox.Image"} {
 		wantError(t, DecodeStrict(ContentJSON, []byte(body), &Request{}), InvalidArgument, ReasonUndecodable, field)
 	}
 }
@@ -285,7 +292,8 @@ func TestWrongTypeNamesTheField(t *testing.T) {
 func TestContentTypeOfAPayload(t *testing.T) {
 	for _, c := range []struct{ header, payload, want string }{
 		{"", "{}", ContentJSON}, {"", " \r\n\t{", ContentJSON}, {"", "\x81", ContentMsgpack}, {"", "", ContentMsgpack},
-		{"Application/JSON", "", ContentJSON}, {"application/json; charset=utf-8", "", ContentJSON}, {" application/json ;x", "", ContentJSON},
+		{"Application/JSON", "", ContentJSON}, {"application/json; charset=utf-8", "", ContentJSON},
+		{" application/json ;x", "", ContentJSON},
 		{"APPLICATION/MSGPACK", "{", ContentMsgpack}, {"text/yaml", "{", "text/yaml"},
 	} {
 		if got := ContentTypeOf(c.header, []byte(c.payload)); got != c.want {
@@ -301,7 +309,8 @@ func TestContentTypeOfAPayload(t *testing.T) {
 }
 
 func TestErrorsNameFieldsOfThePayload(t *testing.T) {
-	create := Request{Version: 1, Sandbox: &SandboxSpec{Image: "i", Mounts: []Mount{{Source: "/a", Target: "/m"}, {Source: "/b", Target: "/m"}}}}
+	create := Request{Version: 1, Sandbox: &SandboxSpec{Image: "i", Mounts: []Mount{{Source: "/a", Target: "/m"},
+		{Source: "/b", Target: "/m"}}}}
 	err := create.Validate(VerbCreate)
 	wantError(t, err, InvalidArgument, "", "sandbox.mounts[1].target")
 	if strings.Contains(err.Error(), "spec") {
@@ -310,7 +319,8 @@ func TestErrorsNameFieldsOfThePayload(t *testing.T) {
 	wantError(t, WithSpecField(VerbCreate, err), InvalidArgument, "", "spec.mounts[1].target")
 	exec := Request{Version: 1, ExecID: "x", Exec: &ExecSpec{}}
 	wantError(t, exec.Validate(VerbExec), InvalidArgument, "", "exec.command")
-	if err := WithPayloadField(VerbStop, Invalid("spec.image", "x")); AsError(err).Field != "spec.image" || WithPayloadField(VerbCreate, nil) != nil {
+	if err := WithPayloadField(VerbStop, Invalid("spec.image", "x")); AsError(err).Field != "spec.image" ||
+		WithPayloadField(VerbCreate, nil) != nil {
 		t.Error(err)
 	}
 }
@@ -318,7 +328,8 @@ func TestErrorsNameFieldsOfThePayload(t *testing.T) {
 // Values decoded from msgpack may be encoded as JSON, which has fewer numbers and times.
 func TestNumbersAndTimesBeyondJSONAreRejected(t *testing.T) {
 	for _, v := range []any{
-		&Host{CPU: math.NaN()}, &Host{CPU: math.Inf(1)}, &Host{UsedCPU: math.Inf(-1)}, map[string]any{"cpu": float32(math.Inf(1))},
+		&Host{CPU: math.NaN()}, &Host{CPU: math.Inf(1)}, &Host{UsedCPU: math.Inf(-1)},
+		map[string]any{"cpu": float32(math.Inf(1))},
 		&Host{SeenAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, &Host{SeenAt: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)},
 		&Host{SeenAt: time.Unix(math.MaxInt64, 0)}, &Host{SeenAt: time.Unix(math.MinInt64, 0)},
 	} {
@@ -340,9 +351,11 @@ func batchOf(events ...Event) *Batch {
 }
 
 func TestBatchFillsItsEventsFromTheMessage(t *testing.T) {
-	forged := batchOf(Event{Sequence: 4, Kind: SandboxReady, Tenant: "other", Sandbox: "x", Writer: "y", Token: 99, Record: 1, Replay: true},
+	forged := batchOf(Event{Sequence: 4, Kind: SandboxReady, Tenant: "other", Sandbox: "x", Writer: "y", Token: 99,
+		Record: 1, Replay: true},
 		Event{Sequence: 5, Kind: ServiceReady})
-	for what, data := range map[string][]byte{"as Batch.Encode writes": forged.Encode(), "as a forger writes": Encode(forged)} {
+	for what, data := range map[string][]byte{"as Batch.Encode writes": forged.Encode(),
+		"as a forger writes": Encode(forged)} {
 		b, err := DecodeBatch(data, 42)
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
@@ -383,7 +396,8 @@ func TestP2_BatchWithAGapIsRejected(t *testing.T) {
 func TestBatchHeadersListKindsAndSequences(t *testing.T) {
 	one := batchOf(Event{Sequence: 7, Kind: SandboxReady, State: StateReady})
 	one.Token = 0
-	two := batchOf(Event{Sequence: 7, Kind: ExecStarted, State: StateReady}, Event{Sequence: 8, Kind: ExecFinished, State: StateReady})
+	two := batchOf(Event{Sequence: 7, Kind: ExecStarted, State: StateReady},
+		Event{Sequence: 8, Kind: ExecFinished, State: StateReady})
 	many := batchOf()
 	many.Token = 0
 	for i := range uint64(6000) {
@@ -394,12 +408,14 @@ func TestBatchHeadersListKindsAndSequences(t *testing.T) {
 		batch *Batch
 		want  map[string]string
 	}{
-		{many, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.failed*6000,sandbox.failed", HeaderSequence: "7-6007",
-			HeaderState: "failed", HeaderWriter: "w"}},
+		{many, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.failed*6000,sandbox.failed",
+			HeaderSequence: "7-6007",
+			HeaderState:    "failed", HeaderWriter: "w"}},
 		{one, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "sandbox.ready", HeaderSequence: "7",
 			HeaderState: "ready", HeaderWriter: "w"}},
-		{two, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.started,exec.finished", HeaderSequence: "7-8",
-			HeaderState: "ready", HeaderWriter: "w", HeaderToken: "7"}},
+		{two, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.started,exec.finished",
+			HeaderSequence: "7-8",
+			HeaderState:    "ready", HeaderWriter: "w", HeaderToken: "7"}},
 	} {
 		if got := tc.batch.Headers(); fmt.Sprint(got) != fmt.Sprint(tc.want) {
 			t.Errorf("want %v\ngot  %v", tc.want, got)

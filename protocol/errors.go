@@ -11,7 +11,7 @@ type Code string
 
 // The codes. A command that exits non-zero is a result, not an error.
 const (
-	InvalidArgument    Code = "invalid_argument"    // the request itself is wrong; Field names where
+	InvalidArgument    Code = "invalid_argument"    // the request is invalid; Field names the cause
 	NotFound           Code = "not_found"           // no such sandbox, exec or host
 	AlreadyExists      Code = "already_exists"      // another request has already used this id
 	FailedPrecondition Code = "failed_precondition" // valid request, wrong state
@@ -96,8 +96,8 @@ const (
 	ReasonStoreFull           = "store_full"       // another store (blobs, image files, output or a table) is full
 	ReasonDiskFull            = "disk_full"        // a host's disk, or a sandbox's share of it, is full
 	ReasonWouldWeaken         = "would_weaken"     // a setting would discard stored data or reduce its safety
-	ReasonNeedsMigration      = "needs_migration"  // a setting that only its own command may change
-	ReasonServerSettings      = "server_settings"  // the NATS server's configuration must change
+	ReasonNeedsMigration      = "needs_migration"  // only a dedicated command may change the setting
+	ReasonServerSettings      = "server_settings"  // the NATS server needs another configuration
 	ReasonNoQuorum            = "no_quorum"        // JetStream has no leader: too few servers are up
 	ReasonStorageDegraded     = "storage_degraded" // stored data is less safe than configured
 	ReasonNameTaken           = "name_taken"

@@ -12,12 +12,12 @@ type Kind string
 // The kinds. [Transitions] lists in which states each is legal and who may write it.
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
-	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec if changed there
-	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room, place it again: Error
-	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, recreate it elsewhere: Reason
+	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation; Spec if its defaults apply
+	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room; it is placed again: Error
+	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again elsewhere: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
-	SandboxRestarted       Kind = "sandbox.restarted"        // the engine lost its container and it runs again: Phase.Boot
+	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Phase.Boot
 	SandboxWaiting         Kind = "sandbox.waiting"          // the container cannot be restarted yet: Error
 	SandboxStopRequested   Kind = "sandbox.stop_requested"   // Reason
 	SandboxStopped         Kind = "sandbox.stopped"          // Reason
@@ -68,7 +68,7 @@ type Event struct {
 	Writer  string `json:"writer,omitempty"`
 	Token   uint64 `json:"token,omitempty"`
 	Record  uint64 `json:"record,omitempty"` // stream sequence of the message
-	Replay  bool   `json:"replay,omitempty"` // the event predates the start of the follow
+	Replay  bool   `json:"replay,omitempty"` // the event is older than the reader's subscription
 }
 
 // SandboxDetails is what a sandbox event adds to the state.

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// failer is what testing.TB and rapid.T have in common.
+// failer has the methods that testing.TB and rapid.T share.
 type failer interface {
 	Helper()
 	Fatalf(format string, args ...any)
@@ -52,7 +52,8 @@ func checkInvariants(t failer, s *State) {
 		}
 	}
 	desired := map[SandboxState][]SandboxState{
-		StatePending: {StateReady}, StateReady: {StateReady, StateStopped}, StateStopped: {StateStopped}, StateFailed: {StateFailed},
+		StatePending: {StateReady}, StateReady: {StateReady, StateStopped}, StateStopped: {StateStopped},
+		StateFailed:   {StateFailed},
 		StateDeleting: {StateDeleted}, StateDeleted: {StateDeleted}, StateNone: {StateNone},
 	}
 	if !slices.Contains(desired[b.State], b.Desired) {
@@ -199,7 +200,8 @@ func TestP2_HistoriesHaveNoGapsAndReplayToTheSameState(t *testing.T) {
 		}
 		checkReplay(t, c, s, history)
 	})
-	for _, state := range []SandboxState{StatePending, StateReady, StateStopped, StateFailed, StateDeleting, StateDeleted} {
+	for _, state := range []SandboxState{StatePending, StateReady, StateStopped, StateFailed, StateDeleting,
+		StateDeleted} {
 		if reached[state] == 0 {
 			t.Errorf("no history reached %q: %v", state, reached)
 		}
@@ -218,7 +220,8 @@ func checkTrim(t failer, s *State, keep int) {
 	checkInvariants(t, trimmed)
 	want := s.Ended[max(0, len(s.Ended)-keep):]
 	if !slices.Equal(trimmed.Ended, want) || len(trimmed.Active()) != len(s.Active()) {
-		t.Fatalf("trimmed to %d: %v became %v, %d active became %d", keep, s.Ended, trimmed.Ended, len(s.Active()), len(trimmed.Active()))
+		t.Fatalf("trimmed to %d: %v became %v, %d active became %d", keep, s.Ended, trimmed.Ended, len(s.Active()),
+			len(trimmed.Active()))
 	}
 	if !same(before, *s) {
 		t.Fatalf("trimming a clone changed the original")
@@ -226,7 +229,7 @@ func checkTrim(t failer, s *State, keep int) {
 }
 
 // checkReplay encodes the history as messages, decodes them and folds them. The result must be the state want. Between
-// messages it sometimes replaces the state with a decoded snapshot of it.
+// messages it sometimes replaces the state with a decoded snapshot of the state.
 func checkReplay(t failer, c choices, want *State, history []Event) {
 	t.Helper()
 	replayed := &State{}

@@ -8,15 +8,17 @@ import (
 	"time"
 )
 
-// situations are the states that the rules distinguish, each with a history that leads to it. The
-// first word of a name is the sandbox's state; an exec x1 is in the state after "with", if any.
+// situations maps the states that the rules distinguish to histories that lead to them. The first word of a name
+// is the sandbox's state. The word after "with" is the state of the exec x1, if there is one.
 var situations = func() map[string][]string {
 	made := []string{"sandbox.accepted", "sandbox.assigned worker=w1 gen=1"}
 	ready := append(slices.Clone(made), "sandbox.ready boot=b1")
 	then := func(before []string, lines ...string) []string { return append(slices.Clone(before), lines...) }
 	all := map[string][]string{
-		"none": nil, "pending": made[:1], "pending assigned": made, "pending again": then(made, "sandbox.assigned worker=w2 gen=2"),
-		"failed from none": {"sandbox.failed error=image_not_found"}, "failed from pending": then(made, "sandbox.failed error=no_host"),
+		"none": nil, "pending": made[:1], "pending assigned": made, "pending again": then(made,
+			"sandbox.assigned worker=w2 gen=2"),
+		"failed from none": {"sandbox.failed error=image_not_found"}, "failed from pending": then(made,
+			"sandbox.failed error=no_host"),
 		"deleting from pending": then(made, "sandbox.delete_requested"),
 	}
 	for name, exec := range map[string][]string{
@@ -90,8 +92,8 @@ func eventFor(s *State, kind Kind) *Event {
 	return e
 }
 
-// expected returns, from the tables and the rules documented with them, whether an event of this kind
-// is legal, for this exec where it is about one, and which states it leads to.
+// expected returns whether an event of this kind is legal and which states it leads to, according to the tables
+// and the rules documented with them. id is the exec of an exec event.
 func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState, legal bool) {
 	b := &s.Sandbox
 	if x := s.Execs[id]; x != nil {
@@ -114,7 +116,8 @@ func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState,
 	case SandboxPreparing, SandboxReady, SandboxRestarted, SandboxRefused:
 		legal = legal && b.Assigned
 	case SandboxReplaced:
-		legal = legal && b.Desired == StateReady && !slices.ContainsFunc(s.Active(), func(x *Exec) bool { return x.State == ExecStateRunning })
+		legal = legal && b.Desired == StateReady && !slices.ContainsFunc(s.Active(),
+			func(x *Exec) bool { return x.State == ExecStateRunning })
 	case SandboxStopRequested, ExecAccepted:
 		legal = legal && b.Desired == StateReady
 	case SandboxStopped:
@@ -239,14 +242,16 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 			t.Fatalf("clones share the list of ended execs: %v %v", a.Ended, b.Ended)
 		}
 		s = apply(s, "exec.failed a"+id, "exec.failed b"+id)
-		a, b = apply(s.Clone(), "sandbox.stop_requested request=a"+id), apply(s.Clone(), "sandbox.stop_requested request=b"+id)
+		a, b = apply(s.Clone(), "sandbox.stop_requested request=a"+id), apply(s.Clone(),
+			"sandbox.stop_requested request=b"+id)
 		if a.UseOf("a"+id) == nil || a.UseOf("b"+id) != nil || b.UseOf("b"+id) == nil || b.UseOf("a"+id) != nil {
 			t.Fatalf("clones share the list of requests: %v %v", a.Uses, b.Uses)
 		}
 		if !reflect.DeepEqual(before.Uses, canonical(*s).Uses) {
 			t.Fatalf("a clone changed the original's requests from %v to %v", before.Uses, s.Uses)
 		}
-		s = apply(s, "sandbox.stop_requested request="+id, "sandbox.stopped", "sandbox.resume_requested", "sandbox.assigned worker=w1 gen=1", "sandbox.ready")
+		s = apply(s, "sandbox.stop_requested request="+id, "sandbox.stopped", "sandbox.resume_requested",
+			"sandbox.assigned worker=w1 gen=1", "sandbox.ready")
 	}
 }
 
@@ -260,7 +265,8 @@ func TestExecTimesComeFromTheHostIfItReportsThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := s.Execs["x1"]
-	if !x.StartedAt.Equal(end.Exec.Started) || !x.EndedAt.Equal(end.Exec.Ended) || x.StdoutBytes != 3 || x.StderrBytes != 4 ||
+	if !x.StartedAt.Equal(end.Exec.Started) || !x.EndedAt.Equal(end.Exec.Ended) || x.StdoutBytes != 3 ||
+		x.StderrBytes != 4 ||
 		!x.Truncated || !x.Inline || x.Record != 55 || x.ExitCode != nil {
 		t.Errorf("%s", show(x))
 	}
@@ -277,13 +283,15 @@ func TestAnEndedExecDropsItsStdin(t *testing.T) {
 	if err := s.Apply(eventFor(s, ExecCancelled)); err != nil {
 		t.Fatal(err)
 	}
-	if s.Execs["x1"].Spec.Stdin != nil || string(running.Execs["x1"].Spec.Stdin) != "secret" || string(accept.Exec.Spec.Stdin) != "secret" {
+	if s.Execs["x1"].Spec.Stdin != nil || string(running.Execs["x1"].Spec.Stdin) != "secret" ||
+		string(accept.Exec.Spec.Stdin) != "secret" {
 		t.Error("the state before the end lost its stdin")
 	}
 }
 
 func TestP3_OnlyATombstoneSetsADeletedState(t *testing.T) {
-	tombstone := &Event{Sequence: 40, Kind: SandboxDeleted, Tenant: "t", Sandbox: "s", Reason: ReasonCleanupTTL, Time: epoch}
+	tombstone := &Event{Sequence: 40, Kind: SandboxDeleted, Tenant: "t", Sandbox: "s", Reason: ReasonCleanupTTL,
+		Time: epoch}
 	s := &State{}
 	if err := s.ApplyTombstone(tombstone); err != nil {
 		t.Fatal(err)
@@ -292,7 +300,8 @@ func TestP3_OnlyATombstoneSetsADeletedState(t *testing.T) {
 		t.Errorf("%s", show(b))
 	}
 	wantError(t, s.ApplyTombstone(tombstone), FailedPrecondition, ReasonSequenceNotKept, "")
-	wantError(t, (&State{}).ApplyTombstone(&Event{Sequence: 40, Kind: SandboxReady}), FailedPrecondition, ReasonSequenceNotKept, "")
+	wantError(t, (&State{}).ApplyTombstone(&Event{Sequence: 40, Kind: SandboxReady}), FailedPrecondition,
+		ReasonSequenceNotKept, "")
 	accept, err := parseEvent("sandbox.accepted", 41)
 	if err != nil {
 		t.Fatal(err)

@@ -94,7 +94,8 @@ func (c *byteChoices) below(n int, _ string) int {
 }
 
 func FuzzFold(f *testing.F) {
-	for _, seed := range []string{"\x00\x01\x01\x0f", "\x00\x01\x02\x0f", "\x01\x01\x03\x0f\x00\x01\x02\x1f", "a long and winding history", "\x00\x00\x05\x00"} {
+	for _, seed := range []string{"\x00\x01\x01\x0f", "\x00\x01\x02\x0f", "\x01\x01\x03\x0f\x00\x01\x02\x1f",
+		"a long and winding history", "\x00\x00\x05\x00"} {
 		f.Add(bytes.Repeat([]byte(seed), 20))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -11,8 +11,10 @@ import (
 var badIDs = map[string]string{
 	"empty": "", "65 characters": strings.Repeat("a", 65), "very long": strings.Repeat("a", 1<<20),
 	"dot": "a.b", "dots": "..", "star": "*", "star inside": "a*b", "rest wildcard": ">", "rest wildcard inside": "a>",
-	"space": "a b", "leading space": " a", "tab": "a\tb", "newline": "\n", "newline suffix": "abc\n", "carriage return": "abc\r",
-	"newline inside": "a\nb", "slash": "a/b", "backslash": `a\b`, "NUL": "a\x00b", "NUL suffix": "a\x00", "unicode letter": "ä",
+	"space": "a b", "leading space": " a", "tab": "a\tb", "newline": "\n", "newline suffix": "abc\n",
+	"carriage return": "abc\r",
+	"newline inside":  "a\nb", "slash": "a/b", "backslash": `a\b`, "NUL": "a\x00b", "NUL suffix": "a\x00",
+	"unicode letter":     "ä",
 	"unicode look-alike": "а", "full width": "ａ", "invalid UTF-8": "a\xff", "dollar": "$JS", "at": "a@b", "plus": "a+b",
 	"comma": "a,b", "colon": "a:b", "equals": "a=b", "percent": "a%20",
 }
@@ -31,7 +33,8 @@ func TestP3_OnlyPlainIDsAreValid(t *testing.T) {
 func TestAValidIDIsOneSubjectToken(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.OneOf(rapid.String(), rapid.StringMatching(`[A-Za-z0-9_-]{0,70}`)).Draw(t, "id")
-		plain := id != "" && len(id) <= MaxIDLength && strings.Trim(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
+		plain := id != "" && len(id) <= MaxIDLength &&
+			strings.Trim(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
 		for _, c := range id {
 			plain = plain && c < 0x80
 		}

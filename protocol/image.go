@@ -9,7 +9,7 @@ type PullProgress struct {
 	Total      Bytes  `json:"total,omitempty"` // size of the layers to download, as far as known
 	Layers     int    `json:"layers,omitempty"`
 	LayersDone int    `json:"layers_done,omitempty"`
-	Try        int    `json:"try,omitempty"` // from 1; more after the registry could not be reached
+	Try        int    `json:"try,omitempty"` // number of the attempt, from 1; repeated if the registry is unreachable
 	Complete   bool   `json:"complete,omitempty"`
 }
 
@@ -61,7 +61,7 @@ type HostImages struct {
 
 // HostImage is an image on a host.
 type HostImage struct {
-	Ref    string    `json:"ref"` // full reference; an id if a later pull took over the name
+	Ref    string    `json:"ref"` // full reference, or the image's id if a later pull took over the reference
 	Origin string    `json:"origin"`
 	State  string    `json:"state"`
 	ID     string    `json:"id,omitempty"`

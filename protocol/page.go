@@ -3,7 +3,7 @@ package protocol
 import "time"
 
 // EventPage is a page of a sandbox's history, the answer of the endpoint "events". [Reply.Sequence] is the
-// sequence of the last event; there are more events while Next is not greater.
+// sequence of the sandbox's last event; more pages follow while Next is at most that sequence.
 type EventPage struct {
 	Events []Event `json:"events"` // with consecutive sequences
 	Oldest uint64  `json:"oldest"` // sequence of the oldest retained event

@@ -29,8 +29,8 @@ const (
 	MaxLastOutput = 2 << 10 // bytes of a service's or hook's output in an event
 )
 
-// Network modes. In no mode can a sandbox reach its host, other sandboxes, cloud metadata addresses, or private
-// ranges that are not allowed.
+// Network modes. Whatever the mode, a sandbox cannot reach its host, other sandboxes, cloud metadata addresses, or
+// private ranges that are not allowed.
 const (
 	NetworkInternet = "internet" // public addresses; the default
 	NetworkNone     = "none"     // only its own services
@@ -151,8 +151,8 @@ type ServiceStatus struct {
 	Hooks    int          `json:"hooks,omitempty"`   // how many post_start commands have ended since the service started
 	Since    time.Time    `json:"since,omitempty,omitzero"`
 
-	// Ends is how often, according to the events, the command has ended since the container start named by
-	// Boot. LastExit is the exit code of the last run.
+	// Ends counts, according to the events, how often the command has ended since the container start that Boot
+	// names. LastExit is the exit code of the last run.
 	Ends     int    `json:"ends,omitempty"`
 	Boot     string `json:"boot,omitempty"`
 	LastExit *int   `json:"last_exit,omitempty"`
@@ -226,7 +226,7 @@ func (v *Service) resolve() {
 // Disabled reports whether the test is NONE, which disables the image's health check.
 func (h *Healthcheck) Disabled() bool { return len(h.Test) == 1 && h.Test[0] == "NONE" }
 
-// Resolve fills in every default. A disabled health check has none.
+// Resolve fills in every default. A disabled health check has no defaults.
 func (h *Healthcheck) Resolve() {
 	if h.Disabled() {
 		return
@@ -237,8 +237,8 @@ func (h *Healthcheck) Resolve() {
 	setDefault(&h.StartInterval, DefaultStartInterval)
 }
 
-// Capabilities returns the capability profile of the service. Specs accepted before the field existed have none
-// and get the standard profile.
+// Capabilities returns the capability profile of the service. Specs accepted before the field existed have no
+// profile and get the standard one.
 func (v *Service) Capabilities() string {
 	profile := v.Profile
 	setDefault(&profile, ProfileStandard)
@@ -333,7 +333,7 @@ func (s *SandboxSpec) validateNetwork() error {
 		return nil
 	}
 	switch {
-	// An empty list does not mean mode none.
+	// An empty list is rejected below: it must not count as mode none.
 	case n.Mode == NetworkAllow, n.Mode == "" && n.Allow != nil && len(n.Allow) == 0:
 		if len(n.Allow) == 0 || len(n.Allow) > MaxAllow {
 			return Invalid("spec.network.allow", "must have 1 to %d ranges, got %d", MaxAllow, len(n.Allow))

@@ -40,17 +40,21 @@ func TestAnEmptyAllowListIsRejected(t *testing.T) {
 
 // A port may be published at several host ports, at most once at one that Docker chooses.
 func TestPortConflictsDoNotDependOnOrder(t *testing.T) {
-	given, chosen, other := Port{Container: 80, Host: 8080}, Port{Container: 80}, Port{Container: 80, Host: 8081, Protocol: ProtocolTCP}
+	given, chosen, other := Port{Container: 80, Host: 8080}, Port{Container: 80},
+		Port{Container: 80, Host: 8081, Protocol: ProtocolTCP}
 	for _, c := range []struct {
 		ports []Port
 		field string
 	}{
 		{[]Port{given, chosen}, ""}, {[]Port{chosen, given}, ""},
 		{[]Port{given, chosen, other}, ""}, {[]Port{chosen, other, given}, ""}, {[]Port{other, given, chosen}, ""},
-		{[]Port{chosen, chosen}, "spec.ports[1].container"}, {[]Port{chosen, {Container: 80, Protocol: ProtocolTCP}}, "spec.ports[1].container"},
-		{[]Port{given, chosen, chosen}, "spec.ports[2].container"}, {[]Port{chosen, given, chosen}, "spec.ports[2].container"},
+		{[]Port{chosen, chosen}, "spec.ports[1].container"}, {[]Port{chosen, {Container: 80, Protocol: ProtocolTCP}},
+			"spec.ports[1].container"},
+		{[]Port{given, chosen, chosen}, "spec.ports[2].container"}, {[]Port{chosen, given, chosen},
+			"spec.ports[2].container"},
 		{[]Port{chosen, {Container: 80, Protocol: ProtocolUDP}}, ""},
-		{[]Port{given, {Container: 81, Host: 8080}}, "spec.ports[1].host"}, {[]Port{{Container: 81, Host: 8080}, given}, "spec.ports[1].host"},
+		{[]Port{given, {Container: 81, Host: 8080}}, "spec.ports[1].host"},
+		{[]Port{{Container: 81, Host: 8080}, given}, "spec.ports[1].host"},
 		{[]Port{given, chosen, given}, "spec.ports[2].host"},
 	} {
 		spec := goodSandbox()

@@ -3,7 +3,7 @@ package protocol
 // Posture describes what isolates the sandboxes of a host from the host and from each other, as reported by its
 // engine and kernel.
 type Posture struct {
-	// Seccomp is the engine's seccomp profile: default, builtin, the path of another, unconfined, or none.
+	// Seccomp is the engine's seccomp profile: default, builtin, unconfined, none, or the path of a profile.
 	Seccomp       string `json:"seccomp"`
 	UserNamespace bool   `json:"user_namespace,omitempty"` // root in a container is not root on the host
 	Rootless      bool   `json:"rootless,omitempty"`       // the engine does not run as root

@@ -18,7 +18,7 @@ type PrimaryStatus struct {
 	Boot     string       `json:"boot,omitempty"`      // supervisor boot of the current or last run
 	Restarts int          `json:"restarts,omitempty"`  // earlier runs in this boot
 	ExitCode *int         `json:"exit_code,omitempty"` // of the last ended run; nil: none, or unknown
-	Reason   string       `json:"reason,omitempty"`    // of that end: oom_killed, or why it could not start
+	Reason   string       `json:"reason,omitempty"`    // why that run ended: oom_killed, or why it could not start
 	Error    *Error       `json:"error,omitempty"`     // why it could not start
 }
 
@@ -38,7 +38,8 @@ func (s *State) applyPrimary(e *Event) error {
 	return nil
 }
 
-// primaryEnded records that the command ended with its container, when no event says how.
+// primaryEnded records that the sandbox's own command ended with its container, unless an event has already
+// reported its end.
 func (b *Sandbox) primaryEnded(e *Event) {
 	if b.Primary == nil || b.Primary.State == PrimaryHasEnded {
 		return

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// neverReached are the ranges of the host itself and its link, and the addresses of cloud metadata services,
-// which hand out a machine's credentials.
+// neverReached are the ranges of the host itself and of its link, and the addresses of cloud metadata services,
+// which give a machine's credentials to any program on it.
 var neverReached = prefixes(
 	"0.0.0.0/8",          // this network
 	"127.0.0.0/8",        // loopback
@@ -47,7 +47,7 @@ var privateRanges = prefixes(
 func PrivateRanges() []netip.Prefix { return slices.Clone(privateRanges) }
 
 // IsPrivateRange reports whether a range lies entirely within one private range. A range that includes public
-// addresses, such as 0.0.0.0/0, does not; in a policy it stands for the public addresses.
+// addresses, such as 0.0.0.0/0, does not; in a policy, such a range means only its public addresses.
 func IsPrivateRange(p netip.Prefix) bool { return IsWithinAny(p, privateRanges) }
 
 // IsWithinAny reports whether a range lies entirely within one range of a list.

@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// Placement skips a host that refused a sandbox for refusalFirst, doubled with each further refusal up to
-	// refusalMost.
+	// After a host refused a sandbox, placement skips the host for refusalFirst. Each further refusal doubles the
+	// time, up to refusalMost.
 	refusalFirst = 2 * time.Second
 	refusalMost  = time.Minute
 
@@ -46,12 +46,12 @@ func (b *Sandbox) refused(e *Event) {
 	kept = append(kept, r)
 	b.Refusals = slices.Clone(kept[max(0, len(kept)-maxRefusals):])
 	b.Assigned, b.Phase, b.Pull = false, "", nil
-	if !b.Resuming { // nothing of it exists on the host
+	if !b.Resuming { // the sandbox has nothing on the host
 		b.Worker, b.HostID = "", ""
 	}
 }
 
-// replaced discards what belonged to the old host, so that the sandbox is created on another one.
+// replaced clears everything that describes the old host, so that the sandbox is created on another host.
 func (b *Sandbox) replaced(e *Event) {
 	b.Assigned, b.Worker, b.HostID, b.Phase, b.Pull = false, "", "", "", nil
 	b.Container, b.Subnet, b.Boot, b.Ports, b.ReadyAt = "", "", "", nil, time.Time{}

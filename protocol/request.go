@@ -37,7 +37,7 @@ type Reply struct {
 	Explain   *Explanation `json:"explain,omitempty"`
 	Ping      *Ping        `json:"ping,omitempty"`
 	Defaults  *SandboxSpec `json:"defaults,omitempty"` // the tenant's defaults, below the specs of its creates
-	Awaited   []string     `json:"awaited,omitempty"`  // the Images that pending sandboxes wait for
+	Awaited   []string     `json:"awaited,omitempty"`  // the images of the query that pending sandboxes wait for
 	History   *EventPage   `json:"history,omitempty"`
 	Output    *OutputPage  `json:"output,omitempty"`
 	Batches   *BatchPage   `json:"batches,omitempty"`
@@ -51,8 +51,8 @@ type Query struct {
 	Sandbox     string            `json:"sandbox,omitempty"` // id or name
 	Exec        string            `json:"exec,omitempty"`
 	MinSequence uint64            `json:"min_sequence,omitempty"` // wait for a state at least this new
-	Labels      map[string]string `json:"labels,omitempty"`       // all must be equal
-	States      []string          `json:"states,omitempty"`       // any may match; empty: all except deleted
+	Labels      map[string]string `json:"labels,omitempty"`       // labels that a sandbox must have
+	States      []string          `json:"states,omitempty"`       // wanted states; empty: all except deleted
 	// 1 to 1000, default 100. For output, bytes: 1 to [MaxOutputPage], which is also the default.
 	Limit   int      `json:"limit,omitempty"`
 	Page    string   `json:"page,omitempty"`    // Next of the previous page
@@ -141,7 +141,7 @@ type Explanation struct {
 	Hosts    []HostRefusal `json:"hosts,omitempty"`    // why each host does not take the sandbox
 }
 
-// HostRefusal says why a host does not take a sandbox. An empty reason means that it would.
+// HostRefusal says why a host does not take a sandbox. An empty reason means that the host would take it.
 type HostRefusal struct {
 	Worker string `json:"worker"`
 	Reason string `json:"reason,omitempty"`
@@ -172,7 +172,7 @@ type Host struct {
 	Runtime   string            `json:"runtime"`
 	Mounts    []string          `json:"mounts,omitempty"`          // allow-list for mounts
 	Writable  []string          `json:"writable_mounts,omitempty"` // entries of Mounts that may be mounted writable
-	Tools     []string          `json:"tools,omitempty"`           // built-in tools that it provides
+	Tools     []string          `json:"tools,omitempty"`           // built-in tools that the host provides
 	Runtimes  []string          `json:"runtimes,omitempty"`        // OCI runtimes that sandboxes may choose
 	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that sandboxes may choose
 	GPUs      int               `json:"gpus,omitempty"`
@@ -184,10 +184,10 @@ type Host struct {
 	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing does, and the host
 	// takes no sandboxes.
 	Firewall string `json:"firewall,omitempty"`
-	Images   bool   `json:"tells_images,omitempty"` // it reports its images in [HostImages]
+	Images   bool   `json:"tells_images,omitempty"` // the worker reports its images in [HostImages]
 	Healthy  bool   `json:"healthy"`                // the engine answers
 	Problem  string `json:"problem,omitempty"`
-	Full     string `json:"full,omitempty"` // why it takes no new sandboxes: which resource is short
+	Full     string `json:"full,omitempty"` // why the host takes no new sandboxes: which resource is short
 	// Defaults are the operator's defaults for the specs of sandboxes on this host.
 	Defaults  *SandboxSpec `json:"defaults,omitempty"`
 	StartedAt time.Time    `json:"started_at,omitempty,omitzero"`
@@ -205,7 +205,7 @@ type Host struct {
 	// Maximum spec.pids of one container. 0: an older worker, whose maximum is [MaxPIDs].
 	MostPIDs int64 `json:"most_pids,omitempty"`
 
-	// What isolates its sandboxes; nil: an older worker.
+	// What isolates the sandboxes of the host; nil: an older worker.
 	Posture *Posture `json:"posture,omitempty"`
 
 	// Loopback ports that may be published, "FIRST-LAST". Empty: an older worker, which publishes any.
@@ -275,8 +275,8 @@ type Heartbeat struct {
 	// notified again about everything pending.
 	Listening uint64 `json:"listening,omitempty"`
 
-	// Skew is how far the worker's wall clock is ahead of the store's, as the worker measured it, because a
-	// late heartbeat says nothing about clocks. nil: unknown.
+	// Skew is how far the worker's wall clock is ahead of the store's; nil: unknown. The worker measures it,
+	// because a heartbeat that arrives late says nothing about clocks.
 	Skew *Duration `json:"skew,omitempty"`
 }
 
@@ -302,7 +302,7 @@ type NameHold struct {
 }
 
 // Validate checks that a request has the fields that its verb needs, no others, and a valid spec. Errors: those
-// of the specs; the field is its path in the payload.
+// of the specs, with Field as a path in the payload.
 func (r *Request) Validate(verb string) error { return WithPayloadField(verb, r.validate(verb)) }
 
 func (r *Request) validate(verb string) error {
@@ -364,7 +364,7 @@ func (r *Request) validate(verb string) error {
 type Status struct {
 	Version     int       `json:"v"`
 	Coordinator string    `json:"coordinator"`
-	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are
+	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are decided
 	Time        time.Time `json:"time"`
 
 	// Elected reports that the event log or the output log has a new leader. The old one may not have published what it

@@ -10,9 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// canonical returns a deep copy of v that normalizes what the wire does not distinguish:
-// an empty map or list is nil, a time is in UTC and without its monotonic part, a field that is not
-// on the wire is zero.
+// canonical returns a deep copy of v that normalizes what the wire does not distinguish: an empty map or list is
+// nil, a time is in UTC without its monotonic part, and a field that is not on the wire is zero.
 func canonical[T any](v T) T {
 	return canonicalValue(reflect.ValueOf(&v).Elem()).Interface().(T)
 }
@@ -87,7 +86,8 @@ func anyValue[T any]() *rapid.Generator[T] {
 				if rapid.Bool().Draw(t, "zero time") {
 					return time.Time{}
 				}
-				at := time.Unix(rapid.Int64Range(minTime, maxTime-1).Draw(t, "seconds"), rapid.Int64Range(0, 999999999).Draw(t, "nanoseconds"))
+				at := time.Unix(rapid.Int64Range(minTime, maxTime-1).Draw(t, "seconds"),
+					rapid.Int64Range(0, 999999999).Draw(t, "nanoseconds"))
 				return at.In(time.FixedZone("", 60*rapid.IntRange(-14*60, 14*60).Draw(t, "zone")))
 			}),
 		},

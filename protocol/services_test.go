@@ -20,7 +20,8 @@ func TestServicesHaveOneEncoding(t *testing.T) {
 		}
 	}
 	var again SandboxSpec
-	if err := Decode(first, &again); err != nil || len(again.RequiredServices) != 6 || again.RequiredServices["c"].Image != "c" {
+	if err := Decode(first, &again); err != nil || len(again.RequiredServices) != 6 ||
+		again.RequiredServices["c"].Image != "c" {
 		t.Errorf("decoded: %+v, %v", again.RequiredServices, err)
 	}
 }
@@ -44,33 +45,44 @@ func TestInvalidServicesAreRejectedByField(t *testing.T) {
 	const field = "spec.required_services.db."
 	checkRefused(t, goodSandbox, (*S).Validate, []refused[S]{
 		{"without an image", db(func(v *Service) { v.Image = "" }), field + "image"},
-		{"a command that is empty", db(func(v *Service) { v.Command = []string{""} }), field + "command[0]"},
-		{"a name of the environment", db(func(v *Service) { v.Env = map[string]string{"A B": ""} }), field + "env.A B"},
-		{"a user", db(func(v *Service) { v.User = "a b" }), field + "user"},
-		{"cpu", db(func(v *Service) { v.CPU = -1 }), field + "cpu"},
-		{"memory", db(func(v *Service) { v.Memory = 1 }), field + "memory"},
-		{"pids", db(func(v *Service) { v.PIDs = 1 }), field + "pids"},
-		{"disk", db(func(v *Service) { v.Disk = 1 }), field + "disk"},
-		{"profile", db(func(v *Service) { v.Profile = "root" }), field + "profile"},
-		{"a test that is empty", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }), field + "healthcheck.test"},
-		{"a test of an empty line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", ""}} }), field + "healthcheck.test"},
-		{"a test of a blank line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", " \n"}} }), field + "healthcheck.test"},
-		{"a test of no program", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD", "", "a"}} }), field + "healthcheck.test"},
-		{"a test that is NONE and more", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE", "x"}} }), field + "healthcheck.test"},
-		{"an interval of no test", db(func(v *Service) {
+		{"an empty command", db(func(v *Service) { v.Command = []string{""} }), field + "command[0]"},
+		{"an invalid environment name", db(func(v *Service) { v.Env = map[string]string{"A B": ""} }), field + "env.A B"},
+		{"an invalid user", db(func(v *Service) { v.User = "a b" }), field + "user"},
+		{"negative cpu", db(func(v *Service) { v.CPU = -1 }), field + "cpu"},
+		{"too little memory", db(func(v *Service) { v.Memory = 1 }), field + "memory"},
+		{"too few pids", db(func(v *Service) { v.PIDs = 1 }), field + "pids"},
+		{"too little disk", db(func(v *Service) { v.Disk = 1 }), field + "disk"},
+		{"an unknown profile", db(func(v *Service) { v.Profile = "root" }), field + "profile"},
+		{"a health check without a test", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }),
+			field + "healthcheck.test"},
+		{"an empty test line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", ""}} }),
+			field + "healthcheck.test"},
+		{"a blank test line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", " \n"}} }),
+			field + "healthcheck.test"},
+		{"a test without a program", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD", "", "a"}} }),
+			field + "healthcheck.test"},
+		{"a test of NONE and another word", db(func(v *Service) {
+			v.Healthcheck = &Healthcheck{Test: []string{"NONE",
+				"x"}}
+		}), field + "healthcheck.test"},
+		{"an interval with test NONE", db(func(v *Service) {
 			v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Interval: DefaultHealthInterval}
 		}), field + "healthcheck.interval"},
-		{"retries of no test", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Retries: 1} }), field + "healthcheck.retries"},
-		{"a hook that is empty", db(func(v *Service) { v.PostStart = []Hook{{}} }), field + "post_start[0].command"},
-		{"a hook's timeout", db(func(v *Service) { v.PostStart = []Hook{{Command: []string{"true"}, Timeout: MaxHookTimeout + 1}} }), field + "post_start[0].timeout"},
-		{"many hooks", db(func(v *Service) { v.PostStart = make([]Hook, MaxHooks+1) }), field + "post_start"},
+		{"retries with test NONE", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Retries: 1} }),
+			field + "healthcheck.retries"},
+		{"a hook without a command", db(func(v *Service) { v.PostStart = []Hook{{}} }), field + "post_start[0].command"},
+		{"a hook with too long a timeout", db(func(v *Service) {
+			v.PostStart = []Hook{{Command: []string{"true"},
+				Timeout: MaxHookTimeout + 1}}
+		}), field + "post_start[0].timeout"},
+		{"too many hooks", db(func(v *Service) { v.PostStart = make([]Hook, MaxHooks+1) }), field + "post_start"},
 		{"a name in capitals", named("DB"), "spec.optional_services.DB"},
 		{"a name with a dot", named("a.b"), "spec.optional_services.a.b"},
-		{"a name of the host", named("localhost"), "spec.optional_services.localhost"},
-		{"one that is both", func(s *S) {
+		{"the name localhost", named("localhost"), "spec.optional_services.localhost"},
+		{"a required service that is also optional", func(s *S) {
 			s.RequiredServices, s.OptionalServices = Services{"db": {Image: "postgres"}}, Services{"db": {Image: "postgres"}}
 		}, "spec.optional_services.db"},
-		{"many", func(s *S) { s.RequiredServices = many }, "spec.required_services"},
+		{"too many services", func(s *S) { s.RequiredServices = many }, "spec.required_services"},
 	})
 }
 

@@ -26,7 +26,7 @@ const (
 	MinMemory       = Bytes(16 << 20)
 	MaxPIDs         = 1 << 20
 	MaxOutputLimit  = Bytes(4 << 30)
-	MaxActiveExecs  = 8192     // execs of a sandbox that have not ended; its supervisor keeps as many ended ones
+	MaxActiveExecs  = 8192     // unfinished execs of a sandbox; its supervisor also keeps this many ended ones
 	MaxInlineOutput = 16 << 10 // stdout and stderr together, carried in the exec's last event
 )
 
@@ -53,7 +53,7 @@ const (
 	OnHostLossReplace = "replace"
 )
 
-// SandboxSpec describes a sandbox. The handle shows it resolved, with every default filled in.
+// SandboxSpec describes a sandbox. Reads return it with every default filled in.
 type SandboxSpec struct {
 	Image string `json:"image"` // image reference, required
 	// primary command, run by the supervisor as User in Cwd; empty: the sandbox only waits for execs
@@ -262,8 +262,8 @@ func validateLimits(field string, cpu float64, memory Bytes, pids int64) error {
 	return nil
 }
 
-// validateFiles checks mounts, copies and in-memory file systems. They share the paths of the primary
-// container; copies into a service have that service's own.
+// validateFiles checks mounts, copies and in-memory file systems. All of them use the paths of the primary
+// container, except copies into a service, which use the paths of the service's container.
 func (s *SandboxSpec) validateFiles() error {
 	for _, list := range []struct {
 		field   string

@@ -16,7 +16,7 @@ func goodSandbox() *SandboxSpec { return &SandboxSpec{Image: "local/busybox:1"} 
 
 func goodExec() *ExecSpec { return &ExecSpec{Command: []string{"true"}} }
 
-// invalidSandboxes maps the name of a fault to a spec with only that fault.
+// refused is a spec with a single fault. The error must name field.
 type refused[S any] struct {
 	name  string
 	fault func(*S)
@@ -55,11 +55,11 @@ func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 		{"image with a newline", func(s *S) { s.Image = "a\n" }, "spec.image"},
 		{"image like an option", func(s *S) { s.Image = "-v" }, "spec.image"},
 		{"image with NUL", func(s *S) { s.Image = "a\x00" }, "spec.image"},
-		{"image of other letters", func(s *S) { s.Image = "bücher" }, "spec.image"},
+		{"image with non-ASCII letters", func(s *S) { s.Image = "bücher" }, "spec.image"},
 		{"image too long", func(s *S) { s.Image = strings.Repeat("a", 513) }, "spec.image"},
-		{"command of nothing", func(s *S) { s.Command = []string{""} }, "spec.command[0]"},
+		{"command without a program", func(s *S) { s.Command = []string{""} }, "spec.command[0]"},
 		{"command with NUL", func(s *S) { s.Command = []string{"a", "b\x00"} }, "spec.command[1]"},
-		{"command of too many", func(s *S) { s.Command = repeated(MaxArgs+1, "a") }, "spec.command"},
+		{"command with too many arguments", func(s *S) { s.Command = repeated(MaxArgs+1, "a") }, "spec.command"},
 		{"command too long", func(s *S) { s.Command = []string{strings.Repeat("a", MaxArgsBytes+1)} }, "spec.command"},
 		{"user with a space", func(s *S) { s.User = "a b" }, "spec.user"},
 		{"user with a newline", func(s *S) { s.User = "root\n" }, "spec.user"},
@@ -69,7 +69,7 @@ func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 		{"group alone", func(s *S) { s.User = ":a" }, "spec.user"},
 		{"user with a slash", func(s *S) { s.User = "../a" }, "spec.user"},
 		{"user with NUL", func(s *S) { s.User = "a\x00" }, "spec.user"},
-		{"user of other letters", func(s *S) { s.User = "jürgen" }, "spec.user"},
+		{"user with non-ASCII letters", func(s *S) { s.User = "jürgen" }, "spec.user"},
 		{"user too long", func(s *S) { s.User = strings.Repeat("a", 129) }, "spec.user"},
 		{"cwd relative", func(s *S) { s.Cwd = "src" }, "spec.cwd"},
 		{"cwd a dot", func(s *S) { s.Cwd = "./" }, "spec.cwd"},
@@ -93,7 +93,7 @@ func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 		{"on_host_loss unknown", func(s *S) { s.OnHostLoss = "move" }, "spec.on_host_loss"},
 		{"placement without a value", func(s *S) { s.Placement = []string{"a=b", "zone"} }, "spec.placement[1]"},
 		{"placement without a key", func(s *S) { s.Placement = []string{"=b"} }, "spec.placement[0]"},
-		{"placement in nothing", func(s *S) { s.Placement = []string{"zone in ()"} }, "spec.placement[0]"},
+		{"placement in an empty list", func(s *S) { s.Placement = []string{"zone in ()"} }, "spec.placement[0]"},
 		{"placement not closed", func(s *S) { s.Placement = []string{"zone in (a"} }, "spec.placement[0]"},
 		{"placement with two keys", func(s *S) { s.Placement = []string{"a b=c"} }, "spec.placement[0]"},
 		{"too many placements", func(s *S) { s.Placement = make([]string, MaxPlacement+1) }, "spec.placement"},
@@ -129,9 +129,16 @@ func TestS12_InvalidMountsAndCopiesAreRejectedByField(t *testing.T) {
 		{"target with NUL", mount("/opt", "/a\x00b"), "spec.mounts[0].target"},
 		{"too many mounts", func(s *S) { s.Mounts = make([]Mount, MaxMounts+1) }, "spec.mounts"},
 		{"too many copies", func(s *S) { s.Copies = make([]Copy, MaxCopies+1) }, "spec.copies"},
-		{"same target", func(s *S) { s.Mounts = []Mount{{Source: "/x", Target: "/a"}, {Source: "/y", Target: "/a"}} }, "spec.mounts[1].target"},
-		{"same target with a slash", func(s *S) { s.Mounts = []Mount{{Source: "/x", Target: "/a"}, {Source: "/y", Target: "/a/"}} }, "spec.mounts[1].target"},
-		{"same target by dots", func(s *S) { s.Mounts = []Mount{{Source: "/x", Target: "/a"}, {Source: "/y", Target: "/b/../a"}} }, "spec.mounts[1].target"},
+		{"same target", func(s *S) { s.Mounts = []Mount{{Source: "/x", Target: "/a"}, {Source: "/y", Target: "/a"}} },
+			"spec.mounts[1].target"},
+		{"same target with a slash", func(s *S) {
+			s.Mounts = []Mount{{Source: "/x", Target: "/a"},
+				{Source: "/y", Target: "/a/"}}
+		}, "spec.mounts[1].target"},
+		{"same target by dots", func(s *S) {
+			s.Mounts = []Mount{{Source: "/x", Target: "/a"},
+				{Source: "/y", Target: "/b/../a"}}
+		}, "spec.mounts[1].target"},
 		{"mount and copy to one target", func(s *S) {
 			s.Mounts = []Mount{{Source: "/x", Target: "/a"}}
 			s.Copies = []Copy{{Digest: someDigest, Target: "/a/"}}
@@ -144,13 +151,15 @@ func TestS12_InvalidMountsAndCopiesAreRejectedByField(t *testing.T) {
 			s.Tmpfs = []Tmpfs{{Target: "/a"}}
 			s.Copies = []Copy{{Digest: someDigest, Target: "/a/b"}}
 		}, "spec.copies[0].target"},
-		{"copy into a service that is not there", func(s *S) {
+		{"copy into an unknown service", func(s *S) {
 			s.RequiredServices = Services{"db": {Image: "postgres"}}
-			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"}, {Digest: someDigest, Target: "/a", Service: "cache"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"},
+				{Digest: someDigest, Target: "/a", Service: "cache"}}
 		}, "spec.copies[1].service"},
 		{"two copies to one target of a service", func(s *S) {
 			s.OptionalServices = Services{"db": {Image: "postgres"}}
-			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"}, {Digest: someDigest, Target: "/b/../a", Service: "db"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"},
+				{Digest: someDigest, Target: "/b/../a", Service: "db"}}
 		}, "spec.copies[1].target"},
 		{"copy into a reserved place of a service", func(s *S) {
 			s.OptionalServices = Services{"db": {Image: "postgres"}}
@@ -159,8 +168,10 @@ func TestS12_InvalidMountsAndCopiesAreRejectedByField(t *testing.T) {
 		{"copy onto a root that cannot be written", func(s *S) {
 			s.ReadOnly, s.Copies = true, []Copy{{Digest: someDigest, Target: "/a"}}
 		}, "spec.read_only"},
-		{"copy target relative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "src"}} }, "spec.copies[0].target"},
-		{"copy size negative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "/src", Size: -1}} }, "spec.copies[0].size"},
+		{"copy target relative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "src"}} },
+			"spec.copies[0].target"},
+		{"copy size negative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "/src", Size: -1}} },
+			"spec.copies[0].size"},
 		{"digest empty", digest(""), "spec.copies[0].digest"},
 		{"digest short", digest(someDigest[:len(someDigest)-1]), "spec.copies[0].digest"},
 		{"digest long", digest(someDigest + "0"), "spec.copies[0].digest"},
@@ -170,17 +181,21 @@ func TestS12_InvalidMountsAndCopiesAreRejectedByField(t *testing.T) {
 		{"digest of another kind", digest(strings.Replace(someDigest, "256", "512", 1)), "spec.copies[0].digest"},
 		{"digest with a path", digest("sha256-../" + someDigest[10:]), "spec.copies[0].digest"},
 	}
-	for _, target := range []string{"/", "//", "/.", "/..", "/a/..", "/.boxfleet", "/.boxfleet/", "/.boxfleet/run", "//.boxfleet/run",
-		"/a/../.boxfleet/x", "/proc", "/proc/1", "/./proc/sys", "/sys", "/sys/fs/cgroup", "/dev", "/dev/shm", "/a/../../dev"} {
+	for _, target := range []string{"/", "//", "/.", "/..", "/a/..", "/.boxfleet", "/.boxfleet/", "/.boxfleet/run",
+		"//.boxfleet/run",
+		"/a/../.boxfleet/x", "/proc", "/proc/1", "/./proc/sys", "/sys", "/sys/fs/cgroup", "/dev", "/dev/shm",
+		"/a/../../dev"} {
 		cases = append(cases, refused[S]{"mount on " + target, mount("/opt", target), "spec.mounts[0].target"},
-			refused[S]{"copy to " + target, func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: target}} }, "spec.copies[0].target"})
+			refused[S]{"copy to " + target, func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: target}} },
+				"spec.copies[0].target"})
 	}
 	checkRefused(t, goodSandbox, (*S).Validate, cases)
 }
 
 func TestACopyIntoAServiceDoesNotConflictWithOtherContainers(t *testing.T) {
 	spec := goodSandbox()
-	spec.ReadOnly, spec.RequiredServices, spec.OptionalServices = true, Services{"db": {Image: "postgres"}}, Services{"cache": {Image: "redis"}}
+	spec.ReadOnly, spec.RequiredServices, spec.OptionalServices = true, Services{"db": {Image: "postgres"}},
+		Services{"cache": {Image: "redis"}}
 	spec.Mounts, spec.Tmpfs = []Mount{{Source: "/opt", Target: "/a"}}, []Tmpfs{{Target: "/b"}}
 	for _, target := range []string{"/a", "/a/x", "/b", "/b/x"} {
 		for _, service := range []string{"db", "cache"} {
@@ -206,7 +221,7 @@ func TestP9_InvalidExecSpecIsRejectedByField(t *testing.T) {
 	type S = ExecSpec
 	checkRefused(t, goodExec, (*S).Validate, []refused[S]{
 		{"no command", func(s *S) { s.Command = nil }, "spec.command"},
-		{"command of nothing", func(s *S) { s.Command = []string{"", "a"} }, "spec.command[0]"},
+		{"command without a program", func(s *S) { s.Command = []string{"", "a"} }, "spec.command[0]"},
 		{"command with NUL", func(s *S) { s.Command = []string{"a\x00"} }, "spec.command[0]"},
 		{"argument with NUL", func(s *S) { s.Command = []string{"a", "", "\x00"} }, "spec.command[2]"},
 		{"too many arguments", func(s *S) { s.Command = repeated(MaxArgs+1, "a") }, "spec.command"},
@@ -225,7 +240,8 @@ func TestP9_InvalidExecSpecIsRejectedByField(t *testing.T) {
 }
 
 func TestX4_EnvironmentNamesArePosix(t *testing.T) {
-	for _, name := range []string{"", "1A", "A B", " A", "A=B", "=", "A\n", "\nA", "A\r", "A-B", "A.B", "Ä", "Aä", "А", "A\x00", "A\xff", "$A", "A[0]"} {
+	for _, name := range []string{"", "1A", "A B", " A", "A=B", "=", "A\n", "\nA", "A\r", "A-B", "A.B", "Ä", "Aä", "А",
+		"A\x00", "A\xff", "$A", "A[0]"} {
 		t.Run(fmt.Sprintf("%q", name), func(t *testing.T) {
 			box, exec := goodSandbox(), goodExec()
 			box.Env = map[string]string{"GOOD": "1", name: "x"}
@@ -275,14 +291,16 @@ func TestInvalidLabelsAreRejectedByKey(t *testing.T) {
 		wantError(t, spec.Validate(), InvalidArgument, "", tc.field)
 	}
 	spec := goodSandbox()
-	spec.Labels = map[string]string{"a": "", "example.org/team_1-x": "ü =, x", strings.Repeat("a", MaxLabelKey): strings.Repeat("x", MaxLabelValue)}
+	spec.Labels = map[string]string{"a": "", "example.org/team_1-x": "ü =, x",
+		strings.Repeat("a", MaxLabelKey): strings.Repeat("x", MaxLabelValue)}
 	if err := spec.Validate(); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestX3_InterpreterNameIsCheckedAtFullLength(t *testing.T) {
-	for _, name := range []string{"", "python\n", "\npython", "-c", "-", "a/b", "/bin/sh", "a b", "sh;id", "sh\x00", "pythön", "$(id)", "a\tb", "--"} {
+	for _, name := range []string{"", "python\n", "\npython", "-c", "-", "a/b", "/bin/sh", "a b", "sh;id", "sh\x00",
+		"pythön", "$(id)", "a\tb", "--"} {
 		wantError(t, ValidateInterpreter("language", name), InvalidArgument, "", "language")
 	}
 	for _, name := range []string{"python", "python3.12", "node", "c++filt"[:1], "a-b_c.d", "_"} {
@@ -293,8 +311,10 @@ func TestX3_InterpreterNameIsCheckedAtFullLength(t *testing.T) {
 }
 
 func TestSpecsAtTheirLimitsAreValid(t *testing.T) {
-	box := &SandboxSpec{Image: strings.Repeat("a", 512), Command: repeated(MaxArgs, "a"), Env: numbered(MaxEnv, "x"), Labels: numbered(MaxLabels, "x"),
-		User: "0:0", Cwd: "/", CPU: 0.01, Memory: MinMemory, PIDs: 8, Grace: MaxGrace, OnHostLoss: OnHostLossFail, IdleTTL: 1}
+	box := &SandboxSpec{Image: strings.Repeat("a", 512), Command: repeated(MaxArgs, "a"), Env: numbered(MaxEnv, "x"),
+		Labels: numbered(MaxLabels, "x"),
+		User:   "0:0", Cwd: "/", CPU: 0.01, Memory: MinMemory, PIDs: 8, Grace: MaxGrace, OnHostLoss: OnHostLossFail,
+		IdleTTL: 1}
 	for i := range MaxMounts {
 		box.Mounts = append(box.Mounts, Mount{Source: "/opt", Target: fmt.Sprintf("/m%d", i)})
 	}
@@ -304,8 +324,9 @@ func TestSpecsAtTheirLimitsAreValid(t *testing.T) {
 	if err := box.Validate(); err != nil {
 		t.Error(err)
 	}
-	exec := &ExecSpec{Command: []string{"a", strings.Repeat("x", MaxArgsBytes-1)}, Stdin: make([]byte, MaxStdin), Timeout: Duration(time.Millisecond),
-		Grace: MaxGrace, OutputLimit: MaxOutputLimit, Env: map[string]string{"A": strings.Repeat("x", MaxEnvBytes-1)}}
+	exec := &ExecSpec{Command: []string{"a", strings.Repeat("x", MaxArgsBytes-1)}, Stdin: make([]byte, MaxStdin),
+		Timeout: Duration(time.Millisecond),
+		Grace:   MaxGrace, OutputLimit: MaxOutputLimit, Env: map[string]string{"A": strings.Repeat("x", MaxEnvBytes-1)}}
 	if err := exec.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -323,8 +344,10 @@ func TestS18_ResolvedSpecIsValidAndFinal(t *testing.T) {
 	if err := exec.Validate(); err != nil {
 		t.Error(err)
 	}
-	if box.CPU != DefaultCPU || box.Memory != DefaultMemory || box.PIDs != DefaultPIDs || box.QueueTimeout != DefaultQueueTimeout ||
-		box.CreateTimeout != DefaultCreateTimeout || box.Grace != DefaultGrace || box.OnHostLoss != OnHostLossWait || box.IdleTTL != 0 {
+	if box.CPU != DefaultCPU || box.Memory != DefaultMemory || box.PIDs != DefaultPIDs ||
+		box.QueueTimeout != DefaultQueueTimeout ||
+		box.CreateTimeout != DefaultCreateTimeout || box.Grace != DefaultGrace || box.OnHostLoss != OnHostLossWait ||
+		box.IdleTTL != 0 {
 		t.Errorf("sandbox: %s", show(box))
 	}
 	if exec.Grace != DefaultGrace || exec.OutputLimit != DefaultOutputLimit || exec.Timeout != 0 {
@@ -367,7 +390,8 @@ func TestValidSpecsAreSafeToUse(t *testing.T) {
 			}
 		}
 		for _, m := range spec.Mounts {
-			if strings.Contains(m.Target, "/proc") && strings.Index(m.Target, "/proc") == 0 && !strings.Contains(m.Target, "..") {
+			if strings.Contains(m.Target, "/proc") && strings.Index(m.Target, "/proc") == 0 &&
+				!strings.Contains(m.Target, "..") {
 				t.Fatalf("target %q is accepted", m.Target)
 			}
 		}

@@ -54,7 +54,7 @@ func (s ExecState) Terminal() bool {
 	return false
 }
 
-// Sandbox is the handle of a sandbox: its full state, folded from its history.
+// Sandbox is the full state of a sandbox, folded from its history.
 type Sandbox struct {
 	Tenant string       `json:"tenant"`
 	ID     string       `json:"id"`
@@ -118,7 +118,7 @@ func (b *Sandbox) AcceptedSpec() *SandboxSpec {
 	return &b.Spec
 }
 
-// Exec is the handle of an exec.
+// Exec is the full state of an exec, folded from its sandbox's history.
 type Exec struct {
 	Tenant      string    `json:"tenant"`
 	Sandbox     string    `json:"sandbox"`
@@ -133,7 +133,7 @@ type Exec struct {
 	ExitCode    *int      `json:"exit_code,omitempty"` // nil: unknown, or not ended
 	Reason      string    `json:"reason,omitempty"`
 	Error       *Error    `json:"error,omitempty"`
-	Cancelling  bool      `json:"cancelling,omitempty"` // its cancel was requested, whatever the outcome
+	Cancelling  bool      `json:"cancelling,omitempty"` // its cancel was requested; it may still end in another state
 	AcceptedAt  time.Time `json:"accepted_at"`
 	StartedAt   time.Time `json:"started_at,omitempty,omitzero"`
 	EndedAt     time.Time `json:"ended_at,omitempty,omitzero"`
@@ -144,8 +144,8 @@ type Exec struct {
 	OOMKills int  `json:"oom_kills,omitempty"`
 	Inline   bool `json:"inline,omitempty"` // the output is in the event at Record, not in the log stream
 
-	// OutputError says why output after StdoutBytes and StderrBytes is missing: the output log rejected it for
-	// too long, or the host's disk was full (reason disk_full). ExitCode is valid nevertheless.
+	// OutputError says why output after StdoutBytes and StderrBytes is missing: the output log accepted nothing
+	// for too long, or the host's disk was full (reason disk_full). ExitCode is still valid.
 	OutputError *Error `json:"output_error,omitempty"`
 
 	// StartSequence is the sequence of its exec.started, by which a supervisor recognizes a repeated start. 0:
@@ -161,14 +161,14 @@ type Exec struct {
 // or of the effect of an event. Otherwise coordinators would use stored states that lack the new information.
 const FoldVersion = 4
 
-// State is the fold of a sandbox's history: the handle, its execs that have not ended, and the newest ended
-// ones. The zero value is the state of an empty history. Exec values are replaced, never changed, so that
+// State is the fold of a sandbox's history: the sandbox, its execs that have not ended, and its newest ended
+// execs. The zero value is the state of an empty history. Exec values are replaced, never changed, so that
 // [State.Clone] is cheap.
 type State struct {
 	Sandbox Sandbox          `json:"sandbox"`
 	Execs   map[string]*Exec `json:"execs,omitempty"`
 	Ended   []string         `json:"ended,omitempty"` // ids of the ended execs still in Execs, oldest first
-	// Requests are ids of stop, resume, extend and delete requests from older snapshots; nothing adds to them.
+	// Requests has ids of stop, resume, extend and delete requests from older snapshots; no new ids are added.
 	Requests []string `json:"requests,omitempty"`
 	Uses     Uses     `json:"uses,omitempty"` // what request ids were used for
 
@@ -183,8 +183,8 @@ func (s *State) Clone() *State {
 	return &c
 }
 
-// Update makes s, a clone of an earlier or later version of to, equal to to. execs must name every exec that
-// may differ; the cost grows with their number.
+// Update makes s equal to the state to. s must be a clone of an earlier or later version of to, and execs must
+// name every exec that may differ. The cost grows with the number of execs.
 func (s *State) Update(to *State, execs map[string]struct{}) {
 	own := s.Execs
 	if own == nil {

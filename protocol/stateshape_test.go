@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// shapeOf describes the stored form of State: each field of it and of the types in it, with its
-// tag and its type.
+// shapeOf describes the stored form of State: each of its fields, and each field of the types that it contains,
+// with tag and type.
 func shapeOf(root reflect.Type) string {
 	var out strings.Builder
 	seen := map[reflect.Type]bool{}
@@ -42,8 +42,8 @@ func shapeOf(root reflect.Type) string {
 	return out.String()
 }
 
-// A coordinator trusts a stored State of its own FoldVersion. If State has changed, an older one
-// lacks the new information. Raise FoldVersion, once per release, and run this test with -update.
+// A coordinator trusts a stored State with its own FoldVersion. If the type State has changed, a State stored
+// before lacks the new information. Raise FoldVersion, once per release, and run this test with -update.
 func TestAChangedStateNeedsANewFoldVersion(t *testing.T) {
 	file := filepath.Join("testdata", "state_shape.txt")
 	now := fmt.Sprintf("FoldVersion %d\n%s", FoldVersion, shapeOf(reflect.TypeFor[State]()))
@@ -57,7 +57,8 @@ func TestAChangedStateNeedsANewFoldVersion(t *testing.T) {
 	}
 	before, _, _ := strings.Cut(stored, "\n")
 	if before == fmt.Sprintf("FoldVersion %d", FoldVersion) {
-		t.Fatalf("the shape of State differs from that of %s: raise protocol.FoldVersion, then run this test with -update\nnow:\n%s", before, now)
+		t.Fatalf("the shape of State differs from that of %s: raise protocol.FoldVersion, then run this test with "+
+			"-update\nnow:\n%s", before, now)
 	}
 	if !*update {
 		t.Fatalf("%s is from %s: run this test with -update", file, before)

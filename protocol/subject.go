@@ -113,7 +113,7 @@ func LogSubject(tenant, sandbox, exec string) string {
 	return root + "log." + tenant + "." + sandbox + "." + exec
 }
 
-// ServiceLog returns what takes the place of the exec id in [LogSubject] for a service's own output.
+// ServiceLog returns the text that takes the place of the exec id in [LogSubject] for a service's own output.
 func ServiceLog(service string) string { return "@" + service }
 
 // ServiceOfLog returns the service whose [ServiceLog] this is. ok is false for any other output.

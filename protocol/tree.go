@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Limits on a tree that is copied into a sandbox. The uploader observes them, and the worker checks.
+// Limits on a tree that is copied into a sandbox. The uploader keeps within them, and the worker enforces them.
 const (
 	MaxTreeEntries = 1_000_000
 	MaxTreeBytes   = Bytes(64 << 30)
@@ -65,8 +65,8 @@ func TreePathError(name string) string {
 }
 
 // TreeLinkStays reports whether the target of a symbolic link is inside its tree. ".." is valid only at the
-// beginning of the target: after a name, which may itself be a link, only following the link shows where ".."
-// leads.
+// beginning of the target. After a name, the text does not show where ".." leads, because the name may itself be
+// a link.
 func TreeLinkStays(name, text string) bool {
 	if text == "" || len(text) > MaxTreePath || path.IsAbs(text) || strings.ContainsRune(text, 0) {
 		return false

@@ -7,13 +7,15 @@ import (
 )
 
 func TestACopysOwnerIsNumeric(t *testing.T) {
-	for owner, want := range map[string][2]int{"": {-1, -1}, "0": {0, 0}, "1000": {1000, 1000}, "1000:7": {1000, 7}, "0:4294967294": {0, 4294967294}} {
+	for owner, want := range map[string][2]int{"": {-1, -1}, "0": {0, 0}, "1000": {1000, 1000}, "1000:7": {1000, 7},
+		"0:4294967294": {0, 4294967294}} {
 		c := Copy{Owner: owner}
 		if uid, gid, ok := c.Owners(); !ok || uid != want[0] || gid != want[1] {
 			t.Errorf("%q: %d, %d, %v", owner, uid, gid, ok)
 		}
 	}
-	for _, owner := range []string{"root", ":", "1:", ":1", "-1", "+1", "01", "1:2:3", " 1", "4294967295", "1:4294967295", "99999999999"} {
+	for _, owner := range []string{"root", ":", "1:", ":1", "-1", "+1", "01", "1:2:3", " 1", "4294967295", "1:4294967295",
+		"99999999999"} {
 		spec := goodSandbox()
 		spec.Copies = []Copy{{Digest: someDigest, Target: "/a", Owner: owner}}
 		wantError(t, spec.Validate(), InvalidArgument, "", "spec.copies[0].owner")
@@ -22,10 +24,13 @@ func TestACopysOwnerIsNumeric(t *testing.T) {
 
 func TestLinksOfATreeStayInside(t *testing.T) {
 	for link, stays := range map[[2]string]bool{
-		{"l", "f"}: true, {"l", "."}: true, {"d/l", ".."}: true, {"d/l", "../f"}: true, {"d/l", "./../x/y"}: true, {"l", "a//b"}: true,
+		{"l", "f"}: true, {"l", "."}: true, {"d/l", ".."}: true, {"d/l", "../f"}: true, {"d/l", "./../x/y"}: true,
+		{"l", "a//b"}:        true,
 		{"d/e/l", "../../f"}: true, {"l", "..f"}: true,
-		{"l", ""}: false, {"l", ".."}: false, {"l", "../x"}: false, {"d/l", "../../x"}: false, {"l", "/etc"}: false, {"l", "a\x00"}: false,
-		{"l", "a/../b"}: false, {"d/l", "../a/../../x"}: false, {"l", "a/.."}: false, {"l", strings.Repeat("a/", MaxTreePath)}: false,
+		{"l", ""}: false, {"l", ".."}: false, {"l", "../x"}: false, {"d/l", "../../x"}: false, {"l", "/etc"}: false,
+		{"l", "a\x00"}:  false,
+		{"l", "a/../b"}: false, {"d/l", "../a/../../x"}: false, {"l", "a/.."}: false,
+		{"l", strings.Repeat("a/", MaxTreePath)}: false,
 	} {
 		if got := TreeLinkStays(link[0], link[1]); got != stays {
 			t.Errorf("%q to %.40q: stays %v, want %v", link[0], link[1], got, stays)
@@ -40,7 +45,8 @@ func TestTreePathsAreLimited(t *testing.T) {
 			t.Errorf("%.40q %s", name, why)
 		}
 	}
-	for _, name := range []string{"/a", "..", "../a", "a/../../b", "a\x00", strings.Repeat("n", MaxTreeName+1), deep + "/d",
+	for _, name := range []string{"/a", "..", "../a", "a/../../b", "a\x00", strings.Repeat("n", MaxTreeName+1),
+		deep + "/d",
 		strings.Repeat("./", MaxTreePath)} {
 		if TreePathError(name) == "" {
 			t.Errorf("%.40q is accepted", name)
@@ -55,7 +61,8 @@ func FuzzTreeLinks(f *testing.F) {
 		if TreePathError(name) != "" || !TreeLinkStays(name, text) {
 			return
 		}
-		if leads := path.Join("/tree", path.Dir(path.Clean(name)), text); leads != "/tree" && !strings.HasPrefix(leads, "/tree/") {
+		if leads := path.Join("/tree", path.Dir(path.Clean(name)), text); leads != "/tree" &&
+			!strings.HasPrefix(leads, "/tree/") {
 			t.Fatalf("%q to %q leads to %q", name, text, leads)
 		}
 	})

@@ -12,8 +12,10 @@ import (
 
 func TestSizesParseWithTheirUnit(t *testing.T) {
 	for text, want := range map[string]Bytes{
-		"0": 0, "1": 1, "1024": 1024, "512m": 512 << 20, "512M": 512 << 20, "512mb": 512 << 20, "512MiB": 512 << 20, " 1 g ": 1 << 30,
-		"1.5g": 3 << 29, "0.5k": 512, "4GiB": 4 << 30, "2t": 2 << 40, "2TB": 2 << 40, "10b": 10, "10B": 10, "0b": 0, ".5k": 512,
+		"0": 0, "1": 1, "1024": 1024, "512m": 512 << 20, "512M": 512 << 20, "512mb": 512 << 20, "512MiB": 512 << 20,
+		" 1 g ": 1 << 30,
+		"1.5g":  3 << 29, "0.5k": 512, "4GiB": 4 << 30, "2t": 2 << 40, "2TB": 2 << 40, "10b": 10, "10B": 10, "0b": 0,
+		".5k":              512,
 		"9007199254740993": 9007199254740993, "9223372036854775807": math.MaxInt64, "8388607t": 8388607 << 40,
 	} {
 		if got, err := ParseBytes(text); err != nil || got != want {
@@ -24,8 +26,10 @@ func TestSizesParseWithTheirUnit(t *testing.T) {
 
 func TestP9_InvalidSizesAreRejected(t *testing.T) {
 	for _, text := range []string{
-		"", " ", "m", "b", "-1", "-1g", "+1", "1x", "1mm", "1 2", "1m2", "g1", "1,5g", "1..5", ".", ".g", "1.5", "1.5b", "0x10", "0x1p4", "1e3",
-		"1e3m", "1_000", "inf", "infm", "nan", "NaNg", "9223372036854775808", "8388608t", "99999999999999999999t", "1g\x00", "1г", "١", "--1", "1gg",
+		"", " ", "m", "b", "-1", "-1g", "+1", "1x", "1mm", "1 2", "1m2", "g1", "1,5g", "1..5", ".", ".g", "1.5", "1.5b",
+		"0x10", "0x1p4", "1e3",
+		"1e3m", "1_000", "inf", "infm", "nan", "NaNg", "9223372036854775808", "8388608t", "99999999999999999999t", "1g\x00",
+		"1г", "١", "--1", "1gg",
 		"1 kb b", strings.Repeat("9", 4000),
 	} {
 		if got, err := ParseBytes(text); err == nil {
@@ -68,8 +72,9 @@ func TestSizesDecodeFromEveryEncoding(t *testing.T) {
 }
 
 func TestSizesPrintAsTheyParse(t *testing.T) {
-	for size, want := range map[Bytes]string{0: "0B", 1: "1B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB", 512 << 20: "512MiB",
-		3 << 29: "1.5GiB", 5 << 40: "5TiB", -5: "-5B"} {
+	for size, want := range map[Bytes]string{0: "0B", 1: "1B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB",
+		512 << 20: "512MiB",
+		3 << 29:   "1.5GiB", 5 << 40: "5TiB", -5: "-5B"} {
 		if got := size.String(); got != want {
 			t.Errorf("%d: want %s, got %s", int64(size), want, got)
 		}
@@ -93,7 +98,8 @@ func TestWholeSizesAreExact(t *testing.T) {
 }
 
 func TestDurationsAreText(t *testing.T) {
-	for _, d := range []Duration{0, 1, Duration(time.Millisecond), Duration(90 * time.Minute), math.MaxInt64, math.MinInt64, -5} {
+	for _, d := range []Duration{0, 1, Duration(time.Millisecond), Duration(90 * time.Minute), math.MaxInt64,
+		math.MinInt64, -5} {
 		text, err := d.MarshalText()
 		var got Duration
 		if err2 := got.UnmarshalText(text); err != nil || err2 != nil || got != d {

@@ -14,9 +14,9 @@ type Use struct {
 	At   int64  `json:"t,omitempty"` // time of the resulting event, Unix seconds
 }
 
-// Is reports whether the use is this verb on this exec. Then a request with the same id is a repeat.
+// Is reports whether the use is this verb on this exec. If so, a request with the same id is a repeat.
 func (u *Use) Is(verb, exec string) bool {
-	if u.Verb == "" && u.Exec == "" { // older snapshots stored only the ids of these
+	if u.Verb == "" && u.Exec == "" { // an older snapshot stored only the id
 		return verb == VerbStop || verb == VerbResume || verb == VerbExtend || verb == VerbDelete
 	}
 	return u.verb() == verb && u.Exec == exec
@@ -44,8 +44,8 @@ func (u *Use) Says() string {
 // Uses stores request uses, oldest first, in blocks that never change, so that clones of a state share them.
 // Adding a use copies only the last block and the list of blocks.
 //
-// Uses omits creates, because Sandbox.Request has theirs, and execs whose id is their request's, because
-// State.Execs has those.
+// Uses omits creates, whose request id is in Sandbox.Request. It also omits execs whose id equals their
+// request's id, because State.Execs has them.
 type Uses [][]Use
 
 const (

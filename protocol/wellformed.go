@@ -11,7 +11,7 @@ import (
 // maxDepth limits the nesting of lists and maps. A reply nests 7 levels deep.
 const maxDepth = 32
 
-// Limits of the times that RFC 3339, and so every reader, can express, with room for any time zone.
+// Limits of the times that RFC 3339 can express, and thus every reader, with room for any time zone.
 var (
 	minTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
 	maxTime = time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).Unix()
@@ -21,10 +21,10 @@ var (
 const timeExt = 0xff
 
 // checkMsgpack checks that data is exactly one msgpack value that JSON can also express, because a value
-// decoded from msgpack may be encoded as JSON. The decoder trusts a declared length before it has read the
-// bytes and allocates for it: without this check, a ten-byte message could exhaust memory or the stack. The
-// decoder also looks for map entries inside an extension, which would hide their length from this check, so
-// extensions are only allowed from trusted peers.
+// decoded from msgpack may be encoded as JSON. The decoder allocates memory for a declared length before it has
+// read the bytes: without this check, a ten-byte message could exhaust memory or the stack. The decoder also
+// reads map entries inside an extension, whose length this check does not see. Extensions are therefore allowed
+// from trusted peers only.
 func checkMsgpack(data []byte, extensions bool) error {
 	rest, ok := msgpackChecker{extensions}.skipValue(data, maxDepth)
 	if !ok {

@@ -24,9 +24,11 @@ func TestEveryFieldAllowsAWorkerDefaultOrExplainsWhyNot(t *testing.T) {
 }
 
 func TestInvalidWorkerDefaultsAreRejectedByField(t *testing.T) {
-	all := SandboxSpec{Env: map[string]string{"A": "1"}, User: "1000", Cwd: "/w", CPU: 1, Memory: MinMemory, PIDs: 100, Disk: MinDisk, ShmSize: MinShm, ReadOnly: true,
-		Tmpfs: []Tmpfs{{Target: "/t"}}, Profile: ProfileStandard, Runtime: "runsc", Pull: PullNever, Network: &Network{Mode: NetworkNone},
-		Mounts: []Mount{{Source: "/a", Target: "/b"}}, Tools: []string{"git"}, IdleTTL: 1, CreateTimeout: 1, Grace: 1}
+	all := SandboxSpec{Env: map[string]string{"A": "1"}, User: "1000", Cwd: "/w", CPU: 1, Memory: MinMemory, PIDs: 100,
+		Disk: MinDisk, ShmSize: MinShm, ReadOnly: true,
+		Tmpfs: []Tmpfs{{Target: "/t"}}, Profile: ProfileStandard, Runtime: "runsc", Pull: PullNever,
+		Network: &Network{Mode: NetworkNone},
+		Mounts:  []Mount{{Source: "/a", Target: "/b"}}, Tools: []string{"git"}, IdleTTL: 1, CreateTimeout: 1, Grace: 1}
 	if err := ValidateWorkerDefaults(&all); err != nil {
 		t.Error(err)
 	}
@@ -42,7 +44,8 @@ func TestInvalidWorkerDefaultsAreRejectedByField(t *testing.T) {
 		"worker.defaults.required_services: cannot":                         {RequiredServices: Services{"a": {Image: "i"}}},
 		"worker.defaults.env.1A: name":                                      {Env: map[string]string{"1A": ""}},
 		"worker.defaults.mounts[0].source: must":                            {Mounts: []Mount{{Source: "a", Target: "/b"}}},
-		"worker.defaults: has":                                              {Env: map[string]string{"A": strings.Repeat("x", MaxWorkerDefaults)}},
+		"worker.defaults: has": {Env: map[string]string{"A": strings.Repeat("x",
+			MaxWorkerDefaults)}},
 	} {
 		if err := ValidateWorkerDefaults(&s); err == nil || !strings.HasPrefix(err.Error(), "invalid_argument: "+want) {
 			t.Errorf("want %q, got %v", want, err)
@@ -69,11 +72,13 @@ func TestAnAssignmentSetsTheSpecForItsWorker(t *testing.T) {
 		return s
 	}
 	assigned := func(spec *SandboxSpec) Event {
-		return Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: "w", HostID: "h", Generation: s.Sandbox.Generation + 1, Spec: spec}}
+		return Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: "w", HostID: "h",
+			Generation: s.Sandbox.Generation + 1, Spec: spec}}
 	}
 	apply(Event{Kind: SandboxAccepted, Phase: &SandboxDetails{Spec: &own, BuiltIn: []string{"cpu"}}})
 	first := apply(assigned(&there))
-	if b := &first.Sandbox; b.Spec.User != "one" || b.AcceptedSpec().User != "" || b.Accepted == nil || len(b.BuiltIn) != 1 {
+	if b := &first.Sandbox; b.Spec.User != "one" || b.AcceptedSpec().User != "" || b.Accepted == nil ||
+		len(b.BuiltIn) != 1 {
 		t.Errorf("got %s", show(b))
 	}
 	again := apply(assigned(&SandboxSpec{Image: "i", User: "two"}))
@@ -92,7 +97,8 @@ func TestAnAssignmentSetsTheSpecForItsWorker(t *testing.T) {
 	apply(Event{Kind: SandboxStopRequested})
 	apply(Event{Kind: SandboxStopped})
 	apply(Event{Kind: SandboxResumeRequested})
-	resumed := apply(Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: "w", HostID: "h", Generation: s.Sandbox.Generation}})
+	resumed := apply(Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: "w", HostID: "h",
+		Generation: s.Sandbox.Generation}})
 	if b := &resumed.Sandbox; b.Spec.User != "one" || b.Accepted == nil {
 		t.Errorf("resumed: %s", show(b))
 	}

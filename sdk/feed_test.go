@@ -213,7 +213,7 @@ func followEvents(ctx context.Context, c *Client) <-chan protocol.Event {
 	return events
 }
 
-// connectedToItsOwnServer starts a NATS server with a provisioned deployment, and returns a client of it. Both end with
+// connectedToItsOwnServer starts a NATS server with a provisioned deployment, and returns its client. Both end with
 // the test.
 func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.Context) {
 	t.Helper()

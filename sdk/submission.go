@@ -201,7 +201,7 @@ func (s *submission) refuse(ctx context.Context, err error) {
 	s.failed <- err
 }
 
-// publish stores the request, or another copy of it.
+// publish stores the request, or another copy of the request.
 func (s *submission) publish(ctx context.Context, inbox string, payload []byte) error {
 	c := s.client
 	ctx, cancel := context.WithTimeout(ctx, c.requestTimeout)

@@ -97,7 +97,7 @@ type Explanation = protocol.Explanation
 // Ping says which coordinator answered, and how durable the deployment is.
 type Ping = protocol.Ping
 
-// Host is a host of the fleet: what its worker reports, and what the coordinators make of it.
+// Host is a host of the fleet: what its worker reports, with the fields that the coordinators add.
 type Host = protocol.Host
 
 // ImportedImage is an image that was imported into the fleet, with the workers whose hosts get it.

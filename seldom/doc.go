@@ -1,10 +1,11 @@
-// Package seldom keeps a log short when something persists, happens to many things at once, or is provoked by a sandbox
-// again and again: such lines are logged from time to time, with a count of those that were left out.
+// Package seldom keeps a log short while a problem persists, affects many things at once, or is provoked by a sandbox
+// again and again: such lines are logged from time to time, with a count of the lines that were left out.
 //
 //	slog.Logger ── Handler ── any slog.Handler
 //	               same line: after 1, 2, 4 … 10 minutes
 //	               same message and sandbox: 6 a minute
 //	               same message: 20 a minute
 //
-// Workers, coordinators and supervisors wrap their logger in it. It imports nothing of this module.
+// Workers, coordinators and supervisors wrap their log handler in a [Handler]. The package imports nothing of this
+// module.
 package seldom

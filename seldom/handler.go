@@ -14,7 +14,7 @@ const (
 	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
 	alikeMost   = 20  // lines with the same message within alikeIn
-	oneMost     = 6   // of them from one sandbox, so that others can log too
+	oneMost     = 6   // lines with the same message from one sandbox within alikeIn; the rest is for other sandboxes
 	debugMost   = 600 // lines with the same message from one sandbox within alikeIn, at debug level
 	linesKept   = 2000
 	sandboxKey  = "sandbox" // the attribute that names the sandbox
@@ -29,7 +29,7 @@ type Handler struct {
 	told    *told
 }
 
-// told is what was logged, by all loggers derived from the same one.
+// told records what was logged. All loggers derived from the same one share it.
 type told struct {
 	mu       sync.Mutex
 	lines    map[string]*line
@@ -37,11 +37,11 @@ type told struct {
 	ofOne    map[alike]*message  // of each sandbox
 }
 
-// line is a record with all its text.
+// line is the state of one line: a record with all its attributes as text.
 type line struct {
-	next     time.Time // when it is logged again
+	next     time.Time // when the same line may be logged again
 	interval time.Duration
-	left     int // how many were left out since it was last logged
+	left     int // how many repetitions were left out since the line was last logged
 }
 
 // alike is what similar records share: the message and the sandbox.
@@ -185,8 +185,8 @@ func (m *message) begin(now time.Time) {
 	}
 }
 
-// own returns the count of one sandbox's records. The caller holds t.mu. Counts that have expired are dropped, and all
-// of them if there are still too many.
+// own returns the count of one sandbox's records. If there are too many counts, it drops those that have expired, and
+// all of them if there are still too many. The caller holds t.mu.
 func (t *told) own(k alike, now time.Time) *message {
 	m := t.ofOne[k]
 	if m == nil {
@@ -207,11 +207,11 @@ func (t *told) own(k alike, now time.Time) *message {
 	return m
 }
 
-// line reports whether a line is due, and notes when it is due again. The caller holds t.mu.
+// line reports whether a line is due, and records when it is due again. The caller holds t.mu.
 func (t *told) line(now time.Time, words string) (l *line, due bool) {
 	l = t.lines[words]
 	switch {
-	case l == nil || now.Sub(l.next) >= l.interval: // new, or it had stopped
+	case l == nil || now.Sub(l.next) >= l.interval: // the line is new, or returns after a whole interval of silence
 		if l == nil {
 			l = &line{}
 			t.keep(now, words, l)
@@ -226,8 +226,8 @@ func (t *told) line(now time.Time, words string) (l *line, due bool) {
 	return l, true
 }
 
-// keep remembers a line. Lines that have expired are dropped, and all of them if there are still too many; some lines
-// are then logged again too early.
+// keep remembers a line. If it remembers too many, it forgets the expired ones. If there are still too many, it forgets
+// all of them; some lines are then logged again too early.
 func (t *told) keep(now time.Time, words string, l *line) {
 	if len(t.lines) >= linesKept {
 		for words, old := range t.lines {

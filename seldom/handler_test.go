@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// quietLog is a log at a level, and what comes of it.
+// quietLog returns a logger with a level, and the buffer that it writes to.
 func quietLog(level slog.Level) (*slog.Logger, *bytes.Buffer) {
 	out := &bytes.Buffer{}
 	return Logger(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level}))), out
@@ -41,7 +41,7 @@ func TestRepeatedLinesAreLoggedLessAndLessOften(t *testing.T) {
 		before := out.Len()
 		log.Warn("waiting for NATS", "error", errors.New("connection refused"))
 		if out.Len() == before {
-			t.Error("a line that begins again is not logged at once")
+			t.Error("a line that returns after a long silence is not logged at once")
 		}
 	})
 }
@@ -64,18 +64,24 @@ func TestLinesWithTheSameMessageAreLimited(t *testing.T) {
 	})
 }
 
-// A sandbox that provokes a message without end, each time with other words, has a few lines, and those of
-// another sandbox are logged all the same.
+// A sandbox provokes the same message without end, each time with other attributes. Only a few of its lines are
+// logged, and the line of another sandbox is logged too.
 func TestOneSandboxCannotFillTheLog(t *testing.T) {
 	for name, own := range map[string]func(log *slog.Logger, sandbox string) (*slog.Logger, []any){
-		"its logger's":  func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log.With("sandbox", sandbox), nil },
-		"each record's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log, []any{"sandbox", sandbox} },
+		"its logger's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) {
+			return log.With("sandbox", sandbox),
+				nil
+		},
+		"each record's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) {
+			return log,
+				[]any{"sandbox", sandbox}
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			log, out := quietLog(slog.LevelWarn)
 			warn := func(sandbox string, pid int) {
 				log, attrs := own(log, sandbox)
-				log.Warn("a stranger dialled", append(attrs, "pid", pid)...)
+				log.Warn("an unknown process connected", append(attrs, "pid", pid)...)
 			}
 			for pid := range 300_000 {
 				warn("hostile", pid)

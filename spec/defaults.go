@@ -85,7 +85,7 @@ func (d Defaults) validate(tenant string) error {
 		return protocol.Invalid("spec.gpus", "cannot have a default: a request could not opt out")
 	case s.ReadOnly:
 		return protocol.Invalid("spec.read_only",
-			"cannot have a default: a request could not opt out, nor use copies")
+			"cannot have a default: a request could not opt out, and could not use copies")
 	}
 	effective := s
 	if tenant != EveryTenant {

@@ -32,8 +32,8 @@ type Document struct {
 	name string
 	at   map[string]position // of each value, by its path
 
-	// open has the paths of maps with keys of the caller's choice. Their position is no substitute for that of
-	// an entry.
+	// open has the paths of maps whose keys the caller chooses. If an entry has no position, the position of such
+	// a map is not used instead.
 	open map[string]bool
 }
 
@@ -160,7 +160,7 @@ func (d *Document) forgetBelow(path string) {
 	}
 }
 
-// AddCopy adds a file or tree on the caller's machine that is yet to be uploaded. to is its entry in
+// AddCopy adds a file or tree on the caller's machine that has not been uploaded yet. to is its entry in
 // Spec.Copies, without a digest.
 func (d *Document) AddCopy(source string, to protocol.Copy, exclude ...string) {
 	d.Copies = append(d.Copies, LocalCopy{len(d.Spec.Copies), source, exclude})

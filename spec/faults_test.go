@@ -32,7 +32,8 @@ there may be more errors; the rest was not read`
 		t.Errorf("got\n%s", got)
 	}
 	_, err = ParseAll([]byte("image: x\nimagee: y\n---\nimage: y\npid: 5\n---\nimage: z\n"), Options{})
-	if got := err.Error(); !strings.Contains(got, "spec.imagee: line 2") || !strings.Contains(got, "\nspec.pid: line 5, column 1: is not a known field; did you mean pids?") {
+	if got := err.Error(); !strings.Contains(got, "spec.imagee: line 2") ||
+		!strings.Contains(got, "\nspec.pid: line 5, column 1: is not a known field; did you mean pids?") {
 		t.Errorf("several documents: got\n%s", got)
 	}
 }
@@ -45,15 +46,18 @@ func TestJoinCombinesErrorsOfSeveralDocuments(t *testing.T) {
 	if err := Join(protocol.Invalid("a", "x"), away); err != away {
 		t.Error(err)
 	}
-	if err := Join(nil, protocol.Invalid("a", "x"), protocol.Invalid("b", "y")); err.Error() != "invalid_argument: a: x\nb: y" {
+	if err := Join(nil, protocol.Invalid("a", "x"), protocol.Invalid("b",
+		"y")); err.Error() != "invalid_argument: a: x\nb: y" {
 		t.Error(err)
 	}
 }
 
 func TestNearestSuggestsTheIntendedName(t *testing.T) {
 	known := []string{"memory", "mounts", "env", "read_only", "cpu", "timeout", "labels"}
-	for name, want := range map[string]string{"memroy": "memory", "Memory": "memory", "readonly": "read_only", "read-only": "read_only", "cpus": "cpu", "mount": "mounts",
-		"label": "labels", "tiemout": "timeout", "nonsense": "", "m": "", "evn": "env", "": "", strings.Repeat("memory", 20): ""} {
+	for name, want := range map[string]string{"memroy": "memory", "Memory": "memory", "readonly": "read_only",
+		"read-only": "read_only", "cpus": "cpu", "mount": "mounts",
+		"label": "labels", "tiemout": "timeout", "nonsense": "", "m": "", "evn": "env", "": "",
+		strings.Repeat("memory", 20): ""} {
 		if got := Nearest(name, known); got != want {
 			t.Errorf("%q: want %q, got %q", name, want, got)
 		}

@@ -14,8 +14,10 @@ import (
 func FuzzParse(f *testing.F) {
 	f.Add(string(Example()), "x")
 	for _, text := range []string{
-		"image: x\nenv: [A=$V, B=${V:-${W-d}}]\nports: [80, \"1:2/udp\"]", "image: &a x\nuser: *a\nlabels: {<<: *a}", "a: &a [*a, *a]",
-		"image: !!binary aGk=\n---\nimage: x\n", "env: {A: ~, ? [b] : c}", "command: [\"\\x00\", |-\n  x\n ]", "cpu: .inf\npids: 0x10\nmemory: 1_0k",
+		"image: x\nenv: [A=$V, B=${V:-${W-d}}]\nports: [80, \"1:2/udp\"]", "image: &a x\nuser: *a\nlabels: {<<: *a}",
+		"a: &a [*a, *a]",
+		"image: !!binary aGk=\n---\nimage: x\n", "env: {A: ~, ? [b] : c}", "command: [\"\\x00\", |-\n  x\n ]",
+		"cpu: .inf\npids: 0x10\nmemory: 1_0k",
 		"'*': {cpu: 1}\ndefault: {env: {A: $V}}", "image: \"\\r\\n\\t \\u2028\"", "copies: [a:/b, {digest: d, target: /t}]",
 	} {
 		f.Add(text, "a value\nb: $V")
@@ -40,7 +42,8 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, d.YAML(nil))
 			}
-			if diff := Difference(again.Spec, d.Spec); diff != nil || again.ID != d.ID || again.Name != d.Name || len(again.Copies) != len(d.Copies) {
+			if diff := Difference(again.Spec, d.Spec); diff != nil || again.ID != d.ID || again.Name != d.Name ||
+				len(again.Copies) != len(d.Copies) {
 				t.Fatalf("after a round trip it differs in %v\n%s", diff, d.YAML(nil))
 			}
 		}

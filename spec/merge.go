@@ -38,11 +38,11 @@ func mergeField(f reflect.StructField, base, override reflect.Value) reflect.Val
 	return clone(override)
 }
 
-// replaced reports whether a list is a single value, as an argument vector is.
+// replaced reports whether a list is one value, as a command is: a higher layer replaces it instead of appending.
 func replaced(f reflect.StructField) bool { return jsonName(f) == "command" }
 
-// isEmpty reports whether a value leaves a field unset. A network without fields does too: it must not open a
-// network that a lower layer restricts.
+// isEmpty reports whether a value leaves a field unset. A network without fields also counts as unset, so that it
+// does not open a network that a lower layer restricts.
 func isEmpty(v reflect.Value) bool {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 {
 		return true

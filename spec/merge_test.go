@@ -100,7 +100,8 @@ func TestTheUpperLayerWinsInEveryField(t *testing.T) {
 			switch {
 			case name == "tools":
 				for _, tool := range slices.Concat(a.Tools, b.Tools) {
-					if n := strings.Count(" "+strings.Join(m.Interface().([]string), " | ")+" ", " "+tool+" "); n != 1 && !strings.Contains(tool, " ") && tool != "" {
+					if n := strings.Count(" "+strings.Join(m.Interface().([]string), " | ")+" ", " "+tool+" "); n != 1 &&
+						!strings.Contains(tool, " ") && tool != "" {
 						t.Fatalf("tool %q appears %d times: %q", tool, n, m)
 					}
 				}
@@ -119,7 +120,8 @@ func TestTheUpperLayerWinsInEveryField(t *testing.T) {
 				if m.Len() != x.Len()+y.Len() {
 					t.Fatalf("%s has %d entries, want %d and %d", name, m.Len(), x.Len(), y.Len())
 				}
-			case !isEmpty(y) && !reflect.DeepEqual(m.Interface(), clone(y).Interface()), isEmpty(y) && !reflect.DeepEqual(m.Interface(), clone(x).Interface()):
+			case !isEmpty(y) && !reflect.DeepEqual(m.Interface(), clone(y).Interface()), isEmpty(y) &&
+				!reflect.DeepEqual(m.Interface(), clone(x).Interface()):
 				t.Fatalf("%s: %v over %v is %v", name, y, x, m)
 			}
 		}
@@ -129,8 +131,10 @@ func TestTheUpperLayerWinsInEveryField(t *testing.T) {
 func TestValidateFindsContradictionsAfterAMerge(t *testing.T) {
 	service := map[string]protocol.Service{"db": {Image: "x"}}
 	for want, layers := range map[string][2]protocol.SandboxSpec{
-		"spec.mounts[1].target": {{Mounts: []protocol.Mount{{Source: "/a", Target: "/t"}}}, {Mounts: []protocol.Mount{{Source: "/b", Target: "/t"}}}},
-		"spec.tmpfs[0].target":  {{Mounts: []protocol.Mount{{Source: "/a", Target: "/t"}}}, {Tmpfs: []protocol.Tmpfs{{Target: "/t/"}}}},
+		"spec.mounts[1].target": {{Mounts: []protocol.Mount{{Source: "/a", Target: "/t"}}},
+			{Mounts: []protocol.Mount{{Source: "/b", Target: "/t"}}}},
+		"spec.tmpfs[0].target": {{Mounts: []protocol.Mount{{Source: "/a", Target: "/t"}}},
+			{Tmpfs: []protocol.Tmpfs{{Target: "/t/"}}}},
 		"spec.ports[1].host": {{Ports: []protocol.Port{{Container: 1, Host: 80}}},
 			{Ports: []protocol.Port{{Container: 2, Host: 80, Protocol: "tcp"}}}},
 		"spec.optional_services.db": {{RequiredServices: service}, {OptionalServices: service}},
@@ -145,7 +149,8 @@ func TestValidateFindsContradictionsAfterAMerge(t *testing.T) {
 
 // An empty object leaves the network unset: it must not open a network that a lower layer restricts.
 func TestAnEmptyNetworkKeepsTheLowerLayers(t *testing.T) {
-	for _, below := range []*protocol.Network{{Mode: protocol.NetworkNone}, {Mode: protocol.NetworkAllow, Allow: []string{"140.82.112.0/20"}}} {
+	for _, below := range []*protocol.Network{{Mode: protocol.NetworkNone},
+		{Mode: protocol.NetworkAllow, Allow: []string{"140.82.112.0/20"}}} {
 		for _, empty := range []*protocol.Network{nil, {}, {Allow: []string{}}} {
 			merged := Merge(protocol.SandboxSpec{Network: below}, protocol.SandboxSpec{Network: empty})
 			if !reflect.DeepEqual(merged.Network, below) {

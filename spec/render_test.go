@@ -21,7 +21,8 @@ func TestYAMLParsesToTheSameDocument(t *testing.T) {
 				c.Digest = "sha256-"
 			}
 		}
-		text := d.YAML(map[string]string{"image": "a comment", "env": "another", "cpu": "x", "ports": "y", "required_services": "z"})
+		text := d.YAML(map[string]string{"image": "a comment", "env": "another", "cpu": "x", "ports": "y",
+			"required_services": "z"})
 		again, err := Parse(text, Options{})
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
@@ -47,14 +48,16 @@ func TestOriginsNameTheLayers(t *testing.T) {
 	s := Merge(tenant, file)
 	s.Resolve()
 	got := Origins(s, Layer{"tenant", tenant}, Layer{"file", file})
-	for field, want := range map[string]string{"image": "file", "cpu": "file", "env": "tenant, file", "tools": "tenant", "memory": "built in", "command": ""} {
+	for field, want := range map[string]string{"image": "file", "cpu": "file", "env": "tenant, file", "tools": "tenant",
+		"memory": "built in", "command": ""} {
 		if got[field] != want {
 			t.Errorf("%s: want %q, got %q", field, want, got[field])
 		}
 	}
 	s.Env = map[string]string{"BYTES": "a\xffb"}
 	d := Document{Spec: s}
-	if text := string(d.YAML(got)); !strings.Contains(text, "env: # tenant, file\n") || !strings.Contains(text, "memory: 512MiB # built in\n") {
+	if text := string(d.YAML(got)); !strings.Contains(text, "env: # tenant, file\n") ||
+		!strings.Contains(text, "memory: 512MiB # built in\n") {
 		t.Errorf("got\n%s", text)
 	}
 }

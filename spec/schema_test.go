@@ -64,7 +64,8 @@ func typeForms() map[reflect.Type]*jsonschema.Schema {
 	forms := map[reflect.Type]*jsonschema.Schema{
 		reflect.TypeFor[protocol.Duration](): anyOf(&jsonschema.Schema{Enum: []any{0}},
 			text(`^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^0$|\$`)),
-		reflect.TypeFor[protocol.Bytes](): anyOf(&jsonschema.Schema{Type: "integer", Minimum: &zero}, text("^"+sizeForm+`$|\$`)),
+		reflect.TypeFor[protocol.Bytes](): anyOf(&jsonschema.Schema{Type: "integer", Minimum: &zero},
+			text("^"+sizeForm+`$|\$`)),
 		reflect.TypeFor[map[string]string](): anyOf(
 			&jsonschema.Schema{Type: "object", AdditionalProperties: scalarOf("number", "boolean")},
 			&jsonschema.Schema{Type: "array", Items: text(`=|\$`)}),
@@ -102,11 +103,12 @@ func fieldForms() map[string]*jsonschema.Schema {
 func shortForms() map[string]*jsonschema.Schema {
 	return map[string]*jsonschema.Schema{
 		"Network": anyOf(&jsonschema.Schema{Enum: []any{protocol.NetworkInternet, protocol.NetworkNone}}, variable()),
-		"Port":    anyOf(&jsonschema.Schema{Type: "integer"}, text(`^(127\.0\.0\.1:)?([0-9]+:)?[0-9]+(/(tcp|udp|sctp))?$|\$`)),
-		"Mount":   text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
-		"Copy":    text(`^[^:]+:([^/:]+:)?/|\$`),
-		"Tmpfs":   text("^/[^:]*(:" + sizeForm + `)?$|\$`),
-		"Hook":    {Type: "array", Items: scalarOf("number")},
+		"Port": anyOf(&jsonschema.Schema{Type: "integer"},
+			text(`^(127\.0\.0\.1:)?([0-9]+:)?[0-9]+(/(tcp|udp|sctp))?$|\$`)),
+		"Mount": text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
+		"Copy":  text(`^[^:]+:([^/:]+:)?/|\$`),
+		"Tmpfs": text("^/[^:]*(:" + sizeForm + `)?$|\$`),
+		"Hook":  {Type: "array", Items: scalarOf("number")},
 	}
 }
 
@@ -114,7 +116,8 @@ func shortForms() map[string]*jsonschema.Schema {
 func generated(t *testing.T) []byte {
 	t.Helper()
 	comments, defaults := commentsOf(t, "../protocol"), defaultsOf()
-	root := &jsonschema.Schema{Schema: "https://json-schema.org/draft/2020-12/schema", Title: "A Boxfleet sandbox", Ref: "#/$defs/SandboxSpec",
+	root := &jsonschema.Schema{Schema: "https://json-schema.org/draft/2020-12/schema", Title: "A Boxfleet sandbox",
+		Ref:  "#/$defs/SandboxSpec",
 		Defs: map[string]*jsonschema.Schema{}}
 	forms := typeForms()
 	for _, typ := range wireTypes {
@@ -140,14 +143,19 @@ func generated(t *testing.T) []byte {
 		}
 		switch typ.Name() {
 		case "SandboxSpec":
-			s.Properties["id"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)}, text(`^[A-Za-z0-9_-]{0,64}$|\$`))
+			s.Properties["id"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)},
+				text(`^[A-Za-z0-9_-]{0,64}$|\$`))
 			s.Properties["id"].Description = "the sandbox's id, which can be used once; default: a new one"
-			s.Properties["name"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)}, text(`^[A-Za-z0-9_-]{0,64}$|\$`))
-			s.Properties["name"].Description = "the sandbox's name, which one living sandbox has; default: none; apply finds its sandboxes by it"
+			s.Properties["name"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)},
+				text(`^[A-Za-z0-9_-]{0,64}$|\$`))
+			s.Properties["name"].Description = "the sandbox's name, which one living sandbox has; default: none; apply finds " +
+				"its sandboxes by it"
 			s.PropertyOrder = append([]string{"id", "name"}, s.PropertyOrder...)
 		case "Copy":
-			s.Properties["source"] = &jsonschema.Schema{Types: []string{"string", "number"}, Description: "file or directory of this machine, as seen from the document's file; it is uploaded"}
-			s.Properties["exclude"] = &jsonschema.Schema{Type: "array", Items: scalarOf("number"), Description: "what is not uploaded of source"}
+			s.Properties["source"] = &jsonschema.Schema{Types: []string{"string", "number"},
+				Description: "file or directory of this machine, as seen from the document's file; it is uploaded"}
+			s.Properties["exclude"] = &jsonschema.Schema{Type: "array", Items: scalarOf("number"),
+				Description: "what is not uploaded of source"}
 			s.Required = []string{"target"}
 			s.OneOf = []*jsonschema.Schema{{Required: []string{"source"}}, {Required: []string{"digest"}}}
 		}
@@ -239,7 +247,8 @@ func defaultsOf() map[string]json.RawMessage {
 	s.Resolve()
 	service := s.RequiredServices["s"]
 	defaults := map[string]json.RawMessage{}
-	for name, v := range map[string]any{"SandboxSpec": s, "Network": *s.Network, "Hook": *s.OnDelete, "Port": s.Ports[0], "Service": service, "Healthcheck": *service.Healthcheck} {
+	for name, v := range map[string]any{"SandboxSpec": s, "Network": *s.Network, "Hook": *s.OnDelete, "Port": s.Ports[0],
+		"Service": service, "Healthcheck": *service.Healthcheck} {
 		fields := reflect.ValueOf(v)
 		for i := range fields.NumField() {
 			switch f := fields.Field(i); f.Kind() {

@@ -49,27 +49,34 @@ optional_services:
 		t.Fatal(err)
 	}
 	service := protocol.Service{Image: "postgres", Env: map[string]string{"P": "1"},
-		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "pg_isready"}, Interval: protocol.Duration(time.Second)},
-		PostStart:   []protocol.Hook{{Command: []string{"migrate", "up"}}, {Command: []string{"seed"}, Timeout: protocol.Duration(90 * time.Second), OnResume: true}}}
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "pg_isready"},
+			Interval: protocol.Duration(time.Second)},
+		PostStart: []protocol.Hook{{Command: []string{"migrate", "up"}},
+			{Command: []string{"seed"}, Timeout: protocol.Duration(90 * time.Second), OnResume: true}}}
 	want := protocol.SandboxSpec{
-		Image: "app", Command: []string{"serve", "-p", "80", "2024-01-01"}, Env: map[string]string{"A": "1", "B": "x=y", "C": ""},
-		Labels: map[string]string{"team": "build", "n": "1", "yes": "true"}, User: "1000", CPU: 2, Memory: 512 << 20, Disk: 1 << 20, GPUs: "2",
+		Image: "app", Command: []string{"serve", "-p", "80", "2024-01-01"},
+		Env:    map[string]string{"A": "1", "B": "x=y", "C": ""},
+		Labels: map[string]string{"team": "build", "n": "1", "yes": "true"}, User: "1000", CPU: 2, Memory: 512 << 20,
+		Disk: 1 << 20, GPUs: "2",
 		Grace: protocol.Duration(30 * time.Second), Network: &protocol.Network{Mode: "allow", Allow: []string{"10.1.0.0/16"}},
 		Ports: []protocol.Port{{Container: 80, Host: 8080, Protocol: "udp"}, {Container: 81}, {Container: 82, Host: 82},
 			{Container: 83, Host: 84, Protocol: "sctp"}},
-		Mounts: []protocol.Mount{{Source: "/a", Target: "/b"}, {Source: "/c", Target: "/d", Writable: true}, {Source: "/e", Target: "/f"},
+		Mounts: []protocol.Mount{{Source: "/a", Target: "/b"}, {Source: "/c", Target: "/d", Writable: true},
+			{Source: "/e", Target: "/f"},
 			{Source: "/g", Target: "/h", Writable: true}},
 		Tmpfs: []protocol.Tmpfs{{Target: "/run"}, {Target: "/tmp", Size: 64 << 20}, {Target: "/x", Size: 1 << 20}},
 		Copies: []protocol.Copy{{Target: "/src"}, {Digest: "sha256-00", Size: 10 << 10, Target: "/up"}, {Target: "/y"},
 			{Target: "/seed", Service: "db"}, {Target: "/src", Service: "cache"}, {Target: "/a:b"}},
 		Tools:            []string{"git", "uv"},
 		OnDelete:         &protocol.Hook{Command: []string{"sync"}},
-		RequiredServices: map[string]protocol.Service{"db": service}, OptionalServices: map[string]protocol.Service{"cache": service},
+		RequiredServices: map[string]protocol.Service{"db": service},
+		OptionalServices: map[string]protocol.Service{"cache": service},
 	}
 	if d.ID != "web" || !reflect.DeepEqual(d.Spec, want) {
 		t.Errorf("differs in %v\ngot  %+v\nwant %+v", Difference(d.Spec, want), d.Spec, want)
 	}
-	local := []LocalCopy{{0, "./src", nil}, {2, "/etc/x", []string{".git", "b"}}, {3, "./seed", nil}, {4, "a", nil}, {5, "/with/colon", nil}}
+	local := []LocalCopy{{0, "./src", nil}, {2, "/etc/x", []string{".git", "b"}}, {3, "./seed", nil}, {4, "a", nil},
+		{5, "/with/colon", nil}}
 	if !reflect.DeepEqual(d.Copies, local) {
 		t.Errorf("local copies: got %+v, want %+v", d.Copies, local)
 	}
@@ -103,36 +110,40 @@ func TestP9_InvalidYAMLIsRejectedByLineColumnAndField(t *testing.T) {
 		"image: x\ncommand: ! [a]":             "spec.command: line 2, column 10: has the tag !;",
 		"!foo image: x":                        "spec: line 1, column 1: a key has the tag !foo; tags are not supported",
 		"image: x\nenv: {! A: 1}":              "spec.env: line 2, column 7: a key has the tag !;",
-		"image: x\nrequired_services: {!!str db: {image: x}}": "spec.required_services: line 2, column 21: a key has the tag !!str;",
+		"image: x\nrequired_services: {!!str db: {image: x}}": "spec.required_services: line 2, column 21: a key has the " +
+			"tag !!str;",
 		"--- !!null foo": "spec: line 1, column 5: has the tag !!null;",
 		"image: x\ntools: [git, git, \"NO WAY\"]": "spec.tools[1]: line 2, column 14: appears twice: git",
-		"- image":                                              "spec: line 1, column 1: must be a map of fields",
-		"x":                                                    "spec: line 1, column 1: must be a map of fields",
-		"image: [x":                                            "spec: line 1, column 8: did not find expected ',' or ']', while parsing a flow sequence",
-		"image: *nowhere":                                      "spec: line 1, column 8: unknown anchor",
-		"image: x\n? [a]\n: y":                                 "a key must be a name",
-		"image: x\n<<: {user: y}":                              "merge keys are not supported",
-		"image: x\n---\nimage: y":                              "spec: line 3, column 1: there is more than one document",
-		"image: x\nread_only: yes":                             "spec.read_only: line 2, column 12: must be true or false",
-		"image: x\nnetwork: host":                              "spec.network: line 2, column 10",
-		"image: x\nnetwork: {deny: []}":                        "spec.network.deny",
-		"image: x\nports: 80":                                  "spec.ports: line 2, column 8: must be a list",
-		"image: x\nports: [\"0.0.0.0:1:2\"]":                   "127.0.0.1 only",
-		"image: x\nports: [\"1:2:3:4\"]":                       "spec.ports[0]",
-		"image: x\nports: [\"80/\"]":                           "spec.ports[0]",
-		"image: x\nports: [a]":                                 "spec.ports[0]",
-		"image: x\nports: [{container: many}]":                 "spec.ports[0].container",
-		"image: x\nmounts: [/a]":                               "spec.mounts[0]: line 2, column 10",
-		"image: x\nmounts: [\"/a:/b:z\"]":                      "spec.mounts[0]",
-		"image: x\ntmpfs: [\"/a:z\"]":                          "spec.tmpfs[0]",
-		"image: x\ncopies: [{target: /a}]":                     "either source",
-		"image: x\ncopies: [/a]":                               "spec.copies[0]",
-		"image: x\ncopies: [\"a::/b\"]":                        "spec.copies[0]: line 2, column 10: must be SOURCE:TARGET or SOURCE:SERVICE:TARGET",
-		"image: x\ncopies: [\"a:db:\"]":                        "spec.copies[0]: line 2, column 10: must be SOURCE:TARGET",
-		"image: x\ncopies: a":                                  "spec.copies: line 2",
-		"image: x\ncopies: [{source: a, digest: b}]":           "either source",
-		"image: x\ncopies: [{digest: b, exclude: [c]}]":        "spec.copies[0].exclude",
-		"image: x\nrequired_services: [db]":                    "spec.required_services: line 2, column 20: must be a map of names",
+		"- image": "spec: line 1, column 1: must be a map of fields",
+		"x":       "spec: line 1, column 1: must be a map of fields",
+		"image: [x": "spec: line 1, column 8: did not find expected ',' or ']', " +
+			"while parsing a flow sequence",
+		"image: *nowhere":                      "spec: line 1, column 8: unknown anchor",
+		"image: x\n? [a]\n: y":                 "a key must be a name",
+		"image: x\n<<: {user: y}":              "merge keys are not supported",
+		"image: x\n---\nimage: y":              "spec: line 3, column 1: there is more than one document",
+		"image: x\nread_only: yes":             "spec.read_only: line 2, column 12: must be true or false",
+		"image: x\nnetwork: host":              "spec.network: line 2, column 10",
+		"image: x\nnetwork: {deny: []}":        "spec.network.deny",
+		"image: x\nports: 80":                  "spec.ports: line 2, column 8: must be a list",
+		"image: x\nports: [\"0.0.0.0:1:2\"]":   "127.0.0.1 only",
+		"image: x\nports: [\"1:2:3:4\"]":       "spec.ports[0]",
+		"image: x\nports: [\"80/\"]":           "spec.ports[0]",
+		"image: x\nports: [a]":                 "spec.ports[0]",
+		"image: x\nports: [{container: many}]": "spec.ports[0].container",
+		"image: x\nmounts: [/a]":               "spec.mounts[0]: line 2, column 10",
+		"image: x\nmounts: [\"/a:/b:z\"]":      "spec.mounts[0]",
+		"image: x\ntmpfs: [\"/a:z\"]":          "spec.tmpfs[0]",
+		"image: x\ncopies: [{target: /a}]":     "either source",
+		"image: x\ncopies: [/a]":               "spec.copies[0]",
+		"image: x\ncopies: [\"a::/b\"]": "spec.copies[0]: line 2, column 10: must be SOURCE:TARGET " +
+			"or SOURCE:SERVICE:TARGET",
+		"image: x\ncopies: [\"a:db:\"]":                 "spec.copies[0]: line 2, column 10: must be SOURCE:TARGET",
+		"image: x\ncopies: a":                           "spec.copies: line 2",
+		"image: x\ncopies: [{source: a, digest: b}]":    "either source",
+		"image: x\ncopies: [{digest: b, exclude: [c]}]": "spec.copies[0].exclude",
+		"image: x\nrequired_services: [db]": "spec.required_services: line 2, column 20: must be a map " +
+			"of names",
 		"image: x\nrequired_services: {db: {imag: y}}":         "spec.required_services.db.imag",
 		"image: x\ncopies: [{source: a, target: /b, size: 1}]": "spec.copies[0].size",
 		"image: x\ntools: git":                                 "spec.tools: line 2, column 8: must be a list",
@@ -156,12 +167,16 @@ func TestUnterminatedValuesAreReportedInsideTheText(t *testing.T) {
 func TestSyntaxErrorsPointAtTheMistake(t *testing.T) {
 	const head = "# one\nimage: x\ncpu: 2\n"
 	for text, want := range map[string]string{
-		head + "env:\n  A: 1\n B: 2":                     "line 6, column 2: did not find expected key, while parsing a block mapping that starts at line 2, column 1",
-		head + "\ncommand: [sh, -c":                      "line 5, column 10: did not find expected ',' or ']', while parsing a flow sequence",
-		head + "command: [sh, -c\n\n# end\n":             "line 4, column 10: did not find expected ',' or ']'",
-		head + "command: [sh, -c\nuser: y\n":             "line 5, column 5: did not find expected ',' or ']', while parsing a flow sequence that starts at line 4, column 10",
-		head + "command: [":                              "line 4, column 11: did not find expected node content",
-		head + "user: 'ada\nids: 5\n":                    "line 4, column 7: found unexpected end of stream, while scanning a quoted scalar",
+		head + "env:\n  A: 1\n B: 2": "line 6, column 2: did not find expected key, while parsing a " +
+			"block mapping that starts at line 2, column 1",
+		head + "\ncommand: [sh, -c": "line 5, column 10: did not find expected ',' or ']', while " +
+			"parsing a flow sequence",
+		head + "command: [sh, -c\n\n# end\n": "line 4, column 10: did not find expected ',' or ']'",
+		head + "command: [sh, -c\nuser: y\n": "line 5, column 5: did not find expected ',' or ']', while " +
+			"parsing a flow sequence that starts at line 4, column 10",
+		head + "command: [": "line 4, column 11: did not find expected node content",
+		head + "user: 'ada\nids: 5\n": "line 4, column 7: found unexpected end of stream, while " +
+			"scanning a quoted scalar",
 		head + "user: \"\\q\"":                           "line 4, column 8: found unknown escape character",
 		head + "env: *nope\n":                            "line 4, column 6: unknown anchor 'nope' referenced",
 		head + "env:\n\tA: 1":                            "line 5, column 1: found character that cannot start any token",
@@ -192,21 +207,30 @@ func TestSyntaxErrorsPointAtTheMistake(t *testing.T) {
 func TestInvalidValuesAreRejectedWithTheirPosition(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nuser: 1000\nnetwork: {mode: foo}": "spec.network.mode: f: line 3, column 17",
-		"image: x\nmounts:\n- /a:/b\n- /c:/b":        "spec.mounts[1].target: f: line 4, column 3: is the same target as mounts[0].target",
+		"image: x\nmounts:\n- /a:/b\n- /c:/b": "spec.mounts[1].target: f: line 4, column 3: is the same target as " +
+			"mounts[0].target",
 		"image: x\nenv:\n- 1A=x":                     "spec.env.1A: f: line 3, column 3",
 		"image: x\ncopies: [a:db:/b]":                "spec.copies[0].service: f: line 2, column 10: the spec has no service",
 		"image: x\ncopies: [{source: a, target: b}]": "spec.copies[0].target: f: line 2, column 30",
 		"user: x":                        "spec.image: must not be empty",
 		"image: x\nnetwork: {allow: []}": "spec.network.allow: f: line 2, column 18: must have 1 to 64 ranges, got 0",
-		"image: x\nnetwork: {allow: [], mode: \"${UNSET:-}\"}":                               "spec.network.allow: f: line 2, column 18: must have 1 to 64 ranges, got 0",
-		"image: x\nrequired_services: {db: {image: x, healthcheck: {test: \"\"}}}":           "spec.required_services.db.healthcheck.test: f: line 2, column 56: has an empty command",
-		"image: x\nrequired_services: {db: {image: x, healthcheck: {test: \"${UNSET:-}\"}}}": "spec.required_services.db.healthcheck.test: f: line 2, column 56: has an empty command",
-		"image: x\nrequired_services: {db: {user: x}}":                                       "spec.required_services.db.image: f: line 2, column 25",
-		"image: x\nrequired_services: {env: {user: x}}":                                      "spec.required_services.env.image: f: line 2, column 26",
-		"image: x\noptional_services: {labels: {user: x}}":                                   "spec.optional_services.labels.image: f: line 2, column 29",
-		"image: x\ntools: [git, \"NO WAY\"]":                                                 "spec.tools[1]: f: line 2, column 14: is not the name of a tool",
-		"image: x\nid: a.b":                                                                  "id: f: line 2, column 5",
-		"image: x\nrequired_services: {a: {image: x}}\noptional_services: {a: {image: x}}":   "spec.optional_services.a: f: line 3, column 24: is also a required service",
+		"image: x\nnetwork: {allow: [], mode: \"${UNSET:-}\"}": "spec.network.allow: f: line " +
+			"2, column 18: must have 1 to 64 ranges, got 0",
+		"image: x\nrequired_services: {db: {image: x, healthcheck: {test: \"\"}}}": "spec." +
+			"required_services.db.healthcheck.test: f: line 2, column 56: has an empty command",
+		"image: x\nrequired_services: {db: {image: x, healthcheck: {test: \"${UNSET:-}\"}}}": "spec." +
+			"required_services.db.healthcheck.test: f: line 2, column 56: has an empty command",
+		"image: x\nrequired_services: {db: {user: x}}": "spec.required_services.db.image: " +
+			"f: line 2, column 25",
+		"image: x\nrequired_services: {env: {user: x}}": "spec.required_services.env.image: " +
+			"f: line 2, column 26",
+		"image: x\noptional_services: {labels: {user: x}}": "spec.optional_services.labels.image: " +
+			"f: line 2, column 29",
+		"image: x\ntools: [git, \"NO WAY\"]": "spec.tools[1]: f: line 2, " +
+			"column 14: is not the name of a tool",
+		"image: x\nid: a.b": "id: f: line 2, column 5",
+		"image: x\nrequired_services: {a: {image: x}}\noptional_services: {a: {image: x}}": "spec.optional_services.a: " +
+			"f: line 3, column 24: is also a required service",
 	} {
 		d, err := Parse([]byte(text), Options{Name: "f"})
 		if err == nil {
@@ -237,7 +261,8 @@ func TestAnErrorInAParameterHasNoPosition(t *testing.T) {
 		}
 	}
 	d.Override(protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/c", Target: "/b"}}})
-	if err := d.Validate(); err == nil || !strings.HasPrefix(err.Error(), "invalid_argument: spec.mounts[1].target: is the same") {
+	if err := d.Validate(); err == nil || !strings.HasPrefix(err.Error(),
+		"invalid_argument: spec.mounts[1].target: is the same") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -295,14 +320,17 @@ func TestVariablesExpandAsInCompose(t *testing.T) {
 }
 
 func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
-	env := map[string]string{"N": "2", "B": "true", "M": "64m", "P": "80", "EVIL": "x\nuser: root", "LIST": "[a, b]", "WORD": "two", "BYTES": "\xff"}
+	env := map[string]string{"N": "2", "B": "true", "M": "64m", "P": "80", "EVIL": "x\nuser: root", "LIST": "[a, b]",
+		"WORD": "two", "BYTES": "\xff"}
 	read := func(text string) (*Document, error) { return Parse([]byte(text), Options{Env: env}) }
-	d, err := read("image: ${EVIL}\ncpu: $N\npids: ${X:-100}\nread_only: ${B}\nmemory: $M\nports: [\"${P}\"]\nenv: {$N: $LIST}\ngrace: ${N}s\ncommand: [$LIST]")
+	d, err := read("image: ${EVIL}\ncpu: $N\npids: ${X:-100}\nread_only: ${B}\nmemory: $M\nports: [\"${P}\"]\nenv: {$N: " +
+		"$LIST}\ngrace: ${N}s\ncommand: [$LIST]")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := protocol.SandboxSpec{Image: "x\nuser: root", CPU: 2, PIDs: 100, ReadOnly: true, Memory: 64 << 20, Ports: []protocol.Port{{Container: 80}},
-		Env: map[string]string{"$N": "[a, b]"}, Grace: protocol.Duration(2 * time.Second), Command: []string{"[a, b]"}}
+	want := protocol.SandboxSpec{Image: "x\nuser: root", CPU: 2, PIDs: 100, ReadOnly: true, Memory: 64 << 20,
+		Ports: []protocol.Port{{Container: 80}},
+		Env:   map[string]string{"$N": "[a, b]"}, Grace: protocol.Duration(2 * time.Second), Command: []string{"[a, b]"}}
 	if !reflect.DeepEqual(d.Spec, want) {
 		t.Errorf("got %+v\nwant %+v", d.Spec, want)
 	}
@@ -320,7 +348,8 @@ func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
 }
 
 func TestOnlyParseAllAcceptsSeveralDocuments(t *testing.T) {
-	documents, err := ParseAll([]byte("---\nid: a\nimage: x\n---\n# nothing\n---\nid: b\nimage: x\ncpu: 9999\n"), Options{Name: "f"})
+	documents, err := ParseAll([]byte("---\nid: a\nimage: x\n---\n# nothing\n---\nid: b\nimage: x\ncpu: 9999\n"),
+		Options{Name: "f"})
 	if err != nil || len(documents) != 2 || documents[0].ID != "a" || documents[1].ID != "b" {
 		t.Fatalf("got %+v, %v", documents, err)
 	}
@@ -354,7 +383,8 @@ func TestTheDocumentLimitAppliesAmongOthersToo(t *testing.T) {
 		long + "---x":            "spec: line 1, column 1: the document has more than",
 		"image: x\n---\n\n" + long + "---\n" + long + "#": "spec: line 8, column 1: the document has more than",
 	} {
-		if _, err := ParseAll([]byte(text), Options{}); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if _, err := ParseAll([]byte(text), Options{}); want == "" && err != nil || want != "" &&
+			(err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%d bytes: want %q, got %v", len(text), want, err)
 		}
 	}
@@ -371,11 +401,12 @@ func TestYAMLBombsCostLittle(t *testing.T) {
 		services += "  s" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + ": *a\n"
 	}
 	for name, text := range map[string]string{
-		"aliases of aliases":    strings.Replace(aliases, "env:", "tools:", 1),
-		"aliases in commands":   "image: x\ncommand: &a [&b [" + strings.Repeat("*b,", 10) + "]]",
-		"an alias of itself":    "image: x\nenv: &a\n  A: *a",
-		"many services":         services,
-		"a text many times":     "image: x\nenv:\n  A: &a " + strings.Repeat("x", 10_000) + "\n" + strings.Repeat("", 1) + manyAliases(100),
+		"aliases of aliases":  strings.Replace(aliases, "env:", "tools:", 1),
+		"aliases in commands": "image: x\ncommand: &a [&b [" + strings.Repeat("*b,", 10) + "]]",
+		"an alias of itself":  "image: x\nenv: &a\n  A: *a",
+		"many services":       services,
+		"a text many times": "image: x\nenv:\n  A: &a " + strings.Repeat("x", 10_000) + "\n" + strings.Repeat("", 1) +
+			manyAliases(100),
 		"a variable many times": "image: x\nenv:\n  A: \"" + strings.Repeat("$BIG", 1000) + "\"",
 		"deep lists":            "image: " + strings.Repeat("[", 50_000),
 		"deep maps":             "image: " + strings.Repeat("{a: ", 9_000),

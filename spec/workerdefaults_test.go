@@ -12,10 +12,12 @@ import (
 )
 
 func TestWorkerDefaultsAreParsedStrictly(t *testing.T) {
-	s, err := ParseWorkerDefaults([]byte("runtime: runsc\nenv: {HTTP_PROXY: '${PROXY}'}\nmounts: ['/srv/cache:/cache:rw']\nnetwork: none\nmemory: 1GiB\n"),
+	s, err := ParseWorkerDefaults([]byte("runtime: runsc\nenv: {HTTP_PROXY: '${PROXY}'}\nmounts: "+
+		"['/srv/cache:/cache:rw']\nnetwork: none\nmemory: 1GiB\n"),
 		Options{Env: map[string]string{"PROXY": "http://p:1"}})
 	want := &protocol.SandboxSpec{Runtime: "runsc", Env: map[string]string{"HTTP_PROXY": "http://p:1"}, Memory: 1 << 30,
-		Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/cache", Writable: true}}, Network: &protocol.Network{Mode: protocol.NetworkNone}}
+		Mounts:  []protocol.Mount{{Source: "/srv/cache", Target: "/cache", Writable: true}},
+		Network: &protocol.Network{Mode: protocol.NetworkNone}}
 	if err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("got %+v, %v", s, err)
 	}
@@ -25,10 +27,11 @@ func TestWorkerDefaultsAreParsedStrictly(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"cpus: 1":                    "worker.defaults.cpus: f: line 1, column 1: is not a known field",
-		"cpu: 1\ncpu: 2":             "worker.defaults.cpu: f: line 2, column 1: appears twice",
-		"cpu: -1":                    "worker.defaults.cpu: f: line 1, column 6: must be 0.01",
-		"cpu: 1\nimage: x":           "worker.defaults.image: f: line 2, column 8: cannot have a worker default: each request names its image",
+		"cpus: 1":        "worker.defaults.cpus: f: line 1, column 1: is not a known field",
+		"cpu: 1\ncpu: 2": "worker.defaults.cpu: f: line 2, column 1: appears twice",
+		"cpu: -1":        "worker.defaults.cpu: f: line 1, column 6: must be 0.01",
+		"cpu: 1\nimage: x": "worker.defaults.image: f: line 2, column 8: cannot have a worker default: each " +
+			"request names its image",
 		"labels: {a: b}":             "worker.defaults.labels: f: line 1, column 9: cannot",
 		"copies: ['a:/b']":           "worker.defaults.copies: f: line 1, column 9: cannot",
 		"mounts: ['a:/b']":           "worker.defaults.mounts[0].source: f: line 1, column 10: must be an absolute path",
@@ -82,7 +85,8 @@ func TestAWorkersDefaultsAreTheLowestLayer(t *testing.T) {
 
 func TestAWorkerAddsOnlyFieldsThatAllowADefault(t *testing.T) {
 	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
-	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Image: "evil", Labels: map[string]string{"a": "b"}, OnHostLoss: "fail", Command: []string{"x"}, TTL: 1})
+	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Image: "evil", Labels: map[string]string{"a": "b"},
+		OnHostLoss: "fail", Command: []string{"x"}, TTL: 1})
 	if d := Difference(got, accepted); d != nil {
 		t.Errorf("differs in %v", d)
 	}
@@ -113,10 +117,13 @@ func TestSaysFindsALayerInAResolvedSpec(t *testing.T) {
 			t.Fatalf("Says does not find %+v in %+v", own, whole)
 		}
 	})
-	whole, _ := Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"A": "1"}, Ports: []protocol.Port{{Container: 1}}, Tools: []string{"git"}, CPU: 2})
+	whole, _ := Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"A": "1"},
+		Ports: []protocol.Port{{Container: 1}}, Tools: []string{"git"}, CPU: 2})
 	for name, other := range map[string]protocol.SandboxSpec{
-		"scalar": {CPU: 1}, "map": {Env: map[string]string{"A": "2"}}, "key": {Env: map[string]string{"B": "1"}}, "list": {Ports: []protocol.Port{{Container: 2}}},
-		"longer": {Ports: []protocol.Port{{Container: 1}, {Container: 1}}}, "tool": {Tools: []string{"uv"}}, "empty": {Command: []string{"x"}},
+		"scalar": {CPU: 1}, "map": {Env: map[string]string{"A": "2"}}, "key": {Env: map[string]string{"B": "1"}},
+		"list":   {Ports: []protocol.Port{{Container: 2}}},
+		"longer": {Ports: []protocol.Port{{Container: 1}, {Container: 1}}}, "tool": {Tools: []string{"uv"}},
+		"empty": {Command: []string{"x"}},
 	} {
 		if Says(whole, other) {
 			t.Errorf("%s: Says mistakes another spec for this one", name)

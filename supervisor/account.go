@@ -7,25 +7,26 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// account is the user that a process runs as.
+// account is the user as which a process runs.
 type account struct {
 	uid, gid uint32
-	groups   []uint32 // supplementary groups, without the exec's own
+	groups   []uint32 // supplementary groups, without the group that marks the exec's processes
 	name     string   // value of USER
 	home     string   // value of HOME
 }
 
-// accounts looks up users in the container's current /etc/passwd and /etc/group. Numeric ids need neither.
+// accounts looks up users in the container's current /etc/passwd and /etc/group. A numeric id need not be in them.
 type accounts struct {
 	passwd, group *accountFile
-	reserved      uint32 // group ids from here on are refused
+	reserved      uint32 // this group id and all higher ones are refused
 }
 
 func newAccounts(passwd, group string, reserved uint32) accounts {
 	return accounts{passwd: &accountFile{path: passwd}, group: &accountFile{path: group}, reserved: reserved}
 }
 
-// resolve reads "name|uid[:group|gid]", as Docker reads a container's user. The error names what is unknown.
+// resolve looks up a user given as "name|uid[:group|gid]". It interprets the text as Docker does for the user of a
+// container. The error says which user or group is unknown.
 func (a accounts) resolve(spec string) (account, *protocol.Error) {
 	user, group, grouped := strings.Cut(spec, ":")
 	acct, found := a.user(user)
@@ -49,7 +50,7 @@ func (a accounts) resolve(spec string) (account, *protocol.Error) {
 		)
 	}
 	if acct.gid >= a.reserved {
-		return account{}, unknownUser("group ids from %d upwards are reserved", a.reserved)
+		return account{}, unknownUser("group ids from %d upwards are reserved for the supervisor", a.reserved)
 	}
 	return acct, nil
 }
@@ -60,8 +61,8 @@ func unknownUser(format string, args ...any) *protocol.Error {
 	return e
 }
 
-// user finds a passwd entry, name:password:uid:gid:gecos:home:shell. A uid without an entry is an account in group 0
-// without a home.
+// user finds an entry of /etc/passwd, whose format is name:password:uid:gid:gecos:home:shell. A uid without an entry is
+// an account in group 0 with the home directory /.
 func (a accounts) user(user string) (account, bool) {
 	uid, numeric := id(user)
 	var acct account
@@ -102,12 +103,12 @@ func (a accounts) gid(group string) (uint32, bool) {
 	return gid, found
 }
 
-// maxMemberships limits how many groups of the sandbox's /etc/group a process gets. The kernel would allow 65,535
-// besides the exec's own, but each search for the processes of an exec reads all groups of each process.
+// maxMemberships limits how many groups a process gets from the sandbox's /etc/group. The kernel would allow 65,535 of
+// them. But each search for the processes of an exec reads all groups of every process.
 const maxMemberships = 4096
 
-// memberships lists the groups that name a user as a member, except the primary one. It stops at one more than
-// maxMemberships.
+// memberships lists the groups that have a user as a member, except the user's primary group. It stops at one group
+// more than maxMemberships.
 func (a accounts) memberships(user string, primary uint32) []uint32 {
 	var gids []uint32
 	a.group.eachLine(func(fields []string) bool {
@@ -126,7 +127,7 @@ func (a accounts) memberships(user string, primary uint32) []uint32 {
 	return gids
 }
 
-// id parses a numeric user or group id: 0 to 2³¹-1, as for Docker.
+// id parses a numeric user or group id from 0 to 2³¹-1, the range that Docker accepts.
 func id(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 31)
 	return uint32(n), err == nil

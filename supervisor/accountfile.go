@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	// maxAccountFile is how much is read of /etc/passwd and /etc/group, which belong to the sandbox.
+	// maxAccountFile limits how many bytes are read of /etc/passwd or /etc/group. The sandbox may change these files.
 	maxAccountFile = 1 << 20
-	// keptAccountFile is the largest such file that is cached. A larger one is read each time.
+	// keptAccountFile is the maximum size of a cached file. A larger file is read each time.
 	keptAccountFile = 64 << 10
-	// settledAfter is how long a file must be unchanged before a read may be cached. Two changes within a shorter time
-	// may leave the same modification time.
+	// settledAfter is how long a file must have been unchanged before its text may be cached. If a file changes twice
+	// within a shorter time, both versions may have the same modification time.
 	settledAfter = time.Second
 )
 
-// accountFile is /etc/passwd or /etc/group. It is read again only after it has changed: every exec needs it, and
-// reading both files cost each exec ten system calls.
+// accountFile is /etc/passwd or /etc/group. Its text is cached, and read again only after the file has changed: every
+// exec needs both files, and reading them takes ten system calls.
 type accountFile struct {
 	path string
 
 	mu   sync.Mutex
-	kept *fileVersion // the version that text was read from; nil: nothing is cached
+	kept *fileVersion // the version of the cached text; nil if nothing is cached
 	text string
 }
 
@@ -41,7 +41,8 @@ func versionOf(stat *unix.Stat_t) fileVersion {
 	return fileVersion{dev: stat.Dev, ino: stat.Ino, size: stat.Size, mtime: stat.Mtim, ctime: stat.Ctim}
 }
 
-// read returns the text of the file. A file that is missing or not regular is empty; one that is too large is cut off.
+// read returns the text of the file. It returns "" if the file is missing or not a regular file, and only the beginning
+// of a file that is too large.
 func (f *accountFile) read() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +52,7 @@ func (f *accountFile) read() string {
 	}
 	f.kept, f.text = nil, ""
 	began := time.Now()
-	fd, err := unix.Open(f.path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // not blocking: it may be a FIFO
+	fd, err := unix.Open(f.path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // opening a FIFO must not block
 	if err != nil {
 		return ""
 	}
@@ -73,7 +74,7 @@ func (f *accountFile) read() string {
 	return string(data)
 }
 
-// eachLine calls visit with the fields of each line, until it returns false.
+// eachLine calls visit with the fields of each line, until visit returns false.
 func (f *accountFile) eachLine(visit func(fields []string) bool) {
 	for line := range strings.Lines(f.read()) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' && !visit(strings.Split(line, ":")) {

@@ -4,7 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"github.com/boxfleet/boxfleet/eventually"
 )
 
 func TestAccountFile_IsReadAgainAfterAChange(t *testing.T) {
@@ -19,23 +20,21 @@ func TestAccountFile_IsReadAgainAfterAChange(t *testing.T) {
 	expect := func(want string) {
 		t.Helper()
 		if got := f.read(); got != want {
-			t.Fatalf("it reads %q, want %q", got, want)
+			t.Fatalf("reading the file: got %q, want %q", got, want)
 		}
 	}
 	expect("")
 	write(path, "agent:x:1:1::/:/bin/sh\n")
 	expect("agent:x:1:1::/:/bin/sh\n")
-	for begin := time.Now(); f.kept == nil; expect("agent:x:1:1::/:/bin/sh\n") {
-		if time.Since(begin) > 10*settledAfter {
-			t.Fatal("a file that does not change is never cached")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually.Holds(t, 10*settledAfter, "a file that does not change is cached", func() bool {
+		expect("agent:x:1:1::/:/bin/sh\n")
+		return f.kept != nil
+	})
 
-	write(path, "agent:x:2:1::/:/bin/sh\n") // the same size
+	write(path, "agent:x:2:1::/:/bin/sh\n") // a text of the same size
 	expect("agent:x:2:1::/:/bin/sh\n")
 	if f.kept != nil {
-		t.Fatal("a file that has just changed is cached: its next change may go unnoticed")
+		t.Fatal("a file that has just changed is cached, so a further change could go unnoticed")
 	}
 	write(path+".new", "agent:x:3:1::/:/bin/sh\n")
 	if err := os.Rename(path+".new", path); err != nil {

@@ -9,28 +9,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept are the capabilities that PID 1 needs: to start processes as any user and to signal them.
+// kept are the capabilities that PID 1 needs in order to start processes as any user, and to send them signals.
 const kept = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
-// confine makes sure that no process started from here, not even root's, ever has a capability. execve gives uid 0 what
-// is in the bounding set, so that set is emptied. Otherwise an exec that runs as root could leave its group, and a
-// cancel would not reach it.
+// confine ensures that no process that this process starts ever has a capability, not even a process of root. It
+// empties the bounding set, because execve gives uid 0 the capabilities in the bounding set. With capabilities, an exec
+// that runs as root could leave its group, and a cancel of the exec would not find all of its processes.
 //
-// Emptying the set needs CAP_SETPCAP, which is dropped right afterwards. (Dropping capabilities on a thread per exec
-// would not need it, but the runtime dies if it cannot make a thread.)
+// Emptying the bounding set needs CAP_SETPCAP. confine drops CAP_SETPCAP right afterwards.
 //
-// This also protects this process's memory, with the sealing key, from execs that run as root: they have the same uid,
-// but the kernel lets a process trace only processes without any capability that it lacks itself.
+// The lack of capabilities also protects this process's memory, which contains the sealing key, from execs that run as
+// root. Such execs have the same uid as this process, but the kernel does not let a process trace another one that has
+// more capabilities.
 //
-// With privileged, execs that run as root keep the container's capabilities, except control.OwnCapability. Only this
-// process has that one, so they cannot trace it either.
+// If privileged is set, execs that run as root keep the container's capabilities, except control.OwnCapability. Only
+// this process has OwnCapability, so these execs cannot trace this process either.
 func confine(privileged bool) error {
 	if err := onAllThreads(unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
 		return fmt.Errorf("supervisor: set no_new_privs: %w", err)
 	}
 	if privileged {
 		if err := onAllThreads(unix.PR_CAPBSET_DROP, unix.CAP_WAKE_ALARM); err != nil {
-			return fmt.Errorf("supervisor: keep a capability to itself (it needs CAP_SETPCAP): %w", err)
+			return fmt.Errorf("supervisor: drop CAP_WAKE_ALARM from the bounding set, which needs CAP_SETPCAP: %w", err)
 		}
 		return inheritNothing()
 	}
@@ -43,14 +43,14 @@ func confine(privileged bool) error {
 			continue
 		}
 		if err := onAllThreads(unix.PR_CAPBSET_DROP, capability); err != nil {
-			return fmt.Errorf("supervisor: empty the capability bounding set (it needs CAP_SETPCAP): %w", err)
+			return fmt.Errorf("supervisor: empty the capability bounding set, which needs CAP_SETPCAP: %w", err)
 		}
 	}
 	return keepOnly(kept)
 }
 
-// inheritNothing empties the inheritable set of every thread and makes its whole permitted set effective: an exec gets
-// what is in both the bounding set and the permitted set.
+// inheritNothing empties the inheritable set of every thread, and makes the complete permitted set effective. Execs
+// then get their capabilities only from the bounding set.
 func inheritNothing() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -58,7 +58,7 @@ func inheritNothing() error {
 		return fmt.Errorf("supervisor: read its capabilities: %w", err)
 	}
 	if data[unix.CAP_WAKE_ALARM/32].Permitted&(1<<(unix.CAP_WAKE_ALARM%32)) == 0 {
-		return errors.New("supervisor: CAP_WAKE_ALARM is missing: execs could trace it")
+		return errors.New("supervisor: a privileged supervisor needs CAP_WAKE_ALARM, or execs could trace it")
 	}
 	for i := range data {
 		data[i].Effective, data[i].Inheritable = data[i].Permitted, 0
@@ -73,8 +73,8 @@ func onAllThreads(option int, arg uintptr) error {
 	return nil
 }
 
-// keepOnly reduces the permitted and effective sets of every thread to mask, and empties the inheritable set, which an
-// exec by uid 0 would otherwise get.
+// keepOnly reduces the permitted and effective sets of every thread to mask. It empties the inheritable set, because
+// execve gives uid 0 the capabilities in that set too.
 func keepOnly(mask uint32) error {
 	return setCapabilities([2]unix.CapUserData{{Effective: mask, Permitted: mask}})
 }

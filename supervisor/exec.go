@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The worker is notified soon after the first output, and rarely after that. If the exec ends earlier, it is not
-// notified at all: the result has the sizes.
+// The worker is notified of the first output after firstOutput, and then at most once per everyOutput. If the exec ends
+// before that, no notice is needed, because the result has the sizes of the output.
 const (
 	firstOutput = 5 * time.Millisecond
 	everyOutput = 10 * time.Millisecond
@@ -26,27 +26,27 @@ const (
 	cancelled
 )
 
-// exec is one command, from its Start to its Forget. Its goroutine is run.
+// exec is one command, from its Start to its Forget. The method run is its goroutine.
 type exec struct {
 	s     *supervisor
 	id    string
 	group uint32
 	keep  int64 // the inline limit
 
-	begun chan struct{} // closed once it was started, or failed to start
-	ended chan struct{} // closed once the worker was sent the result
-	halt  chan struct{} // closed to end it early
+	begun chan struct{} // closed when the command was started, or could not be started
+	ended chan struct{} // closed when the result was queued for the worker
+	halt  chan struct{} // closed to end the exec early
 
 	files  execFiles
 	record record
 
 	mu             sync.Mutex
 	started        time.Time
-	startedAt      time.Duration // the same by control.Clock
+	startedAt      time.Duration // the time of the start by control.Clock
 	stdout, stderr *stream
 	result         *control.Result
 	why            ending
-	deadline       time.Time // end of the grace period, once why is set
+	deadline       time.Time // the end of the grace period, if the exec was stopped
 
 	noticing    sync.Mutex
 	noticeArmed bool
@@ -82,7 +82,7 @@ func newExec(s *supervisor, start *control.Start, files execFiles, w *control.We
 	}
 }
 
-// run takes the exec from its start to its result. It calls reply once, before it sends the result.
+// run starts the command, waits for its end, and sends the result. It calls reply once, before it sends the result.
 func (e *exec) run(start *control.Start, reply func()) {
 	began, kills := time.Now(), e.s.oom.kills()
 	e.emptyRecord()
@@ -134,7 +134,7 @@ func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 	go e.stderr.pump()
 }
 
-// await returns when the main process has ended by itself, or the exec's tree was ended.
+// await waits until the main process has ended by itself, or all processes of the exec were ended.
 func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	if start.Timeout > 0 {
 		timer := time.AfterFunc(time.Until(began.Add(start.Timeout)), func() { e.stop(timedOut, start.Grace) })
@@ -148,27 +148,28 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 		return
 	}
 	if !e.s.trees.end(func(group uint32) bool { return group == e.group }, e.graceEnds, c.exited) {
-		e.s.config.Logger.Error("processes survive KILL", "exec", e.id)
+		e.s.config.Logger.Error("processes of an exec still run after KILL", "exec", e.id)
 	}
 	select {
 	case <-c.exited:
-	case <-time.After(time.Second): // the process survives KILL: its exit code is unknown
+	case <-time.After(time.Second): // the main process still runs after KILL, so the exit code is unknown
 	}
 }
 
-// settleWhy decides between an exit and a stop at the same time: if the exit was seen first, the exec ended by itself.
+// settleWhy decides why the exec ended, because an exit and a stop may happen at the same time. It returns false if the
+// exec ended by itself; a later stop then has no effect.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.why == notYet {
-		e.why = byItself // too late for a stop
+		e.why = byItself
 		return false
 	}
 	return true
 }
 
-// stop ends the exec. A second call may only shorten the grace; the first reason counts. It returns false if the exec
-// has already ended.
+// stop ends the exec early. After the first call, the reason does not change, and further calls can only shorten the
+// grace period. stop returns false if the exec has already ended.
 func (e *exec) stop(why ending, grace time.Duration) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -204,8 +205,8 @@ func (e *exec) resultOf(c *child, began time.Time) *control.Result {
 	return r
 }
 
-// notStarted returns the result of a command that could not be started: an exit code if a shell would have one,
-// otherwise an error.
+// notStarted returns the result of a command that could not be started. The result has an exit code if a shell would
+// give one for this error. Otherwise it has an error.
 func notStarted(err error, began time.Time) *control.Result {
 	r := &control.Result{Started: began}
 	var u *unrunnable
@@ -217,7 +218,7 @@ func notStarted(err error, began time.Time) *control.Result {
 	return r
 }
 
-// sayNotStarted writes the message to the command's stderr, as a shell would, and closes both streams.
+// sayNotStarted writes the error's message to the file for stderr, as a shell would, and closes both output files.
 func (e *exec) sayNotStarted(start *control.Start, err error) {
 	k := execSink(e.files.stderr, start.OutputLimit, e.keep/2)
 	defer func() {
@@ -237,7 +238,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	e.mu.Unlock()
 }
 
-// finish sets the result, and returns it with the inline output if that is allowed.
+// finish completes and stores the result. It returns the result with the inline output, if that is small enough.
 func (e *exec) finish(r *control.Result) *control.Result {
 	r.ID = e.id
 	e.collect(r)
@@ -251,8 +252,8 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	return r
 }
 
-// tellEnd sends the result to the worker and then releases everyone who waits for it here, because PID 1 may only end
-// once the worker has been told. It also makes sure that the record gets to disk.
+// tellEnd sends the result to the worker, and arranges that the exit record is written. It closes e.ended only after
+// the result was queued, because PID 1 may end as soon as all execs have ended.
 func (e *exec) tellEnd(result *control.Result) {
 	e.s.tell(&control.Notice{Result: result})
 	close(e.ended)
@@ -260,7 +261,8 @@ func (e *exec) tellEnd(result *control.Result) {
 	e.s.quiet.Reset(quietAfter)
 }
 
-// collect puts the output into the result, complete or not at all.
+// collect puts the sizes of the output into the result. It also puts the output itself into the result, if the complete
+// output is small enough.
 func (e *exec) collect(r *control.Result) {
 	wholeOut, wholeErr := true, true
 	cutOut, cutErr := false, false
@@ -285,7 +287,7 @@ func (e *exec) hasEnded() bool {
 	return e.result != nil
 }
 
-// status returns the current state of the exec; begun is false until its start was tried.
+// status returns the current state of the exec. begun is false until the command was started or could not be started.
 func (e *exec) status() (status control.ExecStatus, begun bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,11 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The supervisor opens no file for writing. The worker opens them in its own directory, which no container sees, and
-// passes them with the command that needs them. They are closed on execve, and no process of the sandbox can look into
-// PID 1.
+// The supervisor opens no files for writing. The worker opens them in its own directory, which no container sees, and
+// sends them with the command that needs them. The processes of the sandbox do not get them: the files are closed on
+// execve, and these processes cannot read PID 1.
 
-// fileReader reads a connection, and holds the files that arrive with its bytes until they are taken.
+// fileReader reads a connection. It keeps the files that arrive with the bytes until take is called.
 type fileReader struct {
 	conn    *net.UnixConn
 	oob     []byte
@@ -27,8 +27,8 @@ func newFileReader(conn *net.UnixConn) *fileReader {
 	return &fileReader{conn: conn, oob: make([]byte, unix.CmsgSpace(4*control.MaxFiles))}
 }
 
-// Read reads bytes. Files arrive no later than the first byte of their frame, and the kernel returns those of one
-// message at a time.
+// Read implements [io.Reader]. Files arrive no later than the first byte of their frame. One call of the kernel returns
+// the files of at most one message.
 func (r *fileReader) Read(p []byte) (int, error) {
 	n, oobn, flags, _, err := r.conn.ReadMsgUnix(p, r.oob)
 	if oobn > 0 || flags&unix.MSG_CTRUNC != 0 {
@@ -40,7 +40,8 @@ func (r *fileReader) Read(p []byte) (int, error) {
 	return max(n, 0), err
 }
 
-// filesOf returns the descriptors in a control message. If this process may not open that many files, some are missing.
+// filesOf returns the descriptors in a control message. If this process has reached its limit of open files, some
+// descriptors are missing.
 func filesOf(oob []byte) []int {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -55,17 +56,17 @@ func filesOf(oob []byte) []int {
 	return files
 }
 
-// errNoRoom says why files that were sent did not arrive.
+// errNoRoom is the error when files were sent but did not arrive.
 var errNoRoom = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonStartFailed,
-	"the sandbox's supervisor is at its limit of open files")
+	"the sandbox's supervisor has reached its limit of open files")
 
-// take returns the n files that came with a frame; n is 0 if none did.
+// take returns the files of the current frame. The frame announces n files.
 func (r *fileReader) take(n int) ([]int, error) {
 	if n == 0 {
 		return nil, nil
 	}
 	if len(r.waiting) == 0 {
-		return nil, fmt.Errorf("a frame announced %d files, but none came", n)
+		return nil, fmt.Errorf("a frame from the worker announced %d files, but none arrived", n)
 	}
 	files := r.waiting[0]
 	r.waiting = r.waiting[1:]
@@ -90,11 +91,11 @@ func closeFiles(files []int) {
 	}
 }
 
-// execFiles are the files of an exec; 0: none, so that its content is dropped.
+// execFiles are the descriptors of an exec's files. 0 means that there is no such file, and its content is dropped.
 type execFiles struct{ stdout, stderr, record int }
 
-// takeFor returns the files that came with a command, if it is a Start. A worker that could not make them, or is too
-// old, sends none.
+// takeFor returns the files that came with a Start. start is nil for other commands. A worker sends no files if it
+// could not create them, or if it is an older version.
 func (r *fileReader) takeFor(start *control.Start) (execFiles, error) {
 	if start == nil {
 		return execFiles{}, nil
@@ -105,7 +106,7 @@ func (r *fileReader) takeFor(start *control.Start) (execFiles, error) {
 	}
 	if len(files) != control.ExecFiles {
 		closeFiles(files)
-		return execFiles{}, fmt.Errorf("a Start came with %d files", len(files))
+		return execFiles{}, fmt.Errorf("a Start from the worker has %d files, want %d", len(files), control.ExecFiles)
 	}
 	return execFiles{stdout: files[0], stderr: files[1], record: files[2]}, nil
 }

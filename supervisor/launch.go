@@ -21,11 +21,11 @@ type command struct {
 	env   map[string]string // added to the supervisor's own
 	cwd   string
 	user  string
-	group uint32 // by which its tree is found
+	group uint32 // the supplementary group by which the command's processes are found
 	stdin []byte
 }
 
-// process is a started command: its main process, and the read ends of its pipes.
+// process is a started command: the main process, and the read ends of the pipes for its output.
 type process struct {
 	*child
 	stdout, stderr *os.File
@@ -33,7 +33,7 @@ type process struct {
 
 // launcher starts processes.
 type launcher struct {
-	environ  map[string]string // the supervisor's own, which comes from the image and the spec
+	environ  map[string]string // the supervisor's environment, which comes from the image and the spec
 	accounts accounts
 	reaper   *reaper
 	null     *os.File
@@ -43,7 +43,7 @@ type launcher struct {
 }
 
 func newLauncher(groups uint32, r *reaper) (*launcher, error) {
-	// Opened once: an exec that runs as root may replace the device.
+	// The device is opened only once, because an exec that runs as root may later replace it.
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 		l.environ[name] = value
 	}
 	if root, _ := l.accounts.user("0"); l.environ["HOME"] == root.home {
-		delete(l.environ, "HOME") // the container runtime chose it for PID 1; it is not the image's
+		delete(l.environ, "HOME") // the container runtime set it for PID 1; it does not come from the image
 	}
 	return l, nil
 }
@@ -69,7 +69,8 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 // group returns a group that no process of this boot has had.
 func (l *launcher) group() uint32 { return l.base + l.nextID.Add(1) - 1 }
 
-// start starts a command. The error is *unrunnable if a shell would exit with 127 or 126, otherwise a *protocol.Error.
+// start starts a command. The error is an *unrunnable if a shell would exit with 127 or 126. Otherwise
+// the error is a *protocol.Error.
 func (l *launcher) start(c command) (*process, error) {
 	if err := checkStrings(c); err != nil {
 		return nil, err
@@ -119,7 +120,7 @@ func (l *launcher) fork(c command, path string, env []string, acct account) (*pr
 	}, nil
 }
 
-// startError turns any other error into one of this package.
+// startError turns any error into an *unrunnable or a *protocol.Error.
 func startError(path string, err error) error {
 	switch err.(type) {
 	case *unrunnable, *protocol.Error:
@@ -128,10 +129,10 @@ func startError(path string, err error) error {
 	if errno, ok := err.(syscall.Errno); ok {
 		return execFailure(path, errno)
 	}
-	return protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "start: %v", err)
+	return protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "start %.200q: %v", path, err)
 }
 
-// checkStrings refuses strings that execve cannot pass.
+// checkStrings refuses strings that execve cannot pass to a program.
 func checkStrings(c command) error {
 	if len(c.argv) == 0 {
 		return protocol.Invalid("spec.command", "must not be empty")
@@ -153,7 +154,8 @@ func checkStrings(c command) error {
 	return nil
 }
 
-// environment adds over to the supervisor's own environment, and HOME and USER of the account if neither sets them.
+// environment returns the environment of a command: the supervisor's environment, overridden by over. If neither sets
+// HOME or USER, the account's values are added. search is the resulting PATH.
 func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
 	env = make([]string, 0, len(l.environ)+len(over)+3)
 	search = defaultPath
@@ -184,14 +186,15 @@ func (l *launcher) environment(over map[string]string, acct account) (env []stri
 	return env, search
 }
 
-// stdio are the three files of a process: its stdin, and two pipes of {our end, its end}.
+// stdio has the files for stdin, stdout and stderr of a process. out and err are pipes: {our end, the process's end}.
 type stdio struct {
 	stdin    int
 	ownStdin bool
 	out, err [2]int
 }
 
-// open makes the pipes, and a file with the bytes for stdin: unlike a pipe, a file needs no goroutine to feed it.
+// open creates the pipes, and a file with the bytes for stdin. A pipe for stdin would need a goroutine that writes to
+// it; a file does not.
 func (p *stdio) open(stdin []byte, null *os.File) error {
 	p.out, p.err = [2]int{-1, -1}, [2]int{-1, -1}
 	p.stdin = int(null.Fd())

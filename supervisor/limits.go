@@ -5,25 +5,26 @@ import (
 	"syscall"
 )
 
-// These are limits of each process started from here: it inherits them and cannot raise them. They are not set by the
-// engine, because an engine that has lower limits itself would fail to start the container.
+// limits apply to each process that this process starts. The processes inherit the limits, and cannot raise them. The
+// worker does not let the engine set them: an engine that has lower limits itself could not start the container.
 //
-// Nothing is limited that the kernel counts by user id, such as processes: it counts over all sandboxes and the host,
-// so one sandbox could use up the share of another with the same user. The container limits processes.
+// There are no limits here for resources that the kernel counts by user id, such as processes. The kernel counts them
+// over all sandboxes and the host, so one sandbox could use up the limit of another sandbox with the same user id. The
+// number of processes is limited by the container.
 var limits = []struct {
 	name     string
 	resource int
 	most     uint64
 }{
 	{"open files", syscall.RLIMIT_NOFILE, mostFiles},
-	// 1 byte means no core file, and that the host's core handler, which runs as the host's root, is not called either.
-	// With 0 it would be called.
+	// With a limit of 1 byte there are no core files, and the kernel does not call the host's core handler, which runs as
+	// the host's root. With a limit of 0, the kernel would still call the handler.
 	{"core files", syscall.RLIMIT_CORE, 1},
 }
 
 const mostFiles = 65536
 
-// limit sets the limits, but raises none.
+// limit sets the limits of this process. It raises no limit that is lower already.
 func limit() error {
 	for _, l := range limits {
 		var now syscall.Rlimit

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// unrunnable is a command that a shell would answer with exit code 127 or 126 and a message.
+// unrunnable is the error of a command that cannot be run. A shell would print the message, and exit with 127 or 126.
 type unrunnable struct {
 	code    int
 	message string
@@ -26,11 +26,12 @@ func notExecutable(format string, args ...any) error {
 	return &unrunnable{126, fmt.Sprintf(format, args...)}
 }
 
-// lookup checks the working directory and finds the program, with the account's permissions: PID 1 has none of its own
-// over files, and the account may see less, or more. The returned path is to be executed from cwd.
+// lookup checks the working directory and finds the program, with the account's permissions. PID 1 runs as root without
+// capabilities over files, so the account may be able to reach fewer files than PID 1, or more. The returned path must
+// be executed from cwd.
 //
-// Only the thread gets these permissions, for a moment, and only over files (fsuid and fsgid), so no other process can
-// mistake the thread for one of the account's.
+// Only the current thread gets the account's permissions, only for a moment, and only for files (fsuid and fsgid). So
+// no other process of the account can signal or trace the thread.
 func lookup(acct account, cwd, program, search string) (path string, err error) {
 	if acct.uid == 0 && acct.gid == 0 && len(acct.groups) == 0 {
 		return find(cwd, program, search)
@@ -38,7 +39,7 @@ func lookup(acct account, cwd, program, search string) (path string, err error) 
 	runtime.LockOSThread()
 	restore, err := assume(acct)
 	if err != nil {
-		return "", err // the thread stays locked, and ends with its goroutine
+		return "", err // the thread stays locked to the goroutine, and ends with it
 	}
 	path, findErr := find(cwd, program, search)
 	if err := restore(); err != nil {
@@ -60,7 +61,8 @@ func assume(acct account) (restore func() error, err error) {
 	}, nil
 }
 
-// setFS cannot fail in a process with CAP_SETUID and CAP_SETGID, and the kernel reports no error.
+// setFS sets fsuid and fsgid of the calling thread. The kernel reports no errors for these calls. They cannot fail in a
+// process with CAP_SETUID and CAP_SETGID.
 func setFS(uid, gid uint32) {
 	unix.RawSyscall(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
 	unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
@@ -105,7 +107,7 @@ func find(cwd, program, search string) (string, error) {
 	return "", refused
 }
 
-// checkDirectory makes the checks of chdir: a directory with search permission.
+// checkDirectory checks what chdir would check: cwd is a directory, and the thread has search permission.
 func checkDirectory(cwd string) error {
 	var stat unix.Stat_t
 	err := unix.Stat(cwd+"/.", &stat)
@@ -119,7 +121,8 @@ func checkDirectory(cwd string) error {
 	case unix.ENOTDIR:
 		reason = "is not a directory"
 	}
-	e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCwdInvalid, "%.200q: %s", cwd, reason)
+	e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCwdInvalid, "working directory %.200q: %s", cwd,
+		reason)
 	e.Field = "spec.cwd"
 	return e
 }
@@ -142,7 +145,7 @@ func checkProgram(cwd, path string) error {
 	return nil
 }
 
-// execFailure translates an error of stat or execve as a shell does.
+// execFailure translates an error of stat or execve in the same way as a shell.
 func execFailure(path string, err error) error {
 	switch err {
 	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG:
@@ -157,7 +160,7 @@ func execFailure(path string, err error) error {
 		return notExecutable("%.200s: %v", path, err)
 	case unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE:
 		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonStartFailed,
-			"start %.200q: %v (the sandbox is at its limit of processes, memory or files)", path, err)
+			"start %.200q: %v (the sandbox has reached its limit of processes, memory or open files)", path, err)
 	default:
 		return protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "start %.200q: %v", path, err)
 	}

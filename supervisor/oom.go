@@ -11,8 +11,8 @@ import (
 // oomCounter reads how many processes of the sandbox the kernel has killed for lack of memory.
 type oomCounter struct{ file *os.File }
 
-// openOOMCounter opens the counter where the container runtime mounts the sandbox's own cgroup: v2, otherwise v1.
-// Without either, nothing is counted.
+// openOOMCounter opens the counter in the sandbox's own cgroup, version 2 or 1, where the container runtime mounts it.
+// If neither exists, the count stays 0.
 func openOOMCounter() *oomCounter {
 	for _, path := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
 		if f, err := os.Open(path); err == nil {

@@ -9,30 +9,31 @@ import (
 )
 
 const (
-	writeSize  = 64 << 10 // bytes collected for one write
-	inlineRoom = 4 << 20  // output waiting in an outbox; further results are sent without theirs
-	repliesMax = 4096     // entries waiting at which no more commands are read
+	writeSize  = 64 << 10 // number of bytes that are collected for one write
+	inlineRoom = 4 << 20  // maximum size of waiting inline output; further results are sent without their output
+	repliesMax = 4096     // number of waiting entries above which no more commands are read
 )
 
-// outbox holds what is to be sent on one connection, in order. Its size is limited even if the worker does not read: an
-// exec has at most one Output and one Result in it, and no more commands are read while too many replies wait.
+// outbox is the queue of what will be sent on one connection. Its size is limited even if the worker does not read: the
+// outbox has at most one Output and one Result of each exec, and no more commands are read while too many entries wait.
 type outbox struct {
 	mu      sync.Mutex
-	changed sync.Cond // due, closed
+	changed sync.Cond // signals changes of entries, due and closed
 	entries []entry
-	due     bool           // entries are to be written now
-	soon    bool           // entries are to be written soon: a timer runs
-	outputs map[*exec]bool // execs with a waiting Output
-	inline  int
+	due     bool           // the entries should be written now
+	soon    bool           // a timer runs that will make the entries due
+	outputs map[*exec]bool // execs that have a waiting Output
+	inline  int            // size of the waiting inline output
 	closed  bool
 }
 
-// replySoon is how long a reply that is not urgent waits for something else to be sent. A short command ends within
-// this time, and its result takes the reply along: that saves a write here, and a wake-up of the worker, for each exec.
+// replySoon is how long a reply that is not urgent waits for another entry. A short command ends within this time, and
+// its result is sent in the same write as the reply. For each such exec, this saves one write, and one wake-up of the
+// worker.
 const replySoon = 2 * time.Millisecond
 
-// entry is a notice, an exec whose output sizes are to be sent, or a mark that is closed once everything before it is
-// written.
+// entry is one of these: a notice, an exec whose output sizes are to be sent, or a channel that is closed when all
+// earlier entries are written.
 type entry struct {
 	notice  *control.Notice
 	exec    *exec
@@ -60,7 +61,7 @@ func (b *outbox) put(n *control.Notice) {
 	b.add(entry{notice: n})
 }
 
-// putSoon adds a notice that may wait for replySoon.
+// putSoon adds a notice that may wait up to replySoon before it is sent.
 func (b *outbox) putSoon(n *control.Notice) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,7 +102,7 @@ func (b *outbox) add(e entry) {
 	b.changed.Broadcast()
 }
 
-// flush waits until everything is written, but not longer than bound.
+// flush waits until all entries are written, but not longer than bound.
 func (b *outbox) flush(bound time.Duration) {
 	mark := entry{written: make(chan struct{})}
 	b.mu.Lock()
@@ -117,7 +118,7 @@ func (b *outbox) flush(bound time.Duration) {
 	}
 }
 
-// waitForRoom waits until the worker has read enough that more of its commands may be read.
+// waitForRoom waits until few enough entries wait, because the worker has read the others.
 func (b *outbox) waitForRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,7 +134,8 @@ func (b *outbox) close() {
 	b.changed.Broadcast()
 }
 
-// take waits until entries are due and returns all of them; none if the outbox is closed.
+// take waits until entries are due, and removes and returns all entries. It returns none if the outbox is closed and
+// empty.
 func (b *outbox) take() []entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,7 +149,7 @@ func (b *outbox) take() []entry {
 	return taken
 }
 
-// write writes entries as they come, those that wait together in one write, until the outbox is closed.
+// write writes the entries to w until the outbox is closed. Entries that wait at the same time are written together.
 func (b *outbox) write(w io.Writer) error {
 	var buf []byte
 	flush := func() error {
@@ -188,7 +190,8 @@ func (b *outbox) write(w io.Writer) error {
 	}
 }
 
-// appendOutput appends an exec's current sizes, unless its result has them.
+// appendOutput appends a notice with the current sizes of an exec's output. It appends nothing for an ended exec,
+// because the result has the sizes.
 func appendOutput(buf []byte, e *exec) []byte {
 	status, begun := e.status()
 	if !begun || status.Result != nil {

@@ -17,29 +17,29 @@ import (
 const (
 	restartFirst = time.Second
 	restartMost  = 30 * time.Second
-	steadyAfter  = time.Minute // a run that lasts this long resets the backoff
+	steadyAfter  = time.Minute // a run that lasts longer resets the backoff
 
-	graceLooks = 25 * time.Millisecond // between two checks whether the grace has ended
+	graceLooks = 25 * time.Millisecond // the time between two checks whether the grace period has ended
 
-	everyPrimaryOutput = 50 * time.Millisecond // between two notices of output
+	everyPrimaryOutput = 50 * time.Millisecond // the time between two notices of output
 )
 
-// primary is the sandbox's own command, if its spec has one: it is started once per boot, restarted with backoff when
-// it ends, and gets the signals that PID 1 gets.
+// primary is the command of the sandbox's spec, if the spec has one. It is started by the first Welcome of a boot, and
+// started again with backoff after it ended. It gets the signals that PID 1 gets.
 type primary struct {
 	s     *supervisor
-	group uint32 // one for all runs: nothing of a run is left when the next one starts
+	group uint32 // the same for all runs, because no process of a run is left when the next run starts
 
 	stopping chan struct{} // closed by stop
-	done     chan struct{} // closed when run returns, or when it will never be called
+	done     chan struct{} // closed when run returns
 
-	stopSignal syscall.Signal // asks the command to end; 0: TERM, to its whole tree
+	stopSignal syscall.Signal // the signal that asks the command to end; 0: TERM to its whole tree
 
 	mu       sync.Mutex
 	begun    bool
 	stopped  bool
 	deadline time.Time
-	child    *child // while it runs
+	child    *child // the main process while the command runs; otherwise nil
 	state    control.Primary
 	telling  bool // a notice of output is scheduled
 }
@@ -48,7 +48,7 @@ func newPrimary(s *supervisor) *primary {
 	return &primary{s: s, group: s.launcher.group(), stopping: make(chan struct{}), done: make(chan struct{})}
 }
 
-// begin starts the command. Its output goes to files, which begin takes over.
+// begin starts the command. The command's output goes to files. begin takes over the descriptors in files.
 func (p *primary) begin(w *control.Welcome, files []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,13 +71,13 @@ func (p *primary) run(w *control.Welcome, files []int) {
 		c.user = "0"
 	}
 	if len(files) != control.PrimaryFiles {
-		p.s.config.Logger.Warn("dropping the output of the container's command: the worker passed no files for it")
+		p.s.config.Logger.Warn("the output of the primary command is dropped, because the worker sent no files for it")
 		closeFiles(files)
 		files = make([]int, control.PrimaryFiles)
 	}
 	stdout, stderr := primarySink(files[0]), primarySink(files[1])
 	p.mu.Lock()
-	p.state.Stdout, p.state.Stderr = stdout.size, stderr.size // sizes from earlier boots
+	p.state.Stdout, p.state.Stderr = stdout.size, stderr.size // earlier boots may have written to the files
 	p.mu.Unlock()
 	wait := restartFirst
 	for runs := 0; ; runs++ {
@@ -101,7 +101,7 @@ func primarySink(fd int) *sink {
 	return k
 }
 
-// once starts the command and returns when nothing of it is left.
+// once runs the command once. It returns when no process of the command is left.
 func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 	kills := p.s.oom.kills()
 	process, err := p.s.launcher.start(c)
@@ -136,7 +136,7 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 	})
 }
 
-// grew notes the size of a stream's file and schedules a notice.
+// grew records the new size of a stream's file, and schedules a notice.
 func (p *primary) grew(known *int64, size int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +154,7 @@ func (p *primary) grew(known *int64, size int64) {
 	})
 }
 
-// await returns when the command has ended and the processes that it left behind are gone.
+// await waits until the command has ended, and ends the processes that it left behind.
 func (p *primary) await(c *child) {
 	mine := func(group uint32) bool { return group == p.group }
 	select {
@@ -170,9 +170,9 @@ func (p *primary) await(c *child) {
 	}
 }
 
-// askToEnd sends the command its own stop signal, if it has one, and returns when it has ended, or its grace is over.
-// The signal goes to the main process only, because it may end its children in its own way: nginx, for example, lets
-// them finish their requests.
+// askToEnd sends the command its own stop signal, if it has one, and waits until the command or the grace period has
+// ended. Only the main process gets the signal, because it may have its own way to end its children: nginx,
+// for example, lets them finish their requests.
 func (p *primary) askToEnd(c *child) {
 	if p.stopSignal == 0 || p.stopSignal == unix.SIGTERM {
 		return
@@ -192,7 +192,7 @@ func (p *primary) askToEnd(c *child) {
 		select {
 		case <-c.exited:
 			return
-		case <-time.After(min(left, graceLooks)): // the grace may have been shortened
+		case <-time.After(min(left, graceLooks)): // another call of stop may have shortened the grace period
 		}
 	}
 }
@@ -214,7 +214,7 @@ func (p *primary) change(c *child, set func(*control.Primary)) {
 	p.s.tell(&control.Notice{Primary: &state})
 }
 
-// status returns nil if there is no primary command.
+// status returns the state of the primary command, or nil if there is none.
 func (p *primary) status() *control.Primary {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,7 +225,8 @@ func (p *primary) status() *control.Primary {
 	return &state
 }
 
-// stop ends the command for good and returns when it is gone. A second call may shorten the grace.
+// stop ends the command, which is not started again, and returns when its processes are gone. A second call may shorten
+// the grace period.
 func (p *primary) stop(grace time.Duration) {
 	p.mu.Lock()
 	deadline := time.Now().Add(grace)
@@ -243,11 +244,11 @@ func (p *primary) stop(grace time.Duration) {
 	}
 }
 
-// signal passes a signal on, if the command runs.
+// signal sends a signal to the command's main process, if the command runs.
 func (p *primary) signal(sig os.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if number, ok := sig.(syscall.Signal); ok && p.child != nil {
-		unix.Kill(p.child.pid, number)
+		_ = unix.Kill(p.child.pid, number) // the process may just have ended
 	}
 }

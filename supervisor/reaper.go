@@ -9,35 +9,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// child is a process that was started here. code is valid once exited is closed.
+// child is a process that this process started. code is valid after exited is closed.
 type child struct {
 	pid    int
-	group  uint32 // by which its tree is found
+	group  uint32 // the supplementary group by which its tree is found
 	exited chan struct{}
-	code   int // exit code, 128+n if killed by signal n
+	code   int // the exit code; 128+n if the process was killed by signal n
 }
 
-// reaper waits for every child of this process: those started here, and orphans.
+// reaper waits for every child of this process: those that this process started, and orphans of other processes.
 type reaper struct {
-	// forking is held from before a fork until its child is registered, and while an unregistered process is reaped. So
-	// a child that ends at once is not taken for an orphan, and its pid is not reused before it is registered.
+	// forking is held from before a fork until its child is registered, and while an unregistered process is reaped. So a
+	// child that ends at once is not mistaken for an orphan, and the child's pid is not reused before the child is
+	// registered.
 	forking sync.Mutex
 
 	mu       sync.Mutex
 	children map[int]*child
 
-	wake chan struct{} // a child was started; used while there are none
+	wake chan struct{} // wakes run after a child was started
 }
 
-// idleReap is how often a process without children checks for orphans. An orphan from outside, such as of a `docker
-// exec`, comes without a notice. A SIGCHLD handler would notice it at once, but would also run for each exec.
+// idleReap is how often a reaper without children checks for orphans. No event announces an orphan from outside, for
+// example one of a `docker exec`. A handler for SIGCHLD would notice the orphan's end at once, but would also run for
+// each exec.
 const idleReap = 5 * time.Second
 
 func newReaper() *reaper {
 	return &reaper{children: map[int]*child{}, wake: make(chan struct{}, 1)}
 }
 
-// start forks and registers the child, whose tree is found by group.
+// start forks a child and registers it. group is the supplementary group by which the child's tree is found.
 func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, group uint32) (*child, error) {
 	r.forking.Lock()
 	defer r.forking.Unlock()
@@ -56,7 +58,7 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, group
 	return c, nil
 }
 
-// groups returns the groups of the living children that were started here, by pid.
+// groups returns the groups of the living children that this process started, by pid.
 func (r *reaper) groups() map[int]uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +69,7 @@ func (r *reaper) groups() map[int]uint32 {
 	return groups
 }
 
-// run reaps for the life of the process. It blocks in the kernel or, while there is no child, on wake.
+// run reaps children until the process ends. It waits in the kernel or, while there are no children, for wake.
 func (r *reaper) run() {
 	for {
 		pid, err := peekZombie()
@@ -116,10 +118,10 @@ func (r *reaper) take(pid int) *child {
 	return c
 }
 
-// peekZombie waits until a child has ended and returns its pid without reaping it, so that the pid stays taken until
-// its owner is known.
+// peekZombie waits until a child has ended, and returns its pid without reaping the child. So the pid is not reused
+// before reap has found the registered child.
 func peekZombie() (int, error) {
-	var info [128]byte // siginfo_t; x/sys does not define its union
+	var info [128]byte // a siginfo_t; package unix does not define its union
 	for {
 		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0,
 			uintptr(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, 0, 0)
@@ -133,5 +135,5 @@ func peekZombie() (int, error) {
 	}
 }
 
-// siginfoPid is the offset of si_pid on 64-bit Linux: three ints, padded to eight bytes.
+// siginfoPid is the offset of si_pid on 64-bit Linux, after three ints padded to 16 bytes.
 const siginfoPid = 16

@@ -10,19 +10,19 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// recordDelay is how long the record of an ended exec is not written while a worker is connected: normally it takes the
-// result and forgets the exec within a few milliseconds. If PID 1 and the worker are both killed within this time, the
-// exit code is lost, and reported as unknown. Without a worker, the record is written at once.
+// recordDelay is how long the supervisor waits before it writes the exit record of an exec while a worker is connected.
+// Normally the worker receives the result and forgets the exec within a few milliseconds, and no record is needed. If
+// PID 1 and the worker are both killed within this time, the exit code is lost, and is reported as unknown.
 const recordDelay = 100 * time.Millisecond
 
-// record is the file of an exec's record.
+// record is the state of an exec's file for the exit record.
 type record struct {
 	mu     sync.Mutex
-	closed bool // it was written, or is no longer needed
+	closed bool // the record was written, or is no longer needed
 }
 
-// recordLater writes the record of an ended exec: at once if no worker is connected, otherwise if it was not forgotten
-// within recordDelay.
+// recordLater arranges that the record of an ended exec is written. If no worker is connected, recordLater writes the
+// record at once. Otherwise the record is written after recordDelay, unless the worker has forgotten the exec by then.
 func (s *supervisor) recordLater(e *exec) {
 	s.mu.Lock()
 	listens := s.outbox != nil
@@ -34,7 +34,8 @@ func (s *supervisor) recordLater(e *exec) {
 	time.AfterFunc(recordDelay, func() { s.record(e) })
 }
 
-// recordAll writes the records of all ended execs, before PID 1 or its worker is gone.
+// recordAll writes the records of all ended execs. It is called when the worker's connection ends, and before PID 1
+// ends.
 func (s *supervisor) recordAll() {
 	s.mu.Lock()
 	var ended []*exec
@@ -49,7 +50,8 @@ func (s *supervisor) recordAll() {
 	}
 }
 
-// record writes an exec's sealed exit record, once. An incomplete one fails verification.
+// record writes the sealed exit record of an exec, unless it was written before. If the write is incomplete, the
+// worker's verification of the record fails.
 func (s *supervisor) record(e *exec) {
 	e.mu.Lock()
 	result := e.result
@@ -62,12 +64,13 @@ func (s *supervisor) record(e *exec) {
 	e.closeRecord(func(fd int) {
 		sealed := control.Seal(key, control.Record{Boot: s.boot, Result: *result})
 		if _, err := writeAll(fd, sealed, 0); err != nil {
-			s.config.Logger.Error("could not write an exit record", "exec", e.id, "error", err)
+			s.config.Logger.Error("could not write the exit record of an exec", "exec", e.id, "error", err)
 		}
 	})
 }
 
-// closeRecord closes the file of the record, once. It calls write first, unless that is nil.
+// closeRecord closes the file of the record, unless it was closed before. If write is not nil, closeRecord calls write
+// first.
 func (e *exec) closeRecord(write func(fd int)) {
 	e.record.mu.Lock()
 	defer e.record.mu.Unlock()
@@ -85,17 +88,17 @@ func (e *exec) closeRecord(write func(fd int)) {
 func (e *exec) emptyRecord() {
 	var stat unix.Stat_t
 	if fd := e.files.record; fd != 0 && unix.Fstat(fd, &stat) == nil && stat.Size > 0 {
-		unix.Ftruncate(fd, 0)
+		_ = unix.Ftruncate(fd, 0) // an old record that stays is harmless: the new one is written over it
 	}
 }
 
-// anotherBoot refuses an exec that was meant for an earlier supervisor.
+// anotherBoot is the error for an exec that the worker meant for an earlier boot of the supervisor.
 func anotherBoot(id string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
-		"exec %s was meant for this sandbox before its last restart", id)
+		"exec %s was sent before the sandbox's last restart, and is not started after it", id)
 }
 
-// startedBefore refuses an exec that this boot has started and forgotten.
+// startedBefore is the error for an exec that this boot has already started and forgotten.
 func startedBefore(id string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
 		"exec %s was already started, and is not started again", id)

@@ -9,13 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls that are denied to everything in a container create kernel objects that are counted for the whole
-// machine, and against no memory or process limit: contexts of asynchronous I/O, of which there are 65,536. The calls
-// return ENOSYS, as on a kernel without them, and programs fall back to other ways.
+// takenAway are the system calls that are denied to all processes of a sandbox, by the architecture of the call. An
+// amd64 kernel also accepts calls of i386, and an arm64 kernel calls of arm. The calls create contexts of asynchronous
+// I/O. The kernel has 65,536 of these contexts for the whole machine, and neither the memory limit nor the process
+// limit of a container counts them. A denied call returns ENOSYS, as on a kernel without the call, and programs then
+// use other calls.
 //
-// This process installs the filter itself, on top of the engine's. A profile of ours in place of the engine's would
-// have to follow each of its versions, and would override one that the operator configured.
-var takenAway = map[uint32][]uint32{ // by architecture of the call: amd64 also takes calls of i386, and arm64 those of arm
+// This process installs the filter itself, in addition to the engine's filter. A profile that replaced the engine's
+// would have to be adapted to each version of the engine, and would override a profile that the operator configured.
+var takenAway = map[uint32][]uint32{
 	unix.AUDIT_ARCH_X86_64:  {206, ioURingSetup},
 	unix.AUDIT_ARCH_I386:    {245, ioURingSetup},
 	unix.AUDIT_ARCH_AARCH64: {0, ioURingSetup},
@@ -23,16 +25,16 @@ var takenAway = map[uint32][]uint32{ // by architecture of the call: amd64 also 
 }
 
 const (
-	ioURingSetup = 425        // the same on all architectures
-	x32          = 0x40000000 // numbers from here on are amd64 calls with short pointers, which nobody uses
+	ioURingSetup = 425        // the same number on all architectures
+	x32          = 0x40000000 // the first number of the x32 calls: calls on amd64 with short pointers, rarely used
 
 	filterAllow  = 0x7fff0000                          // SECCOMP_RET_ALLOW
 	filterENOSYS = 0x00050000 | uint32(syscall.ENOSYS) // SECCOMP_RET_ERRNO
-	dataNumber   = 0                                   // offset of the call's number in what a filter sees
-	dataArch     = 4                                   // offset of its architecture
+	dataNumber   = 0                                   // offset of the call's number in the filter's input
+	dataArch     = 4                                   // offset of the call's architecture in the filter's input
 )
 
-// filter returns the program that the kernel runs for each call.
+// filter returns the program that the kernel runs for each system call.
 func filter(architectures ...uint32) (program []unix.SockFilter) {
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -55,10 +57,10 @@ func filter(architectures ...uint32) (program []unix.SockFilter) {
 		program = append(program, jump(unix.BPF_JEQ, a, 0, uint8(len(part))))
 		program = append(program, part...)
 	}
-	return append(program, answer(filterENOSYS)) // an architecture that this machine cannot run
+	return append(program, answer(filterENOSYS)) // for an architecture whose calls this machine does not accept
 }
 
-// architectures returns those whose calls this machine's kernel takes.
+// architectures returns the architectures whose calls this machine's kernel accepts.
 func architectures() []uint32 {
 	switch runtime.GOARCH {
 	case "amd64":
@@ -69,16 +71,16 @@ func architectures() []uint32 {
 	return nil
 }
 
-// takeAway installs the filter on every thread, for good, and so on everything that is started from here. It needs
-// no_new_privs, but no capability.
+// takeAway installs the filter on every thread, and it cannot be removed. All processes that this process starts
+// inherit the filter. takeAway needs no_new_privs, but no capability.
 func takeAway() error {
 	known := architectures()
 	if known == nil {
-		return fmt.Errorf("supervisor: no system call filter for %s", runtime.GOARCH)
+		return fmt.Errorf("supervisor: there is no system call filter for the architecture %s", runtime.GOARCH)
 	}
 	program := filter(known...)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// The kernel also installs it on the other threads. If one of them refuses it, the kernel returns its id.
+	// The kernel also installs the filter on the other threads. If that fails, it returns the id of a thread.
 	thread, _, errno := unix.Syscall(
 		unix.SYS_SECCOMP,
 		unix.SECCOMP_SET_MODE_FILTER,
@@ -86,7 +88,7 @@ func takeAway() error {
 		uintptr(unsafe.Pointer(&p)),
 	)
 	if errno != 0 || thread != 0 {
-		return fmt.Errorf("supervisor: filter system calls (thread %d): %w", thread, errno)
+		return fmt.Errorf("supervisor: install the filter of system calls on thread %d: %w", thread, errno)
 	}
 	return nil
 }

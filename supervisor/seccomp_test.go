@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// judge returns a filter's answer to a call, as the kernel would.
+// judge runs a filter like the kernel, and returns its answer to a system call.
 func judge(t *testing.T, program []unix.SockFilter, arch, number uint32) uint32 {
 	t.Helper()
 	var a uint32
@@ -31,7 +31,7 @@ func judge(t *testing.T, program []unix.SockFilter, arch, number uint32) uint32 
 		case unix.BPF_JMP | unix.BPF_K | unix.BPF_JGE:
 			is = a >= i.K
 		default:
-			t.Fatalf("instruction %d is %+v", at, i)
+			t.Fatalf("instruction %d of the filter is unknown: %+v", at, i)
 		}
 		if is {
 			at += int(i.Jt)
@@ -39,41 +39,43 @@ func judge(t *testing.T, program []unix.SockFilter, arch, number uint32) uint32 
 			at += int(i.Jf)
 		}
 	}
-	t.Fatal("the filter has no end")
+	t.Fatal("the filter ended without an answer")
 	return 0
 }
 
-func TestFilter_DeniesCallsCountedForTheWholeMachine(t *testing.T) {
+func TestFilter_DeniesCallsThatCreateAsynchronousIOContexts(t *testing.T) {
 	t.Parallel()
-	amd, arm := filter(unix.AUDIT_ARCH_X86_64, unix.AUDIT_ARCH_I386), filter(unix.AUDIT_ARCH_AARCH64, unix.AUDIT_ARCH_ARM)
+	const amd64, i386, arm64 = unix.AUDIT_ARCH_X86_64, unix.AUDIT_ARCH_I386, unix.AUDIT_ARCH_AARCH64
+	amd, arm := filter(amd64, i386), filter(arm64, unix.AUDIT_ARCH_ARM)
 	for _, c := range []struct {
 		what         string
 		program      []unix.SockFilter
 		arch, number uint32
 		allowed      bool
 	}{
-		{"io_setup", amd, unix.AUDIT_ARCH_X86_64, 206, false}, {"io_uring_setup", amd, unix.AUDIT_ARCH_X86_64, 425, false},
-		{"io_setup of i386", amd, unix.AUDIT_ARCH_I386, 245, false}, {"io_uring_setup of i386", amd, unix.AUDIT_ARCH_I386, 425, false},
-		{"io_setup of x32", amd, unix.AUDIT_ARCH_X86_64, x32 + 543, false}, {"read of x32", amd, unix.AUDIT_ARCH_X86_64, x32, false},
-		{"read", amd, unix.AUDIT_ARCH_X86_64, 0, true}, {"inotify_init1", amd, unix.AUDIT_ARCH_X86_64, 294, true},
-		{"futex of i386", amd, unix.AUDIT_ARCH_I386, 240, true}, {"lookup_dcookie of i386", amd, unix.AUDIT_ARCH_I386, 206, true},
-		{"io_setup of arm64", arm, unix.AUDIT_ARCH_AARCH64, 0, false}, {"io_uring_setup of arm64", arm, unix.AUDIT_ARCH_AARCH64, 425, false},
-		{"io_setup of arm", arm, unix.AUDIT_ARCH_ARM, 243, false}, {"read of arm64", arm, unix.AUDIT_ARCH_AARCH64, 63, true},
-		{"a call of another machine", amd, unix.AUDIT_ARCH_AARCH64, 63, false},
+		{"io_setup", amd, amd64, 206, false}, {"io_uring_setup", amd, amd64, 425, false},
+		{"io_setup of i386", amd, i386, 245, false}, {"io_uring_setup of i386", amd, i386, 425, false},
+		{"io_setup of x32", amd, amd64, x32 + 543, false}, {"read of x32", amd, amd64, x32, false},
+		{"read", amd, amd64, 0, true}, {"inotify_init1", amd, amd64, 294, true},
+		{"futex of i386", amd, i386, 240, true}, {"lookup_dcookie of i386", amd, i386, 206, true},
+		{"io_setup of arm64", arm, arm64, 0, false}, {"io_uring_setup of arm64", arm, arm64, 425, false},
+		{"io_setup of arm", arm, unix.AUDIT_ARCH_ARM, 243, false}, {"read of arm64", arm, arm64, 63, true},
+		{"a call of another architecture", amd, arm64, 63, false},
 	} {
 		want := filterENOSYS
 		if c.allowed {
 			want = filterAllow
 		}
 		if got := judge(t, c.program, c.arch, c.number); got != want {
-			t.Errorf("%s: %#x, want %#x", c.what, got, want)
+			t.Errorf("%s: the filter's answer is %#x, want %#x", c.what, got, want)
 		}
 	}
 }
 
 const filterVariable = "BOXFLEET_TEST_FILTER"
 
-// filtered prints the results of calls by a process and its child.
+// filtered installs the filter and the limits, starts a child, and prints the results of some system calls. The child
+// only prints its results.
 func filtered(step string) {
 	if step == "parent" {
 		runtime.LockOSThread()
@@ -116,6 +118,6 @@ func TestFilter_AppliesToChildren(t *testing.T) {
 	each := fmt.Sprintf("<nil> <nil> %d %d <nil> true true ", gone, gone)
 	want := "child " + each + "<nil> " + each
 	if err != nil || strings.TrimSpace(string(out)) != strings.TrimSpace(want) {
-		t.Errorf("got %q, %v, want %q", out, err, want)
+		t.Errorf("the process and its child printed %q, want %q; error %v", out, want, err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The pause before the worker's socket is tried again is a part of the time that the worker has been away, so that it
-// adds little to that time.
+// The supervisor pauses before it dials the worker's socket again. The pause is an eighth of the time since the worker
+// was last connected, between redialFirst and redialMost. So the pause prolongs that time only little.
 const (
 	redialFirst = 10 * time.Millisecond
 	redialMost  = 200 * time.Millisecond
@@ -38,7 +38,7 @@ func (s *supervisor) serve(ctx context.Context) {
 	}
 }
 
-// session talks on one connection until it ends. welcomed reports whether the worker answered the Hello.
+// session uses one connection until the connection ends. welcomed reports whether the worker answered the Hello.
 func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed bool) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	box := newOutbox()
@@ -47,11 +47,11 @@ func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed 
 	go func() {
 		defer close(writing)
 		defer conn.Close()
-		box.write(conn)
+		_ = box.write(conn) // listen notices that the connection is closed
 	}()
 	welcomed, err := s.listen(conn, box)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-		s.config.Logger.Warn("the connection to the worker broke", "error", err)
+		s.config.Logger.Warn("the connection to the worker broke; dialling again", "error", err)
 	}
 	s.detach(box)
 	box.close()
@@ -83,18 +83,18 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 				return welcomed, err
 			}
 			if !s.greet(c.Welcome, files, c.Until) {
-				return false, errors.New("the Welcome came after the end of the worker's lease")
+				return false, errors.New("the worker's Welcome arrived after the end of the worker's lease")
 			}
 			welcomed = true
 		case !welcomed:
-			return false, errors.New("a command came before the Welcome")
+			return false, errors.New("the worker sent a command before the Welcome")
 		default:
 			files, err := passed.takeFor(c.Start)
 			if err != nil && err != errNoRoom {
 				return welcomed, err
 			}
 			box.waitForRoom()
-			if err != nil && s.exec(c.Start.ID) == nil { // an exec that was started before has its files
+			if err != nil && s.exec(c.Start.ID) == nil { // an exec that was already started needs no files
 				box.put(&control.Notice{Reply: &control.Reply{Seq: c.Seq, Error: errNoRoom}})
 				continue
 			}
@@ -103,7 +103,8 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 	}
 }
 
-// handle carries out one command. It does not wait: what takes time replies later. files are those of a Start.
+// handle carries out one command. It does not wait: commands that take time are answered later. files are the files of
+// a Start.
 func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	reply := func(r control.Reply) {
 		r.Seq = c.Seq
@@ -127,7 +128,7 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 					Error: protocol.Errorf(
 						protocol.NotFound,
 						"",
-						"exec %.80q is not known to the supervisor",
+						"the sandbox's supervisor does not know exec %.80q",
 						c.Cancel.ID,
 					),
 				},
@@ -148,11 +149,12 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 		}()
 	default:
 		reply(control.Reply{Error: protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion,
-			"this supervisor speaks version %d and does not know the command", control.Version)})
+			"the sandbox's supervisor has protocol version %d and does not know this command", control.Version)})
 	}
 }
 
-// late reports whether a command must no longer be carried out: its sender may have lost the host to another worker.
+// late reports whether a command must not be carried out any more, because the worker that sent it may have lost the
+// host's lock to another worker.
 func late(until time.Duration) bool { return until != 0 && control.Clock() > until }
 
 func (s *supervisor) handleStart(start *control.Start, files execFiles, reply func(control.Reply)) {

@@ -10,15 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notPassed are the signals that have a meaning for this process: its own end, its children, the runtime's preemption,
-// and faults.
+// notPassed are the signals that are not sent to the primary command, because they concern this process: its own end,
+// its children, the Go runtime's preemption, and faults.
 var notPassed = []syscall.Signal{
 	unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, unix.SIGPIPE, unix.SIGPROF,
 	unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGSYS,
 	32, 33, // used by threading libraries
 }
 
-// handleSignals passes signals to the primary command until TERM, INT, or the end of ctx.
+// handleSignals sends the signals that this process gets to the primary command. It returns after TERM, INT, or the end
+// of ctx.
 func (s *supervisor) handleSignals(ctx context.Context) {
 	signals := make(chan os.Signal, 64)
 	for number := syscall.Signal(1); number <= 64; number++ {
@@ -26,7 +27,8 @@ func (s *supervisor) handleSignals(ctx context.Context) {
 			signal.Notify(signals, number)
 		}
 	}
-	// A broken log pipe must not end PID 1. (If the signal were ignored, execs would inherit that.)
+	// A broken pipe for the log must not end PID 1. The signal is caught and not ignored, because execs would inherit that
+	// it is ignored.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	for {
 		select {

@@ -1,17 +1,17 @@
 package supervisor
 
-// startWindow is how many numbers below the highest one are told apart. Starts of one sandbox may arrive out of order,
-// because each exec has its own goroutine in the worker.
+// startWindow is the number of most recent numbers that startedNumbers distinguishes. Starts of one sandbox may arrive
+// out of order, because each exec has its own goroutine in the worker.
 const startWindow = 1 << 16
 
-// startedNumbers remembers which numbered starts were taken, in constant memory: a bitmap over the window below the
-// highest number, as IPsec uses against replayed packets.
+// startedNumbers remembers, in constant memory, which numbers of starts were taken. Like the protection of IPsec
+// against replayed packets, it is a bitmap over a window that ends at the highest number.
 type startedNumbers struct {
 	highest uint64
 	taken   [startWindow / 64]uint64
 }
 
-// take reports whether a number is new, and notes it. A number below the window counts as taken.
+// take reports whether a number is new, and marks the number as taken. A number below the window counts as taken.
 func (s *startedNumbers) take(n uint64) bool {
 	switch {
 	case n > s.highest:

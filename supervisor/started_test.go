@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestStartedNumbers_EachIsTakenOnceInAnyOrder(t *testing.T) {
+func TestStartedNumbers_EachIsTakenOnlyOnceInAnyOrder(t *testing.T) {
 	t.Parallel()
 	var s startedNumbers
 	taken := map[uint64]int{}
@@ -23,7 +23,7 @@ func TestStartedNumbers_EachIsTakenOnceInAnyOrder(t *testing.T) {
 	}
 	for n, times := range taken {
 		if times != 1 {
-			t.Fatalf("%d was taken %d times", n, times)
+			t.Fatalf("number %d was taken %d times, want once", n, times)
 		}
 	}
 	if want := uint64(startWindow); taken[1] != 1 || uint64(len(taken)) < want {
@@ -43,7 +43,7 @@ func TestStartedNumbers_BelowTheWindowAreRefused(t *testing.T) {
 		{4*startWindow + 1, true}, {4 * startWindow, false}, {5*startWindow - 1, true}, {5 * startWindow, false},
 	} {
 		if got := s.take(c.n); got != c.want {
-			t.Errorf("take(%d) is %v, want %v", c.n, got, c.want)
+			t.Errorf("taking number %d: got %t, want %t", c.n, got, c.want)
 		}
 	}
 }

@@ -10,27 +10,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chunk is the most that is read from a pipe at once: as much as a pipe holds.
+// chunk is the maximum number of bytes that are read from a pipe at once. It is the capacity of a pipe.
 const chunk = 64 << 10
 
 var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 
-// sink is a file that takes up to limit bytes. Further bytes are dropped and counted as truncated; the writer is
-// neither stalled nor told.
+// sink is a file that takes up to limit bytes. Further bytes are dropped, and truncated is set. The process that writes
+// them is not stalled, and gets no error.
 type sink struct {
-	fd    int // 0: no file, bytes are only counted
+	fd    int // 0 if there is no file; bytes are then only counted
 	limit int64
-	stays bool // it is not closed: a later run appends to it
+	stays bool // close does not close the file, because a later run appends to it
 
-	window int64 // this many bytes at the end stay on disk, sometimes a few more; 0: all
-	freed  int64 // bytes at the beginning that were freed
+	window int64 // about this many bytes at the end of the file stay on disk; 0: all bytes
+	freed  int64 // number of bytes at the beginning of the file that were freed
 
 	size      int64
 	truncated bool
-	diskFull  bool // the disk was full
+	diskFull  bool // a write failed because the disk was full
 }
 
-// execSink is the sink for a stream of an exec. keep is how much is kept in memory; without a file, that is all.
+// execSink returns the sink for a stream of an exec. Without a file, the sink takes only the keep bytes that are kept
+// in memory.
 func execSink(fd int, limit, keep int64) *sink {
 	if fd == 0 {
 		limit = min(limit, keep)
@@ -38,7 +39,8 @@ func execSink(fd int, limit, keep int64) *sink {
 	return &sink{fd: fd, limit: limit}
 }
 
-// write stores what fits. A write error counts as the limit, so the file always has a prefix of what was written.
+// write stores the bytes that fit. After a write error, the sink takes no more bytes, so the file always has a prefix
+// of the output.
 func (k *sink) write(p []byte) {
 	if room := k.limit - k.size; int64(len(p)) > room {
 		p, k.truncated = p[:room], true
@@ -60,7 +62,7 @@ func (k *sink) write(p []byte) {
 	k.free()
 }
 
-// free frees, on disk, the bytes before the window. Offsets do not change.
+// free frees the disk space of the bytes before the window. Offsets in the file do not change.
 func (k *sink) free() {
 	const page = 4096
 	until := (k.size - k.window) &^ (page - 1)
@@ -73,13 +75,13 @@ func (k *sink) free() {
 		k.freed,
 		until-k.freed,
 	); err != nil {
-		k.limit = k.size // the file system cannot free parts of a file: store no more
+		k.limit = k.size // the file system cannot free parts of a file, so the sink must not grow
 		return
 	}
 	k.freed = until
 }
 
-// resume takes the size of a file that an earlier boot left.
+// resume sets the size from the file, to which an earlier boot may have written.
 func (k *sink) resume() {
 	var stat unix.Stat_t
 	if err := unix.Fstat(k.fd, &stat); err == nil {
@@ -94,35 +96,37 @@ func (k *sink) close() {
 	}
 }
 
-// stream moves the bytes of one pipe into a sink while the main process lives. Afterwards it reads and drops them until
-// nobody holds the other end.
+// stream moves the bytes of one pipe into a sink while the main process runs. Afterwards it reads and drops the bytes
+// until no process has the pipe's other end open.
 type stream struct {
 	pipe *os.File
 	raw  syscall.RawConn
 	slot slots  // limits concurrent system calls
 	grew func() // called, with mu held, when the sink has grown
 
-	kept atomic.Int64 // size of the sink, for readers that must not wait for the disk
+	kept atomic.Int64 // the size of the sink; readable without mu, which is held during writes to the disk
 
 	mu      sync.Mutex
 	sink    *sink
 	settled bool
 
-	head    []byte // everything in the sink, while that is at most keep bytes
+	head    []byte // the content of the sink, while that is at most keep bytes
 	keep    int64
-	dropped bool // it was more than keep bytes
+	dropped bool // the sink has more than keep bytes, so head was dropped
 }
 
-// newStream takes over the pipe. keep is how much is also kept in memory, to be sent with the result.
+// newStream returns a stream, which takes over the pipe. Output of up to keep bytes is also kept in memory, and can be
+// sent with the result.
 func newStream(pipe *os.File, sink *sink, keep int64, slot slots, grew func()) *stream {
 	raw, err := pipe.SyscallConn()
 	if err != nil {
-		panic("supervisor: " + err.Error()) // an open pipe has a raw connection
+		panic("supervisor: " + err.Error()) // cannot happen: an open pipe has a raw connection
 	}
 	return &stream{pipe: pipe, raw: raw, sink: sink, keep: keep, slot: slot, grew: grew}
 }
 
-// pump reads until nobody holds the other end of the pipe. It waits without a thread and without a buffer.
+// pump reads until no process has the pipe's other end open. While it waits for bytes, it needs no thread and no
+// buffer.
 func (s *stream) pump() {
 	s.raw.Read(func(fd uintptr) (done bool) {
 		for {
@@ -140,7 +144,7 @@ func (s *stream) pump() {
 	s.pipe.Close()
 }
 
-// take moves at most max bytes. It returns 0 at the end of the pipe and -1 if it is empty.
+// take moves at most max bytes. It returns 0 at the end of the pipe, and -1 if the pipe is empty.
 func (s *stream) take(fd, max int) int {
 	s.slot.acquire()
 	defer s.slot.release()
@@ -183,8 +187,8 @@ func (s *stream) store(p []byte) {
 	}
 }
 
-// settle ends storing: it takes what is in the pipe at this moment and no more, because a process that was left behind
-// may write for ever.
+// settle stores the bytes that are in the pipe at this moment, and ends the storing. It does not wait for the end of
+// the pipe, because a process that the command left behind may write without end.
 func (s *stream) settle() {
 	s.slot.acquire()
 	defer s.slot.release()
@@ -208,14 +212,15 @@ func (s *stream) settle() {
 	s.sink.close()
 }
 
-// diskFull reports whether the disk was full before everything was stored.
+// diskFull reports whether output is missing because the disk was full.
 func (s *stream) diskFull() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sink.diskFull
 }
 
-// output returns what the result carries: size and truncation, and the bytes if they were few enough. It releases them.
+// output returns the size of the stored output, whether output was dropped, and the output itself. The stream no longer
+// keeps the output in memory. whole is false if the output was too large to be kept in memory.
 func (s *stream) output() (size int64, truncated bool, head []byte, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

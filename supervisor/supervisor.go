@@ -19,21 +19,21 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// DefaultGroupBase is the first of the group ids by which execs are found. It is far above those that images use. No
-// user may have a group from here on.
+// DefaultGroupBase is the first of the group ids by which the processes of execs are found. It is far above the group
+// ids that images use. No user in the sandbox may be in this group or one with a higher id.
 const DefaultGroupBase = 1_500_000_000
 
-// Config says where the worker has put things.
+// Config configures the supervisor.
 type Config struct {
-	ControlDir string // holds the worker's socket
-	GroupBase  uint32 // default DefaultGroupBase; another one only where several supervisors share a process table
+	ControlDir string // the directory with the worker's socket
+	GroupBase  uint32 // default DefaultGroupBase; must differ between supervisors that share a process table
 	Privileged bool   // execs that run as root keep the container's capabilities
 	Logger     *slog.Logger
 }
 
 func (c *Config) validate() error {
 	if c.ControlDir == "" {
-		return errors.New("supervisor: the control directory must be given")
+		return errors.New("supervisor: the control directory must be set")
 	}
 	if c.GroupBase == 0 {
 		c.GroupBase = DefaultGroupBase
@@ -56,19 +56,19 @@ type supervisor struct {
 	primary  *primary
 	files    slots
 
-	quiet *time.Timer // frees memory a while after the last exec ended
+	quiet *time.Timer // frees memory some time after the last exec ended
 
 	mu       sync.Mutex
-	welcome  *control.Welcome // nil until the first one
+	welcome  *control.Welcome // nil until the first Welcome arrives
 	execs    map[string]*exec
-	numbers  startedNumbers // of the starts that were taken
+	numbers  startedNumbers // the numbers of accepted starts
 	stopping bool
-	outbox   *outbox // of the current connection, nil if there is none
+	outbox   *outbox // of the current connection; nil if there is none
 }
 
-// Run is PID 1: it serves the worker until a TERM or INT signal, or the end of ctx, then ends every process and returns
-// nil. It confines the calling process for good (see confine), so the process must do nothing else. It must run as root
-// with CAP_KILL, CAP_SETGID, CAP_SETUID and CAP_SETPCAP.
+// Run runs the supervisor, normally as PID 1. It serves the worker until a TERM or INT signal or the end of ctx. Then
+// it ends every process and returns nil. Run confines the calling process irrevocably, see confine, so the process must
+// do nothing else. The process must run as root with CAP_KILL, CAP_SETGID, CAP_SETUID and CAP_SETPCAP.
 func Run(ctx context.Context, config Config) error {
 	if err := config.validate(); err != nil {
 		return err
@@ -123,7 +123,7 @@ func newSupervisor(config Config) (*supervisor, error) {
 	}
 	s.primary = newPrimary(s)
 	if os.Getpid() != 1 {
-		// Outside a container, orphans would go to another process.
+		// Outside of a container, orphans would become children of another process.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return nil, fmt.Errorf("supervisor: become a subreaper: %w", err)
 		}
@@ -133,12 +133,12 @@ func newSupervisor(config Config) (*supervisor, error) {
 
 func newBoot() string {
 	var id [8]byte
-	rand.Read(id[:])
+	_, _ = rand.Read(id[:]) // never fails
 	return hex.EncodeToString(id[:])
 }
 
-// greet takes a connection's Welcome, with the files that came with it. The first one of this boot starts the primary
-// command; it is refused if it arrives after until.
+// greet handles the Welcome of a connection, with the files that came with the Welcome. The first Welcome of this boot
+// starts the primary command. greet refuses the first Welcome, and returns false, if it arrives after until.
 func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration) bool {
 	s.mu.Lock()
 	first := s.welcome == nil
@@ -155,7 +155,8 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 	return true
 }
 
-// attach makes box the place where notices go, and fills it with the Hello: every later change is a notice behind it.
+// attach puts the Hello into box, and makes box the destination of all notices. It holds the lock meanwhile, so every
+// change that the Hello does not have is reported by a later notice.
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +183,8 @@ func (s *supervisor) attach(box *outbox) {
 	s.outbox = box
 }
 
-// execsPerHello keeps a Hello far below control.MaxNotice: a status has at most about 1,500 bytes.
+// execsPerHello is the maximum number of execs in one frame of a Hello. A status has at most about 1,500 bytes, so the
+// frame is far below control.MaxNotice.
 const execsPerHello = 256
 
 func (s *supervisor) detach(box *outbox) {
@@ -193,11 +195,11 @@ func (s *supervisor) detach(box *outbox) {
 	}
 	s.mu.Unlock()
 	if gone {
-		s.recordAll() // the next worker must find what this one did not take
+		s.recordAll() // the worker may not have received all results, and the next worker must find them
 	}
 }
 
-// tell sends a notice if a worker is connected. Otherwise the worker learns it from the next Hello.
+// tell sends a notice if a worker is connected. Otherwise the next Hello will have the same information.
 func (s *supervisor) tell(n *control.Notice) {
 	s.mu.Lock()
 	box := s.outbox
@@ -207,7 +209,7 @@ func (s *supervisor) tell(n *control.Notice) {
 	}
 }
 
-// tellOutput sends the sizes of an exec's output as they are when the notice is written.
+// tellOutput queues a notice with the sizes of an exec's output. The sizes are read when the notice is written.
 func (s *supervisor) tellOutput(e *exec) {
 	s.mu.Lock()
 	box := s.outbox
@@ -217,8 +219,8 @@ func (s *supervisor) tellOutput(e *exec) {
 	}
 }
 
-// accept takes a Start with its files, or finds the exec that it started before. If created is false, the files still
-// belong to the caller.
+// accept creates the exec of a Start, or returns the exec if it already exists. If created is true, the exec takes over
+// the files. Otherwise the files still belong to the caller.
 func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, created bool, refused *protocol.Error) {
 	if err := protocol.ValidateID("exec_id", start.ID); err != nil {
 		return nil, false, protocol.AsError(err)
@@ -239,7 +241,7 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 		)
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
-			"the supervisor already remembers %d execs", control.MaxExecs)
+			"the sandbox's supervisor already has %d execs that are not forgotten", control.MaxExecs)
 	case start.Number != 0 && !s.numbers.take(start.Number):
 		return nil, false, startedBefore(start.ID)
 	}
@@ -262,7 +264,7 @@ func (s *supervisor) drop(e *exec) {
 	}
 }
 
-// forget drops ended execs. The worker removes their files.
+// forget drops ended execs. The worker removes the execs' files.
 func (s *supervisor) forget(ids []string) {
 	for _, id := range ids {
 		e := s.exec(id)
@@ -274,8 +276,8 @@ func (s *supervisor) forget(ids []string) {
 	}
 }
 
-// stopAll ends every exec within grace, the primary command within primaryGrace, and the processes that ended execs
-// have left behind. It returns when all are gone.
+// stopAll ends every exec, the primary command, and the processes that ended execs have left behind. The primary
+// command has the grace period primaryGrace, and all others have grace. stopAll returns when all of them are gone.
 func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.mu.Lock()
 	s.stopping = true
@@ -303,8 +305,8 @@ func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.recordAll()
 }
 
-// shutdown ends everything at once, except the primary command, which gets its grace. It tells the worker, if one is
-// connected.
+// shutdown ends all execs at once, and the primary command within its grace period. It waits until a connected worker
+// has been sent the results, but not longer than flushBound.
 func (s *supervisor) shutdown() {
 	s.mu.Lock()
 	var grace time.Duration
@@ -321,8 +323,8 @@ func (s *supervisor) shutdown() {
 	}
 }
 
-// quietAfter is how long after the last exec ended its memory is freed.
+// quietAfter is the time between the end of the last exec and the moment when memory is returned to the kernel.
 const quietAfter = time.Second
 
-// flushBound is how long PID 1 waits, at its end, for a worker that does not read.
+// flushBound limits how long PID 1 waits at its end for a worker that does not read.
 const flushBound = 200 * time.Millisecond

@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -18,13 +17,20 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-func TestAccounts_ResolveAsDockerDoes(t *testing.T) {
+func TestAccounts_AreResolvedLikeByDocker(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	passwd, group := filepath.Join(dir, "passwd"), filepath.Join(dir, "group")
 	a := newAccounts(passwd, group, DefaultGroupBase)
-	os.WriteFile(passwd, []byte("# comment\n\nbroken\nroot:x:0:0:r:/root:/bin/sh\nagent:x:1000:1001::/home/agent:/bin/sh\nodd:x:huge:1::/:/bin/sh\n"), 0o600)
-	os.WriteFile(group, []byte("wheel:x:10:root,agent\nagents:x:1001:agent\nbuild:x:20:agent\n"), 0o600)
+	for path, text := range map[string]string{
+		passwd: "# comment\n\nbroken\nroot:x:0:0:r:/root:/bin/sh\nagent:x:1000:1001::/home/agent:/bin/sh\n" +
+			"odd:x:huge:1::/:/bin/sh\n",
+		group: "wheel:x:10:root,agent\nagents:x:1001:agent\nbuild:x:20:agent\n",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for spec, want := range map[string]string{
 		"root":         "0 0 [10] root /root",
 		"agent":        "1000 1001 [10 20] agent /home/agent",
@@ -47,7 +53,7 @@ func TestAccounts_ResolveAsDockerDoes(t *testing.T) {
 			got = err.Reason
 		}
 		if got != want {
-			t.Errorf("%q is %s, want %s", spec, got, want)
+			t.Errorf("user %q: got %s, want %s", spec, got, want)
 		}
 	}
 }
@@ -59,7 +65,7 @@ func TestAccounts_AHostileFileCountsAsEmpty(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	holder, err := os.OpenFile(fifo, os.O_RDWR, 0) // a reader of the FIFO would wait for its bytes
+	holder, err := os.OpenFile(fifo, os.O_RDWR, 0) // with this writer, reading the FIFO would block
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,12 +73,12 @@ func TestAccounts_AHostileFileCountsAsEmpty(t *testing.T) {
 	for _, path := range []string{fifo, dir, filepath.Join(dir, "none"), "/dev/zero"} {
 		a := newAccounts(path, path, DefaultGroupBase)
 		if acct, err := a.resolve("1000"); err != nil || acct.uid != 1000 {
-			t.Errorf("%s: %+v, %v", path, acct, err)
+			t.Errorf("with %s as the file, uid 1000 is %+v, and the error is %v; want an account", path, acct, err)
 		}
 	}
 }
 
-func TestTrees_AZombieIsGoneUnlessItsThreadsLive(t *testing.T) {
+func TestTrees_AZombieHasEndedUnlessItHasOtherThreads(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[string]bool{
 		"Name:\tx\nState:\tR (running)\nThreads:\t1\n": false,
@@ -82,12 +88,12 @@ func TestTrees_AZombieIsGoneUnlessItsThreadsLive(t *testing.T) {
 		"": false,
 	} {
 		if got := ended([]byte(status)); got != want {
-			t.Errorf("%q ended: %v, want %v", status, got, want)
+			t.Errorf("a process with the status %q has ended: %t, want %t", status, got, want)
 		}
 	}
 }
 
-func TestOutbox_IsBoundedForAWorkerThatDoesNotRead(t *testing.T) {
+func TestOutbox_IsBoundedIfTheWorkerDoesNotRead(t *testing.T) {
 	t.Parallel()
 	b := newOutbox()
 	e := &exec{id: "e"}
@@ -95,7 +101,7 @@ func TestOutbox_IsBoundedForAWorkerThatDoesNotRead(t *testing.T) {
 		b.putOutput(e)
 	}
 	if len(b.entries) != 1 {
-		t.Errorf("%d entries for the output of one exec", len(b.entries))
+		t.Errorf("the outbox has %d entries for the output of one exec, want 1", len(b.entries))
 	}
 	held := 0
 	for range 100 {
@@ -107,24 +113,25 @@ func TestOutbox_IsBoundedForAWorkerThatDoesNotRead(t *testing.T) {
 		}
 	}
 	if held == 0 || held > inlineRoom {
-		t.Errorf("%d bytes of output wait, want at most %d", held, inlineRoom)
+		t.Errorf("%d bytes of inline output wait in the outbox, want at most %d", held, inlineRoom)
 	}
 }
 
-func TestHello_APageFitsItsFrame(t *testing.T) {
+func TestHello_AFullPageFitsIntoAFrame(t *testing.T) {
 	t.Parallel()
 	code := 255
 	now := time.Now()
 	long := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCwdInvalid, "%s", strings.Repeat("x", 1000))
 	result := control.Result{ID: strings.Repeat("i", 64), ExitCode: &code, Cancelled: true, TimedOut: true, Failed: true,
 		Error: long, Started: now, Ended: now, StdoutBytes: 1 << 60, StderrBytes: 1 << 60, Truncated: true}
-	hello := control.Hello{Execs: slices.Repeat([]control.ExecStatus{{ID: result.ID, Started: now, StdoutBytes: 1 << 60, StderrBytes: 1 << 60, Result: &result}}, execsPerHello)}
+	status := control.ExecStatus{ID: result.ID, Started: now, StdoutBytes: 1 << 60, StderrBytes: 1 << 60, Result: &result}
+	hello := control.Hello{Execs: slices.Repeat([]control.ExecStatus{status}, execsPerHello)}
 	if size := len(control.Append(nil, &control.Notice{Hello: &hello})); size > control.MaxNotice {
-		t.Errorf("a full page has %d bytes, at most %d are allowed", size, control.MaxNotice)
+		t.Errorf("a full page of a Hello has %d bytes, at most %d are allowed", size, control.MaxNotice)
 	}
 }
 
-func TestHello_ManyExecsComeInPages(t *testing.T) {
+func TestHello_ManyExecsAreSentInPages(t *testing.T) {
 	t.Parallel()
 	s := &supervisor{execs: map[string]*exec{}}
 	s.primary = &primary{s: s}
@@ -139,15 +146,15 @@ func TestHello_ManyExecsComeInPages(t *testing.T) {
 		hello := entry.notice.Hello
 		seen += len(hello.Execs)
 		if last := i == len(box.entries)-1; len(hello.Execs) > execsPerHello || hello.More == last {
-			t.Errorf("page %d: %d execs, more: %v", i, len(hello.Execs), hello.More)
+			t.Errorf("page %d has %d execs, and announces more: %t", i, len(hello.Execs), hello.More)
 		}
 	}
 	if len(box.entries) != 4 || seen != len(s.execs) {
-		t.Errorf("%d pages with %d execs", len(box.entries), seen)
+		t.Errorf("the Hello has %d pages with %d execs, want 4 with %d", len(box.entries), seen, len(s.execs))
 	}
 }
 
-// pipeStream returns a stream over a pipe of this process.
+// pipeStream returns a stream, the write end of its pipe, and the path of the file to which the stream writes.
 func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "out")
@@ -164,22 +171,30 @@ func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 	return s, w, path
 }
 
+// write writes to a pipe, and fails the test if that fails.
+func write(t *testing.T, w *os.File, data []byte) {
+	t.Helper()
+	if _, err := w.Write(data); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestX9_SettleTakesOnlyWhatIsInThePipe(t *testing.T) {
 	t.Parallel()
 	s, w, path := pipeStream(t, 1<<20)
-	io.WriteString(w, "there")
-	s.settle() // without a pump, it must not wait for the end of the pipe
-	io.WriteString(w, "later")
+	write(t, w, []byte("there"))
+	s.settle() // must not wait for the end of the pipe
+	write(t, w, []byte("later"))
 	go s.pump()
-	if data, _ := os.ReadFile(path); string(data) != "there" {
-		t.Errorf("the file holds %q", data)
+	if data, err := os.ReadFile(path); err != nil || string(data) != "there" {
+		t.Errorf("the file has the content %q, want %q; error %v", data, "there", err)
 	}
 	size, truncated, head, whole := s.output()
 	if size != 5 || truncated || string(head) != "there" || !whole {
-		t.Errorf("%d %v %q %v", size, truncated, head, whole)
+		t.Errorf("the output is %q with size %d, truncated: %t, complete: %t", head, size, truncated, whole)
 	}
-	for range 100 { // the pipe is drained all the same
-		w.Write(make([]byte, 64<<10))
+	for range 100 { // would block if the pipe were not read any more
+		write(t, w, make([]byte, 64<<10))
 	}
 }
 
@@ -199,7 +214,7 @@ func TestX9_SettleEndsWhileAWriterContinues(t *testing.T) {
 	}
 	s.settle()
 	if size, _, _, _ := s.output(); size != chunk {
-		t.Errorf("it took %d bytes, a pipe holds %d", size, chunk)
+		t.Errorf("settle stored %d bytes, want %d, the capacity of the pipe", size, chunk)
 	}
 	s.pipe.Close()
 	writing.Wait()
@@ -209,12 +224,13 @@ func TestX8_AWriteErrorTruncatesTheOutput(t *testing.T) {
 	t.Parallel()
 	s, w, path := pipeStream(t, 1<<20)
 	var err error
-	if s.sink.fd, err = unix.Open(path, unix.O_RDONLY, 0); err != nil { // writing to a file that is open for reading only fails
+	closeFD(s.sink.fd)
+	if s.sink.fd, err = unix.Open(path, unix.O_RDONLY, 0); err != nil { // read-only, so that writing fails
 		t.Fatal(err)
 	}
-	io.WriteString(w, "lost")
+	write(t, w, []byte("lost"))
 	s.settle()
 	if size, truncated, head, _ := s.output(); size != 0 || !truncated || len(head) != 0 {
-		t.Errorf("%d %v %q", size, truncated, head)
+		t.Errorf("the output is %q with size %d, truncated: %t; want none, truncated", head, size, truncated)
 	}
 }

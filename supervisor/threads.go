@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// These limit how many goroutines are in system calls at the same time. Even a call that does not block may take a
-// thread: on a busy machine, the runtime moves the processor of a call that lasts to another thread. So work that is
-// done once per exec is done in a slot. Together with the reaper's wait, the connection, the scan of the process table
-// and the runtime's own threads, the slots stay below reservedThreads.
+// The slots limit how many goroutines are in system calls at the same time. Even a system call that does not block may
+// occupy a thread for some time. On a busy machine, the Go runtime then continues with another thread. So all work that
+// is done for each exec is done in a slot. The number of slots is chosen so that the slots, the reaper, the connection,
+// the scan of the process table and the runtime together need fewer threads than reservedThreads.
 const (
-	fileSlots       = 8 // moving output; writing and truncating records
-	startSlots      = 4 // finding a program and forking; only one fork runs at a time anyway
+	fileSlots       = 8 // for moving output, and for writing and truncating records
+	startSlots      = 4 // for finding programs and forking; only one fork runs at a time anyway
 	reservedThreads = 28
 )
 
-// reserveThreads makes all threads that this process will ever need, so that a sandbox at its pids limit cannot bring
-// down PID 1. The runtime keeps idle threads.
+// reserveThreads creates all threads that this process will ever need. The Go runtime keeps idle threads. So PID 1
+// needs no new thread when the sandbox has reached its limit of processes.
 func reserveThreads(n int) {
 	var ready, done sync.WaitGroup
 	release := make(chan struct{})
@@ -34,7 +34,7 @@ func reserveThreads(n int) {
 	done.Wait()
 }
 
-// slots limits how many goroutines are in a section.
+// slots limits how many goroutines are in a section of code.
 type slots chan struct{}
 
 func (s slots) acquire() { s <- struct{}{} }

@@ -11,22 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killBound is how long a tree may survive its first KILL before it is given up as not killable (a process in
-// uninterruptible sleep). StopAll then waits no longer than this.
+// killBound limits how long kill keeps trying. A process in uninterruptible sleep does not end after KILL.
 const killBound = 10 * time.Second
 
-// trees finds processes by the group that they were started with.
+// trees finds and ends processes by the group with which they were started.
 type trees struct {
-	base uint32 // the first group of this boot; every group from here on is one of ours
+	base uint32 // the first group id of this boot; only the supervisor gives out ids from here on
 	self int
 
-	// mains returns the commands that were started here. A privileged process can drop its group, as su does; it then
-	// counts to the command whose session it is in, even as an orphan, or to its nearest ancestor that has a group or
-	// was started here. nil: no process is privileged.
+	// mains returns the main processes of commands, with their groups. It is nil unless the supervisor is privileged.
+	//
+	// A privileged process can drop its group, as su does. It then belongs to the command in whose session it is, even if
+	// it is an orphan. If its session belongs to no command, it belongs to the same command as its nearest ancestor that
+	// has a group or is a main process.
 	mains func() map[int]uint32
 
 	mu      sync.Mutex
-	started time.Time // when the scan began that made members
+	started time.Time // when the scan for members began
 	members map[uint32][]int
 }
 
@@ -41,8 +42,8 @@ func (t *trees) find(match func(group uint32) bool) []int {
 	return pids
 }
 
-// scan returns a view of the process table that began after the call did. Callers that wait for each other share it:
-// when hundreds of trees end at once, that takes a few scans, not hundreds.
+// scan returns the processes of each group. The process table is read after the call began. Concurrent callers share
+// one reading: when hundreds of trees end at once, the table is read only a few times.
 func (t *trees) scan() map[uint32][]int {
 	called := time.Now()
 	t.mu.Lock()
@@ -60,14 +61,14 @@ func (t *trees) read() map[uint32][]int {
 	groups, parents, sessions := map[int]uint32{}, map[int]int{}, map[int]uint32{}
 	if t.mains != nil {
 		groups = t.mains()
-		maps.Copy(sessions, groups) // each of them leads its own session
+		maps.Copy(sessions, groups) // each main process leads its own session
 	}
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return members
 	}
 	defer proc.Close()
-	names, _ := proc.Readdirnames(-1)
+	names, _ := proc.Readdirnames(-1) // with an error, names still has the entries that could be read
 	buf := make([]byte, statusSize)
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
@@ -100,9 +101,9 @@ func (t *trees) read() map[uint32][]int {
 	return members
 }
 
-// kinOf returns the group of the nearest ancestor that has one, 0 if none has.
+// kinOf returns the group of the nearest ancestor that has a group, or 0 if no ancestor has one.
 func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
-	for range len(parents) + 1 { // parents may change between two reads, so this could be a loop
+	for range len(parents) + 1 { // parents may have changed while they were read, so they may form a circle
 		parent, known := parents[pid]
 		if !known {
 			return groups[pid]
@@ -112,15 +113,15 @@ func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
 	return 0
 }
 
-// A status has room for all groups of a process: the kernel allows 65,536, of at most ten digits. They are sorted, so
-// the group of an exec is the last.
+// maxStatusSize is enough for all groups of a process: the kernel allows 65,536 groups with at most ten digits each.
+// The groups in a status are sorted, so the group of an exec is the last one.
 const (
 	statusSize    = 4 << 10
 	maxStatusSize = 1 << 20
 )
 
-// readStatus reads the status of one process into buf, and returns it and the buffer, which may have grown. The status
-// of an ended process is empty.
+// readStatus reads the status of one process into buf. It returns the status and the buffer, which may have grown. The
+// status of a process that no longer exists is empty.
 func readStatus(pid string, buf []byte) (status, grown []byte) {
 	fd, err := unix.Open("/proc/"+pid+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -138,14 +139,14 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 		if err == unix.EINTR {
 			continue
 		}
-		if size += max(n, 0); n <= 0 || size < len(buf) { // the kernel fills all the room that there is
+		if size += max(n, 0); n <= 0 || size < len(buf) { // the kernel fills the buffer unless the status ends
 			return buf[:size], buf
 		}
 	}
 }
 
-// groupOf reads the exec's group, 0 if there is none, and the parent from a status. alive is false for an ended
-// process.
+// groupOf reads the exec's group and the parent from the status of a process. The group is 0 if the process has no
+// group of an exec. alive is false if the process has ended.
 func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	if len(status) == 0 {
 		return 0, 0, false
@@ -159,7 +160,7 @@ func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	return 0, parent, !ended(status)
 }
 
-// sessionOf reads the session from a status, in this process's own namespace; 0 if it is missing.
+// sessionOf reads the session id, in this process's own namespace, from a status. It returns 0 if the status has none.
 func sessionOf(status []byte) int {
 	var session int
 	if fields := bytes.Fields(statusLine(status, "\nNSsid:")); len(fields) > 0 {
@@ -168,8 +169,8 @@ func sessionOf(status []byte) int {
 	return session
 }
 
-// ended reports whether a status is that of a zombie. A process whose first thread has ended, while others still run,
-// differs from one only by its number of threads.
+// ended reports whether a status is that of a zombie. If the first thread of a process has ended while other threads
+// still run, the process also has the state of a zombie, but more than one thread.
 func ended(status []byte) bool {
 	state := bytes.TrimSpace(statusLine(status, "\nState:"))
 	if len(state) == 0 || (state[0] != 'Z' && state[0] != 'X') {
@@ -185,9 +186,9 @@ func statusLine(status []byte, key string) []byte {
 	return line
 }
 
-// end ends the processes whose group matches: TERM to each, KILL to those that are left at the deadline, which may be
-// moved forward meanwhile. hurry wakes it before its next poll. It returns false if a process survived KILL for
-// killBound.
+// end ends the processes whose group matches. It sends TERM to each of them, and KILL to those that are left at the
+// deadline. deadline may return an earlier time meanwhile. When hurry is closed, end checks the processes at once. end
+// returns false if processes are left although they got KILL for killBound.
 func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
 	asked := map[int]bool{}
 	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
@@ -196,15 +197,15 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 			return t.kill(match)
 		}
 		pids := t.find(match)
-		if len(pids) == 0 && len(t.find(match)) == 0 { // scan twice: a fork may escape a single scan
+		if len(pids) == 0 && len(t.find(match)) == 0 { // a single scan may miss a process that forks meanwhile
 			return true
 		}
 		seen := make(map[int]bool, len(pids))
 		for _, pid := range pids {
 			seen[pid] = true
 			if !asked[pid] {
-				unix.Kill(pid, unix.SIGTERM)
-				unix.Kill(pid, unix.SIGCONT) // a stopped process handles TERM only after it continues
+				_ = unix.Kill(pid, unix.SIGTERM) // the process may just have ended
+				_ = unix.Kill(pid, unix.SIGCONT) // a stopped process handles TERM only after it continues
 			}
 		}
 		asked = seen
@@ -216,8 +217,9 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 	}
 }
 
-// kill sends KILL in rounds until nothing is left. A fork bomb loses: each round kills nearly all of it, and the
-// sandbox's pids limit bounds what it forks meanwhile. (Stopping it before killing it takes longer.)
+// kill sends KILL to the processes whose group matches, in rounds, until none is left. Rounds also end a fork bomb:
+// each round kills nearly all of its processes, and the sandbox's limit of processes bounds how many it forks
+// meanwhile. To stop the processes before killing them would take longer.
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {
@@ -228,7 +230,7 @@ func (t *trees) kill(match func(uint32) bool) bool {
 			}
 		}
 		for _, pid := range pids {
-			unix.Kill(pid, unix.SIGKILL)
+			_ = unix.Kill(pid, unix.SIGKILL) // the process may just have ended
 		}
 		time.Sleep(min(time.Duration(round+1)*200*time.Microsecond, 10*time.Millisecond))
 	}

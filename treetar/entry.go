@@ -42,7 +42,7 @@ func (w *rewriter) accept(h *tar.Header) (*tar.Header, error) {
 	return e, nil
 }
 
-// check refuses names, owners and formats that no type of entry may have. name is the clean one.
+// check refuses names, owners and formats that no type of entry may have. name is the cleaned form of h.Name.
 func (w *rewriter) check(h *tar.Header, name string) error {
 	if why := protocol.TreePathError(h.Name); why != "" {
 		return refuse("entry %.200q %s", h.Name, why)

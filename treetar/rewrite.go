@@ -26,9 +26,9 @@ type Target struct {
 // ids, mode and time of each entry and drops everything else that an archive can say about a file, such as extended
 // attributes.
 //
-// An entry "." is the tree itself. If it is a directory, it describes Root where Root has to be created, and is
-// ignored where Root exists. If it is a file, it must be the only entry, and Root names that file. Entries that a
-// mount would hide are checked like the others and then left out.
+// An entry "." is the tree itself. If it is a directory, it describes Root if Root is missing, and is ignored if
+// Root exists. If it is a file, it must be the only entry, and Root names that file. Entries that a mount would
+// hide are checked like the others and then left out.
 //
 // Error: invalid_argument with reason copy_failed if the tree is refused, and otherwise the error of the stream.
 func Rewrite(in io.Reader, out io.Writer, t Target) error {

@@ -130,7 +130,7 @@ func TestEntriesHiddenByAMountAreLeftOut(t *testing.T) {
 	}
 }
 
-// refused reports whether Rewrite refused a tree, and did not fail otherwise.
+// refused reports whether err is the refusal of a tree, and no other error.
 func refused(err error) bool {
 	e := protocol.AsError(err)
 	return e != nil && e.Reason == protocol.ReasonCopyFailed && e.Code == protocol.InvalidArgument

@@ -9,7 +9,7 @@
 //	}()
 //
 //	addWork()
-//	ready.Wake()          // never blocks; wake-ups that come before the loop is back are one
+//	ready.Wake()          // never blocks; any number of calls while the loop is busy count as one
 //
 // It imports nothing of this module.
 package wake
@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Signal wakes one loop. It remembers one wake-up: a loop that was busy when Wake was called runs once
-// more, and any number of calls before that count as one. So record the work first, then call Wake.
+// Signal wakes one loop. It remembers one wake-up: if the loop is busy when Wake is called, it runs once more.
+// Any number of calls before that count as one. Record the work first, then call Wake.
 //
 // A Signal is a channel and can be received from in a select. Send to it with Wake only, and do not
 // close it.

@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// admissions count the resources that are promised to the sandboxes on this host, each from when the worker admits it.
-// Two coordinators that both believe to lead may assign more than the host has. The worker admits sandboxes in one
-// order, and gives back those that come too late.
+// admissions count the resources promised to the sandboxes on this host. A sandbox counts from the moment the worker
+// admits it. Two coordinators that both believe they lead may assign more sandboxes than fit on the host. The worker
+// therefore admits sandboxes one at a time, and gives back those that no longer fit.
 type admissions struct {
 	mu   sync.Mutex
 	held map[protocol.SandboxKey]protocol.Totals
@@ -21,13 +21,14 @@ type admissions struct {
 
 func newAdmissions() *admissions { return &admissions{held: map[protocol.SandboxKey]protocol.Totals{}} }
 
-// offer is what a worker has for sandboxes; disk 0: no limit.
+// offer is the capacity that a worker has for sandboxes. A disk of 0 means no limit.
 type offer struct {
 	slots        int
 	memory, disk protocol.Bytes
 }
 
-// take counts a sandbox on the host. If the host has too little room, take returns an explanation and counts nothing.
+// take counts a sandbox that the worker admits. If the host has too little room, take returns an explanation and counts
+// nothing.
 func (a *admissions) take(k protocol.SandboxKey, t protocol.Totals, o offer) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -50,8 +51,8 @@ func (a *admissions) take(k protocol.SandboxKey, t protocol.Totals, o offer) str
 	return ""
 }
 
-// settle counts a sandbox that exists on the host already, even if there is no room, and stops counting one that has
-// ended in the log.
+// settle counts a sandbox whose container already exists on the host, even if there is no room. It stops counting a
+// sandbox that, according to the log, no longer holds this host.
 func (a *admissions) settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +66,7 @@ func (a *admissions) settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID s
 	}
 }
 
-// clear forgets all sandboxes at the end of a tenure: the next holder of the lock may remove them.
+// clear forgets all sandboxes at the end of a tenure, because the next holder of the lock may remove them.
 func (a *admissions) clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -73,15 +74,15 @@ func (a *admissions) clear() {
 }
 
 const (
-	admitPause = 100 * time.Millisecond // a sandbox that has just ended may still be counted
+	admitPause = 100 * time.Millisecond // between two tries: a sandbox that has just ended may still be counted
 	admitTries = 3
 )
 
-// admission admits sandboxes for the worker. It is a sandbox.Admission.
+// admission admits sandboxes for the worker. It implements sandbox.Admission.
 type admission struct{ w *worker }
 
-// Admit counts a sandbox on the host, once everything that is on the host already was inspected. If there is no room
-// for it, Admit returns an explanation.
+// Admit waits for the initial inspection of the host, and then counts the sandbox. If the host has too little room for
+// the sandbox, Admit returns an explanation.
 func (a admission) Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error) {
 	w := a.w
 	select {

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-func TestAWorkerAdmitsSandboxesInItsOwnOrderWhileThereIsRoom(t *testing.T) {
+func TestAWorkerAdmitsSandboxesOnlyWhileTheHostHasRoom(t *testing.T) {
 	a, o := newAdmissions(), offer{slots: 3, memory: 10 << 30, disk: 10 << 30}
 	here := func(name string, s protocol.SandboxState, assigned bool) *protocol.Sandbox {
 		return &protocol.Sandbox{ID: name, HostID: "h1", State: s, Assigned: assigned,
@@ -19,7 +19,7 @@ func TestAWorkerAdmitsSandboxesInItsOwnOrderWhileThereIsRoom(t *testing.T) {
 		want string
 	}{
 		{"a", protocol.Totals{Memory: 4 << 30, Disk: 6 << 30}, ""},
-		{"a", protocol.Totals{Memory: 4 << 30}, ""}, // accepted again
+		{"a", protocol.Totals{Memory: 4 << 30}, ""}, // already counted
 		{"b", protocol.Totals{Memory: 7 << 30}, "7GiB of memory are wanted, 6GiB of 10GiB are free"},
 		{"b", protocol.Totals{Memory: 1 << 30, Disk: 5 << 30}, "5GiB of disk are wanted, 4GiB of 10GiB are free"},
 		{"b", protocol.Totals{Memory: 1 << 30}, ""},
@@ -27,18 +27,18 @@ func TestAWorkerAdmitsSandboxesInItsOwnOrderWhileThereIsRoom(t *testing.T) {
 		{"d", protocol.Totals{}, "all of its 3 slots are taken"},
 	} {
 		if got := a.take(box(step.name), step.t, o); got != step.want {
-			t.Errorf("%s: want %q, got %q", step.name, step.want, got)
+			t.Errorf("sandbox %s: got the explanation %q, want %q", step.name, got, step.want)
 		}
 	}
 	a.settle(box("b"), here("b", protocol.StateStopped, false), "h1", decide.Inspection{Container: decide.ContainerExited})
 	if why := a.take(box("d"), protocol.Totals{}, o); why != "" {
-		t.Errorf("in place of a stopped sandbox: %s", why)
+		t.Errorf("a sandbox was refused although another one stopped: %s", why)
 	}
 	a.settle(box("d"), here("d", protocol.StatePending, true), "h2", decide.Inspection{Container: decide.ContainerAbsent})
 	if len(a.held) != 2 {
-		t.Errorf("another host's sandbox is counted: %v", a.held)
+		t.Errorf("a sandbox that was assigned to another host is still counted: %v", a.held)
 	}
-	// A sandbox that runs already is counted, whatever room there is; one that is resumed, when the worker admits it.
+	// A sandbox that already runs is counted even without room. A resumed sandbox is not counted until it is admitted.
 	a.settle(box("runs"), here("runs", protocol.StateReady, true), "h1",
 		decide.Inspection{Container: decide.ContainerRunning})
 	a.settle(box("runs-too"), here("runs-too", protocol.StateReady, true), "h1",
@@ -47,6 +47,6 @@ func TestAWorkerAdmitsSandboxesInItsOwnOrderWhileThereIsRoom(t *testing.T) {
 	resumed.Resuming = true
 	a.settle(box("resumed"), resumed, "h1", decide.Inspection{Container: decide.ContainerExited})
 	if _, counted := a.held[box("resumed")]; counted || len(a.held) != 4 {
-		t.Errorf("counted: %v", a.held)
+		t.Errorf("the worker counts %v, want 4 sandboxes without the resumed one", a.held)
 	}
 }

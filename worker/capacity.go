@@ -6,13 +6,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// capacity is what a host offers to sandboxes, and whether it is full.
+// capacity computes what the host offers to sandboxes, and whether the host is full.
 type capacity struct{ w *worker }
 
 func (w *worker) capacity() capacity { return capacity{w} }
 
-// full says why the host takes no new sandboxes, "" if it does. It stops before it is full, so that running sandboxes
-// have room to continue.
+// full returns the reason why the host takes no new sandboxes, or "" if it takes them. The host stops taking sandboxes
+// before its disks and process IDs are used up, so that running sandboxes can continue.
 func (c capacity) full() string {
 	w := c.w
 	if why := w.initial.full(); why != "" {
@@ -25,13 +25,13 @@ func (c capacity) full() string {
 		return why
 	}
 	if w.subnets.Free() == 0 {
-		return fmt.Sprintf("all networks of its pool %s are in use", w.subnets.Pool())
+		return fmt.Sprintf("all subnets of its network pool %s are in use", w.subnets.Pool())
 	}
 	return ""
 }
 
-// disk returns how much disk the worker offers to sandboxes with a disk limit: the file system of the engine's
-// data up to the watermark, if quotas can be enforced there; 0 if that is not known.
+// disk returns how much disk the worker offers to sandboxes with a disk limit: the size of the engine's file system up
+// to the watermark. It returns 0 if the engine cannot enforce quotas, or if the size is unknown.
 func (c capacity) disk() protocol.Bytes {
 	w := c.w
 	if !w.info.DiskQuota {
@@ -40,7 +40,7 @@ func (c capacity) disk() protocol.Bytes {
 	return w.cfg.Watermarks.UsableDisk(w.info.RootDir)
 }
 
-// memory is what the worker offers to sandboxes.
+// memory returns how much memory the worker offers to sandboxes.
 func (c capacity) memory() protocol.Bytes {
 	w := c.w
 	if w.cfg.Memory > 0 {

@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/watermark"
 )
 
-// Images is the part of a worker's configuration that is about images.
+// Images configures how a worker treats images.
 type Images = images.Config
 
 // Watermarks say how full a host may be and still take sandboxes.
@@ -27,74 +27,75 @@ type Watermarks = watermark.Limits
 // Config configures a worker.
 type Config struct {
 	Conn          *jetstream.Conn // required; the caller closes it
-	Name          string          // of this worker, an id, unique in the deployment; required
+	Name          string          // the worker's id, unique in the deployment; required
 	Build         string          // version, shown in the table of hosts
-	StateDir      string          // directories of sandboxes; absolute; required
-	Hidden        []string        // other paths that no sandbox may see, besides the engine's; absolute
+	StateDir      string          // contains the directories of sandboxes; absolute; required
+	Hidden        []string        // absolute paths that no sandbox may mount, besides StateDir and the engine's paths
 	Engine        string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
 	Supervisor    string          // path of the boxfleet-supervisor binary; required
 	Slots         int             // maximum number of sandboxes; default 100
-	CPU           float64         // cores to offer; default: the host's
-	Memory        protocol.Bytes  // to offer; default: nine tenths of the host's
+	CPU           float64         // cores to offer; default: all cores of the host
+	Memory        protocol.Bytes  // memory to offer; default: nine tenths of the host's memory
 	Labels        map[string]string
 	AllowMounts   []string     // directories that may be mounted, PATH[:ro] read-only or PATH:rw; default none
 	Profiles      []string     // capability profiles that sandboxes may choose; default hardened only
-	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
-	Firewall      string       // required (default): no sandbox without firewall rules; or off
-	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, whatever its spec allows; default none
+	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none: all use the engine's runtime
+	Firewall      string       // "required" (default): no sandbox runs without firewall rules; or "off"
+	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, even if its spec allows them; default none
 	AllowNetworks []string     // private IPv4 ranges that specs may allow; default none
-	Connections   int          // open at a time from one sandbox to outside its network; default 2048
+	Connections   int          // maximum open connections of one sandbox that leave its network; default 2048
 	PIDs          int64        // maximum processes and threads that a spec may give a container; default 16384
-	Ports         string       // of the host's loopback that sandboxes may publish, FIRST-LAST; default DefaultPorts
+	Ports         string       // loopback ports that sandboxes may publish, FIRST-LAST; default DefaultPorts
 	DNS           []string     // name servers of sandboxes; default: those of the engine's host
-	Tools         []string     // builtin tools that are offered to sandboxes, or "all"; default none
-	ToolsHome     string       // home directory with the tools' files; absolute; required with tools
+	Tools         []string     // built-in tools that are offered to sandboxes, or "all"; default none
+	ToolsHome     string       // home directory with the tools' files; absolute; required with Tools
 	SSHAgent      string       // socket of the ssh agent that the tool git offers; "": none
 	NetworkPool   string       // IPv4 prefix for sandboxes' networks; default 10.201.0.0/16
-	Ephemeral     bool         // remove the host's id from the engine at the end, for a deployment that is thrown away
-	ReapDryRun    bool         // report leftovers of ended sandboxes and orphaned bridges, and do not remove them
+	Ephemeral     bool         // for temporary deployments: removes the host's id from the engine when Run ends
+	ReapDryRun    bool         // only reports leftovers of ended sandboxes and orphaned bridges; removes nothing
 	OnReady       func()       // called once, when the worker takes sandboxes; may be nil
 	Logger        *slog.Logger // default slog.Default
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 
-	// Defaults are merged below the specs of the sandboxes on this host. Only fields of protocol.WorkerDefaults may be
-	// set. May be nil.
+	// Defaults apply to the sandboxes on this host where their specs set nothing. Only fields of
+	// protocol.WorkerDefaults may be set. May be nil.
 	Defaults *protocol.SandboxSpec
 
 	Watermarks Watermarks // how full the host may be and still take sandboxes
 	Images     Images     // how the worker treats the images on the host
 
-	// When a disk of the worker or the engine has less than DiskLow free, the sandbox that fills it is stopped; 0: a
-	// tenth of the disk, at most 2 GiB. DiskReserve is held back on the worker's own disk for its records; 0: a fiftieth
-	// of the disk, at most 32 MiB.
+	// When the worker's or the engine's disk has less than DiskLow free, the worker stops the sandbox that fills the
+	// disk; 0: a tenth of the disk, at most 2 GiB. DiskReserve is held back on the worker's own disk for the worker's
+	// records; 0: a fiftieth of the disk, at most 32 MiB.
 	DiskLow, DiskReserve protocol.Bytes
 
-	// A sandbox fails if its command never ran for CrashGuard (default 30 s) within CrashWindow (default 5 min).
+	// A sandbox fails if its command keeps ending and did not once run for CrashGuard (default 30 s) within CrashWindow
+	// (default 5 min).
 	CrashWindow, CrashGuard time.Duration
 
-	// The end of an exec waits at most OutputPatience while the log stores no output, and at most until OutputWithin
-	// after the exec's timeout and grace. Both default to 30 s.
+	// The end of an exec waits until its output is stored. It waits at most OutputPatience while the log stores no
+	// output, and at most until OutputWithin after the exec's timeout and grace. Both default to 30 s.
 	OutputPatience, OutputWithin time.Duration
 
-	// A sandbox may publish OutputBurst of output as fast as the log takes it (default 256 MiB), and OutputRate a second
-	// after that (default 8 MiB, at least 1).
+	// A sandbox may publish OutputBurst of output (default 256 MiB) as fast as the log takes it. After that it may
+	// publish OutputRate each second (default 8 MiB, at least 1).
 	OutputBurst, OutputRate protocol.Bytes
 
-	Reconcile time.Duration // between two inspections of everything on the host; default 15 s
+	Reconcile time.Duration // the time between two inspections of everything on the host; default 15 s
 
-	// OnState is called when the worker's state changes, and once a second: whether it works, and what it does or waits
-	// for. It must not block, and may be nil.
+	// OnState is called when the worker's state changes, and once a second. healthy says whether the worker works; text
+	// says what the worker does or waits for. OnState must not block, and may be nil.
 	OnState func(healthy bool, text string)
 
 	// Probe is called at named points, for tests that crash the worker there. It may be nil.
 	Probe func(point string)
 }
 
-// DefaultNetworkPool is where sandboxes' networks come from.
+// DefaultNetworkPool is the default of Config.NetworkPool.
 const DefaultNetworkPool = "10.201.0.0/16"
 
-// Limits on what one sandbox may use of the resources that the kernel has once for the whole machine.
+// Limits on one sandbox's use of resources that all sandboxes of the machine share.
 const (
 	DefaultConnections = 2048
 	DefaultMostPIDs    = abilities.DefaultMostPIDs
@@ -102,15 +103,15 @@ const (
 	leastConnections = 64
 )
 
-// DefaultPorts may be published. They are below the ports that kernels use for outgoing connections, and above those
-// of most services of a host.
+// DefaultPorts is the default of Config.Ports. These ports are below those that kernels use for outgoing connections,
+// and above those of most services on a host.
 const DefaultPorts = "20000-32767"
 
-// Check returns the error that [Run] would return for a wrong setting. It finds only the errors that show without NATS
-// and the engine. Conn need not be set. Error: invalid_argument.
+// Check returns the error that [Run] would return for a wrong setting. Check uses neither NATS nor the engine, so Run
+// may still refuse a setting that Check accepts. Conn need not be set. Error: invalid_argument.
 func (c Config) Check() error { return c.check() }
 
-// check sets the defaults, and checks the rest.
+// check sets the defaults, and validates the configuration.
 func (c *Config) check() error {
 	c.setDefaults()
 	if err := protocol.ValidateID("name", c.Name); err != nil {
@@ -135,7 +136,7 @@ func (c *Config) check() error {
 	case c.Connections < leastConnections:
 		return protocol.Invalid("connections", "must be at least %d, got %d", leastConnections, c.Connections)
 	case c.PIDs < protocol.DefaultPIDs || c.PIDs > protocol.MaxPIDs:
-		return protocol.Invalid("pids", "must be %d, the default of specs, to %d, got %d",
+		return protocol.Invalid("pids", "must be between %d, the default of specs, and %d, got %d",
 			protocol.DefaultPIDs, protocol.MaxPIDs, c.PIDs)
 	}
 	if err := protocol.ValidateHostLabels("labels", c.Labels); err != nil {

@@ -1,5 +1,5 @@
-// Package worker holds the lock of one Docker host, and keeps a goroutine for each sandbox on it. That goroutine makes
-// the host match what the log says about the sandbox.
+// Package worker holds the lock of one Docker host, and keeps a goroutine for each sandbox on the host. That goroutine
+// makes the host match what the log says about the sandbox.
 //
 //	worker.go     one run with one engine
 //	   ├─ prepare.go     what the host offers and allows
@@ -7,12 +7,12 @@
 //	   │
 //	tenure.go     while the lock is held:
 //	   ├─ register.go    the entry in the table of hosts, heartbeats
-//	   ├─ engine.go      follows the engine's events, and inspects everything on the host from time to time
+//	   ├─ engine.go      follows the engine's events, and inspects everything on the host at intervals
 //	   │     ├─ initial.go   the first inspection, before the host takes new sandboxes
 //	   │     ├─ own.go       which containers belong to this deployment
 //	   │     └─ gpus.go      which sandboxes hold GPUs
 //	   └─ mailboxes.go   a goroutine for each sandbox ──► worker/sandbox
-//	                        └─ admit.go   whether there is room for it
+//	                        └─ admit.go   whether the host has room for the sandbox
 //
 //	worker/sandbox ──► worker/service ──► worker/attach
 //	      │                 └─► worker/decide (pure), worker/hostdir, worker/hostfiles, worker/output
@@ -21,13 +21,13 @@
 //
 // Imports go down only, and no package below imports worker.
 //
-// A goroutine works in steps. Each step inspects the host, compares it with the sandbox's state in the log, and does
-// one operation, until nothing is left to do. A worker that restarts takes the same steps; there is no second path for
-// recovery.
+// The goroutine of a sandbox works in steps, until nothing is left to do. Each step inspects the host, compares what it
+// found with the sandbox's state in the log, and does one operation. A worker that restarts takes the same steps; there
+// is no second path for recovery.
 //
-// worker/disk watches the free space on the host's disks, and stops the sandbox that fills one. It works without the
-// host's lock. Everything else that changes the host needs the lock: the fence in worker/docker checks it for each
-// request to the engine and for each start of an exec.
+// worker/disk watches the free space on the host's disks, and stops the sandbox that fills a disk. Package disk works
+// without the host's lock. Everything else that changes the host needs the lock: the fence in worker/docker checks that
+// the lock is held for each request to the engine and for each start of an exec.
 //
 // The package imports protocol, jetstream, seldom, wake, backoff, supervisor/control and its own sub-packages, never
 // coordinator.

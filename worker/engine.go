@@ -20,25 +20,25 @@ const (
 )
 
 var (
-	errEngineChanged  = errors.New("the engine has another version or configuration")
-	errEngineReplaced = errors.New("the engine is another host's")
+	errEngineChanged  = errors.New("the engine came back with another version or configuration")
+	errEngineReplaced = errors.New("the engine's address now leads to the engine of another host")
 )
 
-// startsOver reports whether the worker must ask its engine everything again.
+// startsOver reports whether the worker must start over, and ask the engine again what it is and can do.
 func startsOver(err error) bool { return err == errEngineChanged || err == errEngineReplaced }
 
-// engineWatch follows the engine's events, and inspects everything on the host from time to time.
+// engineWatch follows the engine's events, and inspects everything on the host at intervals.
 type engineWatch struct {
 	w *worker
 
-	followed  time.Time // since when the events are followed
-	unchecked error     // why the engine that came back could not be checked; nil: it is the same one
+	followed  time.Time // when the present stream of events was requested
+	unchecked error     // why the last check after a reconnect failed; nil: the engine is known to be the same
 	events    <-chan docker.Event
 	failed    <-chan error
 }
 
-// run watches the engine until ctx ends, or until the engine has changed. inspected says that everything on the host
-// was just inspected.
+// run watches the engine until ctx ends, or until the engine has changed. inspected says whether everything on the host
+// has just been inspected; if not, run begins with an inspection.
 func (e *engineWatch) run(ctx context.Context, inspected bool) error {
 	w := e.w
 	e.follow(ctx)
@@ -85,13 +85,14 @@ func (e *engineWatch) follow(ctx context.Context) {
 	e.events, e.failed = e.w.engine.Events(ctx, e.w.epoch.Begin, e.w.epoch.Lost)
 }
 
-// followAgain waits until the engine answers, checks that it is the same one, and follows its events again.
+// followAgain waits until the engine answers, checks that it is still the same engine, and follows its events again.
 func (e *engineWatch) followAgain(ctx context.Context, lost error) error {
 	e.setHealth(lost)
 	if !e.awaitAnswer(ctx) {
 		return ctx.Err()
 	}
-	if time.Since(e.followed) < pingPeriod && !backoff.Sleep(ctx, time.Second) { // it answers, but sends no events
+	// An engine that answers pings but ends each stream of events at once must not be asked in a tight loop.
+	if time.Since(e.followed) < pingPeriod && !backoff.Sleep(ctx, time.Second) {
 		return ctx.Err()
 	}
 	if e.unchecked = e.check(ctx); startsOver(e.unchecked) {
@@ -101,8 +102,8 @@ func (e *engineWatch) followAgain(ctx context.Context, lost error) error {
 	return nil
 }
 
-// handle has a sandbox inspect the host after an event of one of its containers. The name proves that the container is
-// the sandbox's; containers with other names are inspected from time to time.
+// handle tells a sandbox to inspect the host after an event of one of its containers. The container's name proves that
+// the container belongs to the sandbox. Containers with other names are found by the inspections at intervals.
 func (e *engineWatch) handle(ctx context.Context, event docker.Event) {
 	switch event.Action {
 	case "die", "oom", "destroy", "start", "stop", "pause", "unpause":
@@ -118,9 +119,9 @@ func (e *engineWatch) setHealth(err error) {
 		return
 	}
 	if err != nil {
-		w.log.Warn("the engine does not answer", "error", err)
+		w.log.Warn("the Docker engine does not answer; retrying", "error", err)
 	} else {
-		w.log.Info("the engine answers")
+		w.log.Info("the Docker engine answers again")
 		w.recovery.Happened()
 	}
 }
@@ -139,9 +140,9 @@ func (e *engineWatch) awaitAnswer(ctx context.Context) bool {
 	}
 }
 
-// check re-checks the engine's identity and configuration after a reconnect. It returns an error of startsOver if they
-// are not those of the start of the tenure, or a temporary one. An engine that no longer answers a question that it
-// answered before may have another version.
+// check compares the engine's identity and configuration with those known to the worker, after a reconnect. If they
+// differ, check returns an error for which startsOver is true. An engine that refuses a request that it answered before
+// counts as changed, because it may have another version. Any other error is temporary.
 func (e *engineWatch) check(ctx context.Context) error {
 	w := e.w
 	id, err := w.engine.KeepHostID(ctx, w.hostID)
@@ -154,10 +155,10 @@ func (e *engineWatch) check(ctx context.Context) error {
 	}
 	switch {
 	case err != nil && hosterr.Temporary(err):
-		w.log.Warn("could not check the engine after its return; retrying", "error", err)
+		w.log.Warn("could not check whether the Docker engine is still the same; retrying", "error", err)
 		return err
 	case err != nil:
-		w.log.Warn("the engine that came back does not describe itself", "error", err)
+		w.log.Warn("the Docker engine refused to describe itself after a reconnect; the worker starts over", "error", err)
 		return errEngineChanged
 	case !info.Like(w.info):
 		return errEngineChanged
@@ -172,12 +173,12 @@ func (e *engineWatch) reconcile(ctx context.Context) {
 	}
 }
 
-// adopt lists what is on the host, and has each sandbox inspect the host. Objects with another deployment's label, or
-// none, are not in the list. The log says whether those in the list should be there. It is read after the
-// list, so that an object that is just being created is not mistaken for a foreign one.
+// adopt lists this deployment's containers and networks on the host, and tells each sandbox to inspect the host. Each
+// sandbox then learns from the log which of its objects should exist. The sandbox reads the log after the list was
+// made, so that it does not mistake an object that is just being created for a foreign object.
 //
-// The rules of the networks are written meanwhile: running sandboxes need not wait for that, and a start makes sure of
-// its own network's rules.
+// Meanwhile another goroutine writes the firewall rules of the networks. Running sandboxes do not wait for these rules,
+// and each start of a sandbox ensures the rules of its own network.
 func (e *engineWatch) adopt(ctx context.Context) error {
 	w := e.w
 	containers, err := w.owned.Containers(ctx)
@@ -201,7 +202,8 @@ func (e *engineWatch) adopt(ctx context.Context) error {
 	}
 	e.findGPUs(containers)
 	w.initial.begin(slices.Collect(maps.Keys(objects)), func(left []protocol.SandboxKey) {
-		w.log.Warn("the host takes sandboxes, though some on it could not be inspected", "sandboxes", left)
+		w.log.Warn("some sandboxes on the host could not be inspected; the host takes new sandboxes nevertheless",
+			"sandboxes", left)
 	})
 	for k, found := range objects {
 		w.mailboxes.deliver(ctx, k, func(s *sandbox.Sandbox) bool { return s.Found(found) })
@@ -209,7 +211,7 @@ func (e *engineWatch) adopt(ctx context.Context) error {
 	return nil
 }
 
-// list returns the sandboxes that may be on the host, with their objects on the engine.
+// list returns the sandboxes that may have something on the host, each with its containers and networks.
 func (e *engineWatch) list(containers []docker.Container, networks []docker.Network) (
 	map[protocol.SandboxKey][]sandbox.Object, error) {
 	w := e.w
@@ -226,7 +228,7 @@ func (e *engineWatch) list(containers []docker.Container, networks []docker.Netw
 		}
 	}
 	keys := w.mailboxes.keys()
-	for _, d := range dirs { // a sandbox may have left nothing else
+	for _, d := range dirs { // a sandbox may have left nothing but its directory
 		keys = append(keys, d.Key)
 	}
 	for _, k := range keys {
@@ -237,13 +239,13 @@ func (e *engineWatch) list(containers []docker.Container, networks []docker.Netw
 	return objects, nil
 }
 
-// syncNetworks compares the rules, and the subnets in use, with the engine's networks.
+// syncNetworks updates the firewall rules and the list of subnets in use from the engine's networks.
 func (e *engineWatch) syncNetworks(ctx context.Context, mark uint64, networks []docker.Network) {
 	w := e.w
 	if w.isolation.Sync(ctx, mark, networks) {
 		w.changed.Wake() // the table of hosts shows the firewall's status
 	}
 	if err := w.isolation.RefreshSubnets(ctx); err != nil && ctx.Err() == nil {
-		w.log.Warn("could not determine the free networks of the pool; retrying later", "error", err)
+		w.log.Warn("could not determine which subnets of the network pool are free; retrying later", "error", err)
 	}
 }

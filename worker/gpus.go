@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/sandbox"
 )
 
-// findGPUs makes the sandboxes of these containers hold their GPUs. A container that does not run counts too, until its
-// sandbox has a goroutine, which knows whether it still holds them.
+// findGPUs records which GPUs the sandboxes of these containers hold. A container that does not run counts too, unless
+// its sandbox has a goroutine: that goroutine knows whether the sandbox still holds its GPUs.
 func (e *engineWatch) findGPUs(containers []docker.Container) {
 	w := e.w
 	of := map[protocol.SandboxKey][]string{}

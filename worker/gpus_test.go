@@ -14,11 +14,11 @@ import (
 // box returns the key of a sandbox.
 func box(id string) protocol.SandboxKey { return protocol.SandboxKey{Tenant: "default", ID: id} }
 
-// mustTake fails the test unless the sandbox gets these GPUs.
+// mustTake takes n GPUs for a sandbox, and fails the test unless the sandbox gets exactly those in want.
 func mustTake(t *testing.T, g *abilities.GPUs, id string, n int, want ...string) {
 	t.Helper()
 	if got, err := g.Take(box(id), n); err != nil || !slices.Equal(got, want) {
-		t.Errorf("%s got %v, want %v: %v", id, got, want, err)
+		t.Errorf("sandbox %s got GPUs %v (error %v), want %v", id, got, err, want)
 	}
 }
 
@@ -26,7 +26,7 @@ func refusedGPU(t *testing.T, err error) {
 	t.Helper()
 	if e := protocol.AsError(err); err == nil || e.Code != protocol.ResourceExhausted ||
 		e.Reason != protocol.ReasonNoGPU || !hosterr.Temporary(err) {
-		t.Errorf("got %v, want a temporary refusal", err)
+		t.Errorf("taking a GPU: got %v, want a temporary resource_exhausted error", err)
 	}
 }
 
@@ -52,6 +52,6 @@ func TestAdoptedContainersHoldTheirGPUs(t *testing.T) {
 	w.gpus.Rest(box("was-stopped")) // the log says that it is stopped
 	refusedGPU(t, w.gpus.Claim(box("was-stopped"), []string{"1"}))
 	w.gpus.Forget()
-	e.findGPUs(nil) // in the next tenure all containers are gone
+	e.findGPUs(nil) // in the next tenure, no containers exist any more
 	mustTake(t, w.gpus, "newer", -1, "0", "1", "2")
 }

@@ -30,7 +30,7 @@ func TestHiddenPathsCannotBeMounted(t *testing.T) {
 	} {
 		spec := &protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: filepath.Join(dir, source), Target: "/m"}}}
 		if _, err := (hostfiles.Files{Mounts: policy}).Check(spec); protocol.CodeOf(err) != want {
-			t.Errorf("%q: %v, want %q", source, err, want)
+			t.Errorf("mount of %q: got %v, want code %q", source, err, want)
 		}
 	}
 }

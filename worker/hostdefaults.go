@@ -4,8 +4,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// checkDefaults refuses defaults that this host cannot meet, or that its operator does not allow in specs: every
-// sandbox without these settings would be refused, or fail.
+// checkDefaults refuses defaults that this host cannot meet, or that its operator does not allow in specs. With such
+// defaults, every sandbox whose spec does not override them would be refused, or fail.
 func (w *worker) checkDefaults() error {
 	s := w.cfg.Defaults
 	if s == nil {
@@ -22,7 +22,7 @@ func (w *worker) checkDefaults() error {
 		_, err = w.files.Check(s)
 	}
 	if err == nil && s.Disk > 0 && !w.info.DiskQuota {
-		err = protocol.Invalid("spec.disk", "the engine's storage has no quotas to enforce it")
+		err = protocol.Invalid("spec.disk", "the engine's storage has no quotas that could enforce a disk limit")
 	}
 	if err == nil && s.Memory > w.capacity().memory() {
 		err = protocol.Invalid("spec.memory", "is more than the %s that the worker offers", w.capacity().memory())

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
-func TestDefaultsThatTheHostCannotGiveAreRefusedByName(t *testing.T) {
+func TestWorkerDefaultsThatTheHostCannotMeetAreRefusedWithTheirNames(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{Memory: 1 << 30, Runtimes: []string{"runsc"}, Tools: []string{"git"}, ToolsHome: dir}
 	w := &worker{info: docker.Info{Runtimes: []string{"runsc"}}, isolation: &network.Isolation{}}
@@ -47,9 +47,9 @@ func TestDefaultsThatTheHostCannotGiveAreRefusedByName(t *testing.T) {
 		w.cfg.Defaults = defaults
 		err := w.checkDefaults()
 		if strings.TrimSpace(want) == "" && err != nil {
-			t.Errorf("what it can give: %v", err)
+			t.Errorf("defaults that the host can meet were refused: %v", err)
 		} else if want = strings.TrimSpace(want); want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("want %q, got %v", want, err)
+			t.Errorf("checking the defaults: got %v, want an error with %q", err, want)
 		}
 	}
 }

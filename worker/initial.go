@@ -10,13 +10,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// initialTimeout is how long the host takes no new sandboxes because of one that cannot be inspected, for example
-// because its history cannot be read.
+// initialTimeout limits how long a sandbox that cannot be inspected keeps the host from taking new sandboxes. A sandbox
+// cannot be inspected if its history cannot be read, for example.
 const initialTimeout = 2 * time.Minute
 
-// initialInspection is the inspection of everything that is on the host when a tenure begins. The host takes no new
-// sandboxes until it is done and everything that the log says has ended is removed. A host that was given up and comes
-// back may be full of sandboxes that have ended or were replaced elsewhere.
+// initialInspection is the inspection of everything that is on the host when a tenure begins. Until the inspection is
+// done, and the sandboxes that have ended according to the log are removed, the host takes no new sandboxes. A host
+// that was given up and comes back may be full of sandboxes that have ended or were replaced elsewhere.
 type initialInspection struct {
 	mu    sync.Mutex
 	begun bool
@@ -29,9 +29,9 @@ func newInitialInspection() *initialInspection {
 	return &initialInspection{early: map[protocol.SandboxKey]bool{}, done: make(chan struct{})}
 }
 
-// begin starts the wait for the sandboxes that were found on the host. Only the first call counts: whatever is found
-// later was made by this worker. If some sandboxes are not settled in time, the inspection stops waiting for them and
-// calls late with them.
+// begin starts the wait for the sandboxes that were found on the host. Only the first call counts, because what later
+// calls find was made by this worker. If some sandboxes are not settled in time, the inspection stops waiting for them
+// and calls late with their keys.
 func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []protocol.SandboxKey)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -60,8 +60,8 @@ func (i *initialInspection) giveUp(late func(left []protocol.SandboxKey)) {
 	}
 }
 
-// settled records that the host no longer has anything of a sandbox that should not be there. It reports whether this
-// was the last sandbox to wait for.
+// settled records that the host matches the log for one sandbox. It reports whether the inspection was waiting for this
+// sandbox last, and is now done.
 func (i *initialInspection) settled(k protocol.SandboxKey) (last bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -83,7 +83,7 @@ func (i *initialInspection) endIfDone() bool {
 	return true
 }
 
-// full says why the host takes no sandboxes, "" if it does.
+// full returns the reason why the host takes no sandboxes yet, or "" if it takes them.
 func (i *initialInspection) full() string {
 	select {
 	case <-i.done:
@@ -93,7 +93,7 @@ func (i *initialInspection) full() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if !i.begun {
-		return "its worker has not listed yet what is on it"
+		return "its worker has not yet listed the containers that are on the host"
 	}
-	return fmt.Sprintf("its worker first inspects what is on it, and removes what should not be there: %d sandboxes are left", len(i.left))
+	return fmt.Sprintf("its worker must first inspect the sandboxes already on the host: %d are left", len(i.left))
 }

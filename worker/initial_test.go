@@ -15,33 +15,33 @@ func TestAHostTakesNoSandboxBeforeItsInitialInspection(t *testing.T) {
 	}
 	i := newInitialInspection()
 	if i.full() == "" {
-		t.Error("the host takes sandboxes before anything is listed")
+		t.Error("the host takes sandboxes before its containers were listed")
 	}
 	i.begin(keys("a", "b"), nil)
-	for _, k := range keys("a", "a", "later") { // one is inspected twice
+	for _, k := range keys("a", "a", "later") { // a is settled twice, and later was not found on the host
 		if i.settled(k) || i.full() == "" {
-			t.Errorf("the host takes sandboxes while one is left, after %v", k)
+			t.Errorf("the host takes sandboxes after %v settled, although b has not settled", k)
 		}
 	}
 	if !i.settled(box("b")) || i.full() != "" {
-		t.Error("the host takes no sandboxes afterwards")
+		t.Error("the host takes no sandboxes, although all that were found have settled")
 	}
 	i.begin(keys("c"), nil)
 	if i.full() != "" {
-		t.Error("the host takes no sandboxes after a later inspection")
+		t.Error("the host takes no sandboxes after a second call of begin")
 	}
 
 	stuck := newInitialInspection()
 	stuck.begin(keys("a"), nil)
 	if stuck.giveUp(func(left []protocol.SandboxKey) { t.Log(left) }); stuck.full() != "" || stuck.settled(box("a")) {
-		t.Error("a sandbox that cannot be inspected keeps the host from others for ever")
+		t.Error("the host takes no sandboxes after giving up on one that cannot be inspected")
 	}
 
-	early := newInitialInspection() // the engine did not answer yet, and the create of a new sandbox waits already
+	early := newInitialInspection() // a sandbox may settle while the engine does not answer, before begin is called
 	early.settled(box("a"))
 	early.begin(keys("a", "b"), nil)
 	if early.full() == "" || !early.settled(box("b")) || early.full() != "" {
-		t.Error("the host waits for a sandbox that was settled early, or for none")
+		t.Error("the host should wait for b, which was found, and not for a, which settled before begin")
 	}
 
 	empty := newInitialInspection()

@@ -20,16 +20,17 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// hostLock is the lock of the host, which is two locks. The lease in the log's store decides: it is on the Docker
-// engine, wherever its workers run. A lock on a local file lets the next worker on the same machine take over at once:
-// a process that can lock the file knows that the previous owner is gone, and need not wait for its lease to end.
+// hostLock is the lock of the host. It consists of two locks. The lease, kept in NATS, decides who holds the host. The
+// lease is for the Docker engine, so it also excludes workers on other machines that use the same engine. The lock on a
+// local file lets the next worker on the same machine take over at once: a process that can lock the file knows that
+// the previous holder's process is gone, and need not wait for the previous lease to end.
 type hostLock struct {
 	w     *worker
-	place string // identity of the local file
+	place string // identity of the local lock file, on this boot of this machine
 	lease atomic.Pointer[jetstream.Lease]
 }
 
-// lockFile takes the local lock, and reads the identity of its file.
+// lockFile locks the local lock file, and reads or creates the identity of that file.
 func (l *hostLock) lockFile() (unlock func(), err error) {
 	w := l.w
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
@@ -40,12 +41,12 @@ func (l *hostLock) lockFile() (unlock func(), err error) {
 		return nil, hosterr.Wrap(err, "open the lock file")
 	}
 	data := make([]byte, 256)
-	n, _ := f.ReadAt(data, 0) // an empty file has no identity yet
+	n, _ := f.ReadAt(data, 0) // a short read is expected; a file that cannot be read gets a new identity below
 	id, holder, _ := strings.Cut(string(data[:n]), "\n")
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonHostHeld,
-			"the Docker host %s is held by worker %s on this machine", w.hostID, strings.TrimSpace(holder))
+			"the Docker host %s is already held by worker %s on this machine", w.hostID, strings.TrimSpace(holder))
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -60,7 +61,7 @@ func (l *hostLock) lockFile() (unlock func(), err error) {
 		f.Close()
 		return nil, hosterr.Wrap(err, "write the lock file")
 	}
-	// A copy of the file on a cloned machine has another boot id.
+	// A cloned machine has a copy of the file, but another boot id.
 	l.place = id + "." + strings.TrimSpace(string(boot))
 	return func() { f.Close() }, nil
 }
@@ -70,11 +71,11 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// acquire takes the host's lease. If the local lock proves that its holder is gone, it takes the lease over at once.
-// Otherwise it waits until the lease ends. It fails if the holder renews the lease, which proves that it is alive.
+// acquire takes the host's lease. If the local lock proves that the lease's holder is gone, acquire takes the lease
+// over at once. Otherwise acquire waits until the lease ends. It fails if the holder, being alive, renews the lease.
 func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
 	w := l.w
-	machine, _ := os.Hostname() // for people only
+	machine, _ := os.Hostname() // may stay empty: it is only shown to people
 	holder := jetstream.Holder{
 		Name: w.cfg.Name, Instance: w.instance, Place: l.place,
 		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.address),
@@ -102,7 +103,7 @@ func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
 				"the Docker host %s is %v", w.hostID, held)
 		case last == nil || held.Holder.Instance != last.Holder.Instance:
 			last = held
-			w.log.Info("another worker holds the host; waiting for it to renew the lock, or for the lock to end",
+			w.log.Info("another worker holds the host's lock; waiting to see whether the holder renews the lock",
 				"holder", held.Error())
 			w.cfg.OnState(false, "waits for the lock of host "+w.hostID+", "+held.Error())
 		}
@@ -112,14 +113,14 @@ func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
 	}
 }
 
-// fence fails unless the lock is held and may be trusted. Every change on the host passes it.
+// fence fails unless the lock is held and may be trusted. Every change on the host must pass the fence first.
 func (l *hostLock) fence() error {
 	_, err := l.trusted()
 	return err
 }
 
-// trusted returns until when the fence lets changes pass, as far as is known now; beside an error, a moment that has
-// passed. It is by [control.Clock], as the lease's own clock is.
+// trusted returns until when the fence lets changes pass, as far as is known now. With an error, that moment has
+// passed. The moment is a reading of [control.Clock], like the lease's own times.
 func (l *hostLock) trusted() (until time.Duration, err error) {
 	lease := l.lease.Load()
 	if lease == nil {
@@ -129,7 +130,7 @@ func (l *hostLock) trusted() (until time.Duration, err error) {
 	return lease.Trusted()
 }
 
-// token is the fencing token of the lock, 0 if it is not held.
+// token returns the fencing token of the lock, or 0 if the lock is not held.
 func (l *hostLock) token() uint64 {
 	if lease := l.lease.Load(); lease != nil {
 		return lease.Token()
@@ -137,11 +138,11 @@ func (l *hostLock) token() uint64 {
 	return 0
 }
 
-// release gives the lease up, and does not wait long for the store.
+// release gives the lease up. It waits at most three seconds for NATS.
 func (l *hostLock) release(ctx context.Context, lease *jetstream.Lease) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if err := lease.Release(ctx); err != nil {
-		l.w.log.Warn("could not release the host's lock; it ends by itself", "error", err)
+		l.w.log.Warn("could not release the host's lock; the lock expires by itself", "error", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/sandbox"
 )
 
-// mailboxes are the sandboxes that have a goroutine.
+// mailboxes hold the sandboxes that have a goroutine, and deliver news to them.
 type mailboxes struct {
 	create func(k protocol.SandboxKey) *sandbox.Sandbox
 
@@ -17,13 +17,14 @@ type mailboxes struct {
 	running sync.WaitGroup
 }
 
-// deliver gives something to a sandbox: to a new goroutine if the present one has just ended.
+// deliver calls give with the sandbox until give accepts. A sandbox whose goroutine has just ended does not accept, so
+// the next call is made with a new sandbox and goroutine.
 func (m *mailboxes) deliver(ctx context.Context, k protocol.SandboxKey, give func(*sandbox.Sandbox) bool) {
 	for ctx.Err() == nil && !give(m.start(ctx, k)) {
 	}
 }
 
-// start returns a sandbox, and starts its goroutine if it does not run.
+// start returns a sandbox, and starts its goroutine if none runs.
 func (m *mailboxes) start(ctx context.Context, k protocol.SandboxKey) *sandbox.Sandbox {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,7 +45,7 @@ func (m *mailboxes) start(ctx context.Context, k protocol.SandboxKey) *sandbox.S
 	return s
 }
 
-// get returns a sandbox that has a goroutine, nil if it has none.
+// get returns the sandbox, or nil if it has no goroutine.
 func (m *mailboxes) get(k protocol.SandboxKey) *sandbox.Sandbox {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +62,7 @@ func (m *mailboxes) keys() []protocol.SandboxKey {
 	return keys
 }
 
-// processes are the first processes of the containers that are connected, with the names of their sandboxes.
+// processes returns the first process of each connected container, with the key of the container's sandbox.
 func (m *mailboxes) processes() map[int]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,7 +75,7 @@ func (m *mailboxes) processes() map[int]string {
 	return found
 }
 
-// await waits until all goroutines have ended. Their context has ended.
+// await waits until the goroutines of all sandboxes have ended. The caller has ended their context.
 func (m *mailboxes) await() {
 	m.running.Wait()
 	m.mu.Lock()

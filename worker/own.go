@@ -14,13 +14,13 @@ import (
 type ownership struct {
 	engine     *docker.Engine
 	deployment string
-	stateDir   string // of all hosts
+	stateDir   string // Config.StateDir
 }
 
-// Owner returns the sandbox of a container, and false if the container is not of this deployment. An image may have any
-// label, and the engine copies it to every container of that image. If the image has labels of
-// Boxfleet's, the container must therefore also have what no image can give it: the sandbox's name, and a mount of the
-// worker's directory.
+// Owner returns the sandbox of a container, and false if the container does not belong to this deployment. An image may
+// have any label, and the engine copies the image's labels to every container of the image. If the image has labels of
+// Boxfleet, the container must therefore also have two properties that no image can give it: the name of one of the
+// sandbox's containers, and a mount from the worker's state directory.
 func (o ownership) Owner(c *docker.Container) (protocol.SandboxKey, bool) {
 	k, ok := docker.KeyOf(c.Labels)
 	if !ok || c.Labels[docker.LabelDeployment] != o.deployment {
@@ -43,7 +43,7 @@ func (o ownership) Containers(ctx context.Context) ([]docker.Container, error) {
 	}), err
 }
 
-// hasName reports whether a container's name is one of a sandbox's containers.
+// hasName reports whether name is the name of one of the sandbox's containers.
 func (o ownership) hasName(k protocol.SandboxKey, name string) bool {
 	base := docker.ObjectName(o.deployment, k)
 	return name == base || strings.HasPrefix(name, base+".")

@@ -24,7 +24,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
 
-// identify connects to the engine and reads which host it is.
+// identify connects to the engine and reads the host's id from it.
 func (w *worker) identify(ctx context.Context) error {
 	cfg := docker.Config{Host: w.cfg.Engine, Deployment: w.conn.Deployment(), Fence: docker.Unfenced, Logger: w.log,
 		PullStall: w.cfg.Images.PullStall, DockerConfig: w.cfg.Images.DockerConfig}
@@ -37,7 +37,7 @@ func (w *worker) identify(ctx context.Context) error {
 		return err
 	}
 	cfg.Fence = w.lock.fence
-	if hostfiles.CanVerify() { // only root may look into containers
+	if hostfiles.CanVerify() { // only root can reach the files of containers
 		cfg.EmptyLayer = removal.Contents
 	}
 	if w.engine, err = docker.Connect(ctx, cfg); err != nil {
@@ -54,14 +54,14 @@ func (w *worker) identify(ctx context.Context) error {
 	return nil
 }
 
-// deploymentDir has the directories of the deployment's hosts.
+// deploymentDir is the directory that contains the directories of the deployment's hosts.
 func (w *worker) deploymentDir() string { return filepath.Join(w.cfg.StateDir, w.conn.Deployment()) }
 
 // dirs are the directories of the sandboxes on this host.
 func (w *worker) dirs() hostdir.Root { return hostdir.In(w.dir) }
 
-// prepare makes what all sandboxes need. The engine takes 10 ms to describe itself, so the files are prepared
-// meanwhile.
+// prepare prepares everything that all sandboxes share. The engine takes 10 ms to describe itself, so prepare reads
+// and writes the files at the same time.
 func (w *worker) prepare(ctx context.Context) error {
 	copied := make(chan error, 1)
 	go func() {
@@ -111,7 +111,7 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	return w.isolation.RefreshSubnets(ctx)
 }
 
-// hidden are the paths of this host that no sandbox may see, beside those that are hidden on every host.
+// hidden returns the paths that no sandbox may mount on this host, in addition to those hidden on every host.
 func (w *worker) hidden() []string {
 	hidden := []string{w.cfg.StateDir}
 	for _, path := range append([]string{w.info.RootDir, strings.TrimPrefix(w.address, "unix://")}, w.cfg.Hidden...) {
@@ -122,8 +122,8 @@ func (w *worker) hidden() []string {
 	return hidden
 }
 
-// copySupervisor copies the supervisor into the worker's directory. Containers mount the copy, so an upgrade of the
-// installed one does not change it under them.
+// copySupervisor copies the supervisor's binary into the worker's directory. Containers mount the copy, so an upgrade
+// of the installed binary does not change the supervisor of running containers.
 func (w *worker) copySupervisor() error {
 	data, err := os.ReadFile(w.cfg.Supervisor)
 	if err != nil {
@@ -141,7 +141,7 @@ func (w *worker) copySupervisor() error {
 	return nil
 }
 
-// sandboxHost is this worker as its sandboxes know it.
+// sandboxHost returns what sandboxes may use of this worker and its host.
 func (w *worker) sandboxHost() *sandbox.Host {
 	return &sandbox.Host{
 		Host: service.Host{
@@ -159,9 +159,9 @@ func (w *worker) sandboxHost() *sandbox.Host {
 	}
 }
 
-// settled records that nothing of a sandbox is left on the host that should not be there.
+// settled records that the host matches the log for one sandbox.
 func (w *worker) settled(k protocol.SandboxKey) {
-	if w.initial.settled(k) { // the host takes sandboxes from now on
+	if w.initial.settled(k) { // tell coordinators at once that the host takes sandboxes from now on
 		w.listening.beat.Wake()
 		w.changed.Wake()
 	}

@@ -17,8 +17,8 @@ const (
 	registerPeriod = 15 * time.Second
 )
 
-// listening counts how often the worker began to hear notifications, each time after some may have been lost. The
-// coordinators read it from the heartbeats.
+// listening counts how often the worker began to receive notifications. Before each new beginning, notifications may
+// have been lost. The coordinators read the count from the heartbeats, and repeat the lost notifications.
 type listening struct {
 	times atomic.Uint64
 	beat  wake.Signal // send the next heartbeat now
@@ -74,8 +74,8 @@ func (r *registration) entry() *protocol.Host {
 	}
 }
 
-// condition is what a host reports of itself: whether the engine answers, what is wrong, and what isolates the networks
-// of sandboxes.
+// condition returns what the host reports about itself: whether the engine answers, what is wrong, and which firewall
+// isolates the networks of sandboxes.
 func (r *registration) condition() (healthy bool, problem, firewall string) {
 	w := r.w
 	firewall, unprotected := w.isolation.Status()
@@ -107,7 +107,7 @@ func (r *registration) beat(ctx context.Context) error {
 	}
 }
 
-// skew is how far the host's wall clock is ahead of the store's; nil: not known.
+// skew returns how far the host's wall clock is ahead of the clock of NATS, or nil if that is unknown.
 func (r *registration) skew() *protocol.Duration {
 	w := r.w
 	skew, known := w.conn.Skew()
@@ -118,7 +118,7 @@ func (r *registration) skew() *protocol.Duration {
 	return &shown
 }
 
-// reportState reports the worker's state to whatever runs its process.
+// reportState calls OnState with the worker's state.
 func (r *registration) reportState(healthy bool, problem string) {
 	w := r.w
 	if err := w.lock.fence(); err != nil {
@@ -130,8 +130,8 @@ func (r *registration) reportState(healthy bool, problem string) {
 	w.cfg.OnState(healthy, problem)
 }
 
-// keepRegistered writes the worker's entry again before it expires, and when it changes. Heartbeats need no store, so
-// they do not wait for it.
+// keepRegistered writes the worker's entry again before the entry expires, and when the entry changes. Writing the
+// entry waits for JetStream. Heartbeats do not need JetStream, so another goroutine sends them.
 func (r *registration) keepRegistered(ctx context.Context) error {
 	w := r.w
 	ticker := time.NewTicker(registerPeriod)

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/sandbox"
 )
 
-// tenure works until the lock is lost or ctx ends.
+// tenure runs the host's sandboxes until the lock is lost or ctx ends. It returns after all of its work has ended.
 func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	w.lock.lease.Store(lease)
 	w.initial = newInitialInspection()
@@ -40,14 +40,14 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	return w.awaitEnd(ended, endTimeout)
 }
 
-// work adopts what is on the host, and takes notifications, until ctx ends.
+// work adopts the sandboxes that are on the host, and handles notifications, until ctx ends.
 func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	engine, registration := engineWatch{w: w}, registration{w}
 	failed := engine.adopt(ctx)
 	if failed != nil && ctx.Err() == nil {
 		w.log.Warn("could not inspect everything on the host; retrying later", "error", failed)
 	}
-	// Registering and heartbeats ask the coordinators for notifications, so listen before.
+	// Coordinators send notifications to workers that are registered and send heartbeats. So subscribe first.
 	stop, err := w.conn.Work(w.cfg.Name, func(tenant, id string, b *protocol.Batch) {
 		w.mailboxes.deliver(ctx, protocol.SandboxKey{Tenant: tenant, ID: id},
 			func(s *sandbox.Sandbox) bool { return s.Notify(b) })
@@ -71,7 +71,7 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	})
 	w.ready.Do(func() {
 		logPosture(w)
-		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", w.lock.token())
+		w.log.Info("the worker is ready", "host", w.hostID, "engine", w.info.Version, "token", w.lock.token())
 		if w.cfg.OnReady != nil {
 			w.cfg.OnReady()
 		}
@@ -80,15 +80,16 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	return ctx.Err()
 }
 
-// endTimeout limits how long work in progress may take to end at the end of a tenure. The engine may take up to two
-// minutes to answer.
+// endTimeout limits how long work in progress may take to end after a tenure. One request to the engine may take up to
+// two minutes.
 const endTimeout = 5 * time.Minute
 
-// errStillBusy says that work of an earlier tenure does not end.
-var errStillBusy = protocol.Errorf(protocol.Internal, "", "work in progress does not end")
+// errStillBusy says that work of an earlier tenure did not end in time.
+var errStillBusy = protocol.Errorf(protocol.Internal, "",
+	"the worker's work in progress did not end in time; restart the worker's process")
 
-// awaitEnd waits for the end of a tenure's work. If the work does not end, that is a defect of the worker, and its
-// process has to end: another tenure must not begin beside it, and nothing should wait for it without limit.
+// awaitEnd waits for the end of a tenure's work. Work that does not end is a defect of the worker. The worker's process
+// must then end: another tenure must not begin while this work continues.
 func (w *worker) awaitEnd(ended <-chan error, within time.Duration) error {
 	late := time.NewTimer(within)
 	defer late.Stop()
@@ -102,7 +103,7 @@ func (w *worker) awaitEnd(ended <-chan error, within time.Duration) error {
 		busy = append(busy, k.String())
 	}
 	stacks := make([]byte, 1<<20)
-	w.log.Error("work in progress does not end", "within", within, "sandboxes", busy,
+	w.log.Error("the worker's work in progress did not end in time", "within", within, "sandboxes", busy,
 		"goroutines", string(stacks[:runtime.Stack(stacks, true)]))
 	return errStillBusy
 }

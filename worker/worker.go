@@ -35,22 +35,22 @@ type worker struct {
 	instance string    // id of this run
 	started  time.Time // by the store's clock
 
-	// Of the engine; set by identify and prepare.
+	// About the engine and its host; set by identify and prepare.
 	engine     *docker.Engine
 	info       docker.Info
 	address    string
 	hostID     string
-	dir        string // of this host, below StateDir
+	dir        string // the directory of this host, below StateDir
 	supervisor string // path of this worker's copy of the supervisor
 
 	lock       *hostLock
 	mailboxes  *mailboxes
 	owned      ownership
 	subnets    *network.Subnets
-	ports      protocol.PortRange // that may be published
+	ports      protocol.PortRange // the ports that sandboxes may publish
 	gpus       *abilities.GPUs
 	admissions *admissions
-	initial    *initialInspection // of this tenure
+	initial    *initialInspection // the initial inspection of this tenure
 	disk       *disk.Watch
 	files      hostfiles.Files
 	images     *images.Images
@@ -63,17 +63,19 @@ type worker struct {
 	recovery   epoch.Recovery
 	changed    wake.Signal // the entry in the table of hosts is outdated
 
-	ready     sync.Once // the worker took its first work
-	unlimited sync.Once // the warning that terminals are not limited
+	ready     sync.Once // logs that the worker is ready, and calls OnReady
+	unlimited sync.Once // logs that terminals are not limited
 }
 
-// Run takes the host's lock and works until ctx ends. Execs and sandboxes run on without it; the next worker on the
-// host adopts them. It returns nil after the end of ctx. Errors: failed_precondition with reason host_held, naming the
-// holder, when another worker has the host; already_exists when another host has this worker's name; internal when work
-// does not end within five minutes after the end of the lock or of ctx, after which the process should end.
+// Run takes the host's lock, and runs the host's sandboxes until ctx ends. Then Run returns nil. Sandboxes and execs
+// keep running without a worker, and the next worker on the host adopts them.
 //
-// It starts over when the engine comes back with another version or configuration, or is another host's. It waits for
-// an engine that does not answer, also at the beginning unless the worker is ephemeral.
+// Errors: failed_precondition with reason host_held, naming the holder, if another worker has the host; already_exists
+// if a worker on another host has this worker's name; internal if work in progress does not end within five minutes
+// after the end of ctx or the loss of the lock. After an internal error the process should end.
+//
+// Run starts over if the engine comes back with another version or configuration, or if its address leads to the engine
+// of another host. Run waits for an engine that does not answer. An ephemeral worker does not wait at its first start.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")
@@ -95,12 +97,12 @@ func Run(ctx context.Context, cfg Config) error {
 			cfg.Logger.Warn("the worker starts over", "worker", cfg.Name, "error", err)
 			pause.Reset()
 		case hosterr.DiskFull(err):
-			cfg.Logger.Warn("waiting for room on the worker's disk", "worker", cfg.Name, "error", err)
-			cfg.OnState(false, "waits for room on its disk: "+err.Error())
+			cfg.Logger.Warn("the worker's disk is full; waiting for free space", "worker", cfg.Name, "error", err)
+			cfg.OnState(false, "waits for free space on its disk: "+err.Error())
 			if !backoff.Sleep(ctx, engineMost) {
 				return nil
 			}
-		case retry && protocol.CodeOf(err) == protocol.Unavailable: // the engine starts or restarts
+		case retry && protocol.CodeOf(err) == protocol.Unavailable: // the engine is starting, or down
 			cfg.Logger.Warn("waiting for the Docker engine", "worker", cfg.Name, "error", err)
 			cfg.OnState(false, "waits for the Docker engine: "+err.Error())
 			if !pause.Wait(ctx) {
@@ -112,7 +114,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 }
 
-// Pauses between tries to reach an engine.
+// Shortest and longest pause between two tries to reach the engine.
 const (
 	enginePause = 250 * time.Millisecond
 	engineMost  = 2 * time.Second
@@ -131,7 +133,7 @@ func newWorker(cfg Config) *worker {
 	return w
 }
 
-// run works with one engine until it is replaced or changes, or until ctx ends.
+// run works with one engine until that engine is replaced or changes, or until ctx ends.
 func (w *worker) run(ctx context.Context) error {
 	if err := w.awaitDeployment(ctx); err != nil {
 		return err
@@ -160,7 +162,7 @@ func (w *worker) run(ctx context.Context) error {
 	return w.tenures(ctx)
 }
 
-// background runs a function until stop is called, which waits for its end.
+// background runs a function in a goroutine. stop ends the function's context and waits until the function returns.
 func background(ctx context.Context, run func(ctx context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -174,7 +176,7 @@ func background(ctx context.Context, run func(ctx context.Context)) (stop func()
 	}
 }
 
-// tenures holds the host's lock, again and again, until ctx ends or the worker must not hold it.
+// tenures takes the host's lock again after each loss, until ctx ends or the worker must give the host up.
 func (w *worker) tenures(ctx context.Context) error {
 	for {
 		lease, err := w.lock.acquire(ctx)
@@ -190,18 +192,18 @@ func (w *worker) tenures(ctx context.Context) error {
 		case err == errEngineReplaced:
 			w.abandonHost(ctx, lease)
 			return err
-		case err == errEngineChanged: // the worker that starts over takes the lock over
+		case err == errEngineChanged: // keeps the lease: the next run of this worker takes it over
 			return err
-		case protocol.CodeOf(err) == protocol.AlreadyExists: // another host has the worker's name
+		case protocol.CodeOf(err) == protocol.AlreadyExists: // a worker on another host has the same name
 			w.lock.release(ctx, lease)
 			return err
 		}
-		// Whatever another holder of the lock did is in the log. Take the lock again, and inspect everything again.
-		w.log.Warn("the host's lock was lost; taking it again", "error", err)
+		// If another worker held the lock meanwhile, the log says what it did. The next tenure inspects everything.
+		w.log.Warn("the worker lost the host's lock; taking the lock again", "error", err)
 	}
 }
 
-// awaitDeployment waits until a coordinator has made the streams.
+// awaitDeployment waits until a coordinator has created the deployment's streams.
 func (w *worker) awaitDeployment(ctx context.Context) error {
 	for pause := backoff.New(20*time.Millisecond, time.Second); ; {
 		err := w.conn.Open(ctx)
@@ -211,15 +213,15 @@ func (w *worker) awaitDeployment(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.log.Warn("waiting for a coordinator to provision the deployment", "error", err)
-		w.cfg.OnState(false, "waits for a coordinator to make the streams: "+err.Error())
+		w.log.Warn("waiting for a coordinator to create the deployment's streams", "error", err)
+		w.cfg.OnState(false, "waits for a coordinator to create the deployment's streams: "+err.Error())
 		if !pause.Wait(ctx) {
 			return ctx.Err()
 		}
 	}
 }
 
-// leave unregisters the worker and releases the lock, at the end of its life.
+// leave unregisters the worker and releases the lock when the worker ends.
 func (w *worker) leave(lease *jetstream.Lease) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
@@ -229,19 +231,20 @@ func (w *worker) leave(lease *jetstream.Lease) error {
 	}
 	errs = append(errs, w.conn.ForgetHost(ctx, w.cfg.Name), lease.Release(ctx))
 	if err := errors.Join(errs...); err != nil {
-		w.log.Warn("could not unregister the worker; its lock ends by itself", "error", err)
+		w.log.Warn("could not unregister the worker or release its lock; both expire by themselves", "error", err)
 	}
 	return nil
 }
 
-// abandonHost unregisters a host whose engine was replaced, so that the worker can have the new engine's host.
+// abandonHost unregisters a host whose engine was replaced, so that the worker can register the new engine's host under
+// the same name.
 func (w *worker) abandonHost(ctx context.Context, lease *jetstream.Lease) {
 	for ctx.Err() == nil {
 		err := w.conn.ForgetHost(ctx, w.cfg.Name)
 		if err == nil {
 			break
 		}
-		w.log.Warn("could not remove the host's entry; retrying", "error", err)
+		w.log.Warn("could not remove the host's entry from the table of hosts; retrying", "error", err)
 		backoff.Sleep(ctx, time.Second)
 	}
 	w.lock.release(ctx, lease)
@@ -262,15 +265,15 @@ func (w *worker) removeHost(ctx context.Context) error {
 	return w.engine.RemoveHostID(ctx)
 }
 
-// stopForDisk passes on that the disk watch stopped a sandbox. Without a goroutine the sandbox reads the note in its
-// directory in the next tenure.
+// stopForDisk tells a sandbox's goroutine that the disk watch stopped the sandbox. A sandbox without a goroutine learns
+// the reason in the next tenure, from a note in its directory.
 func (w *worker) stopForDisk(k protocol.SandboxKey, why *protocol.Error) {
 	if s := w.mailboxes.get(k); s != nil {
 		s.StopForDisk(why)
 	}
 }
 
-// newMailboxes returns the sandboxes of a worker that is prepared.
+// newMailboxes returns the mailboxes of a worker. prepare must have run.
 func (w *worker) newMailboxes() *mailboxes {
 	host := w.sandboxHost()
 	return &mailboxes{

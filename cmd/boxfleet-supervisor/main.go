@@ -26,7 +26,7 @@ func main() {
 	flag.Parse()
 	config.GroupBase = uint32(*groups)
 	if err := supervisor.Run(context.Background(), config); err != nil {
-		log.Error("the supervisor failed", "error", err)
+		log.Error("the supervisor could not start", "error", err)
 		os.Exit(1)
 	}
 }

@@ -28,8 +28,8 @@ type Index struct {
 
 	mu        sync.Mutex
 	sandboxes map[key]*sandboxExecs      // no entry: the sandbox has had no exec
-	heads     *cache[key, *indexHead]    // with their filters
-	pages     *cache[pageKey, readPages] // as they were read
+	heads     *cache[key, *indexHead]    // heads that were read, with filters
+	pages     *cache[pageKey, readPages] // pages that were read
 	lines     uint64                     // the last number given to a line of heads, see [indexHead]
 	live      bool                       // the log has been followed to its end
 	rewind    bool                       // the log was rewound, so a stored index may belong to another history
@@ -88,7 +88,7 @@ type pageKey struct {
 
 const (
 	entriesOfHead = -1
-	allEntries    = -2 // by acceptance, the newest first
+	allEntries    = -2 // all entries, the last accepted first
 )
 
 // readPages is one page, or the whole index in order.
@@ -215,7 +215,7 @@ func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
 	e.recent[entry.Hash] = r
 }
 
-// drop removes from memory the entries that are stored, up to a message.
+// drop removes from recent the entries that are stored, up to a message.
 func (e *sandboxExecs) drop(stored jetstream.Position) {
 	i, found := slices.BinarySearchFunc(e.marks, stored.Record,
 		func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })

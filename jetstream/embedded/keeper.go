@@ -133,8 +133,11 @@ func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 			short("")
 		}
 		if is != was {
-			k.log.Warn("the disk of the NATS store became short of room, or has room again",
-				"short", is, "free", protocol.Bytes(free))
+			event := "the disk of the NATS store has too little room for new work"
+			if was {
+				event = "the disk of the NATS store has room for new work again"
+			}
+			k.log.Warn(event, "short", is, "free", protocol.Bytes(free))
 		}
 		was = is
 		select {

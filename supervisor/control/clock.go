@@ -6,9 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock returns the time since the machine booted, including suspensions. Worker and supervisor run on one kernel and
-// read the same clock: with it, the worker says until when something may be changed. A supervisor in a virtual machine
-// of its own reads a smaller value, and so refuses nothing.
+// Clock returns the time since the machine booted, including the time during which the machine was suspended. The
+// worker uses this clock to tell the supervisor until when a command may be carried out. Both run on the same kernel,
+// so they read the same clock. A supervisor in its own virtual machine reads a smaller value, and so refuses no
+// command.
 func Clock() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
@@ -17,5 +18,5 @@ func Clock() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// Until returns the value of [Command.Until] for a moment of [Clock]. It is never 0, which would mean no limit.
+// Until returns the value of [Command.Until] for a time of [Clock]. It is never 0, which would mean no limit.
 func Until(at time.Duration) time.Duration { return max(at, 1) }

@@ -23,8 +23,8 @@ func Append(buf []byte, v any) []byte {
 	return append(buf, body...)
 }
 
-// Read reads one frame of at most limit bytes into v. It uses scratch if that is large enough, and returns the buffer
-// it used. io.EOF means that the peer closed the connection between two frames.
+// Read reads one frame of at most limit bytes into v. It uses scratch as its buffer if scratch is large enough, and
+// returns the buffer that it used. io.EOF means that the peer closed the connection between two frames.
 func Read(r io.Reader, limit int, scratch []byte, v any) ([]byte, error) {
 	var header [headerSize]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {
@@ -32,7 +32,7 @@ func Read(r io.Reader, limit int, scratch []byte, v any) ([]byte, error) {
 	}
 	size := int(binary.BigEndian.Uint32(header[:]))
 	if size > limit {
-		return scratch, fmt.Errorf("control: a frame of %d bytes, at most %d are allowed", size, limit)
+		return scratch, fmt.Errorf("control: the peer sent a frame of %d bytes, at most %d are allowed", size, limit)
 	}
 	if cap(scratch) < size {
 		scratch = make([]byte, size)

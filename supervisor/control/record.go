@@ -10,16 +10,16 @@ import (
 // MaxRecord limits the size of an exit record on disk.
 const MaxRecord = 64 << 10
 
-// Record is the exit record of an exec, on disk until the exec is forgotten. It is sealed with the sandbox's key and
-// names its exec, so that neither a forged record nor that of another exec is accepted: where the supervisor is an
-// older one, processes of the sandbox can write to the file.
+// Record is the exit record of an exec. It is on disk until the exec is forgotten. Under an older supervisor, processes
+// of the sandbox can write to the file. So the record is sealed with the sandbox's key, and names its exec: a forged
+// record, or the record of another exec, is not accepted.
 type Record struct {
 	Version int    `json:"v"`
 	Boot    string `json:"boot"`
 	Result  Result `json:"result"`
 }
 
-// Seal encodes the record: 32 bytes of HMAC-SHA256, then the body that they cover.
+// Seal encodes and seals a record. The result is the HMAC-SHA256 of the body, which has 32 bytes, and the body.
 func Seal(key []byte, r Record) []byte {
 	r.Version = Version
 	r.Result = r.Result.WithoutOutput()
@@ -40,9 +40,9 @@ func Open(key []byte, id string, data []byte) (*Record, error) {
 	return r, nil
 }
 
-// ErrForged says that the supervisor did not write this exit record for this exec.
+// ErrForged is the error for an exit record that the supervisor did not write for this exec.
 var ErrForged = protocol.Errorf(protocol.Internal, protocol.ReasonInterrupted,
-	"the exit record is not the supervisor's")
+	"the exec's exit record was not written by the sandbox's supervisor")
 
 func sum(key, body []byte) []byte {
 	mac := hmac.New(sha256.New, key)

@@ -10,20 +10,20 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Config is what the operator allows.
+// Config says what the operator allows.
 type Config struct {
-	Profiles        []string // capability profiles of sandboxes; default hardened
-	ServiceProfiles []string // capability profiles of services; default hardened and standard
+	Profiles        []string // capability profiles that sandboxes may choose; default hardened
+	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 	Runtimes        []string // OCI runtimes that a spec may choose; default none
-	PIDs            int64    // processes and threads that a spec may give one container; default DefaultMostPIDs
+	PIDs            int64    // maximum processes and threads that a spec may give a container; default DefaultMostPIDs
 }
 
 // DefaultMostPIDs is the default of [Config].PIDs.
 const DefaultMostPIDs = 16384
 
-// Abilities is what a host can do and its operator allows, as far as hosts differ in it.
+// Abilities checks specs against what a host can do and what its operator allows.
 type Abilities struct {
-	Config // with its defaults
+	Config // with the defaults filled in
 	GPUs   int
 	engine docker.Info
 }
@@ -78,8 +78,8 @@ func countGPUs(dev string) int {
 	return n
 }
 
-// Check refuses a spec that the host cannot run or its operator does not allow. The coordinators check the same, but
-// the worker has the last word.
+// Check refuses a spec that the host cannot run or its operator does not allow. The coordinators check the same by the
+// table of hosts, which may be outdated.
 func (a *Abilities) Check(s *protocol.SandboxSpec) error {
 	unable := func(field, what string) error {
 		return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonUnsupported, Field: field,
@@ -96,7 +96,7 @@ func (a *Abilities) Check(s *protocol.SandboxSpec) error {
 	return a.CheckChoices(s)
 }
 
-// CheckChoices refuses a spec that chooses what is not allowed or not available here.
+// CheckChoices refuses a spec that chooses something that the operator does not allow, or that the host does not have.
 func (a *Abilities) CheckChoices(s *protocol.SandboxSpec) error {
 	switch {
 	case s.Profile != "" && !slices.Contains(a.Profiles, s.Profile):
@@ -109,7 +109,7 @@ func (a *Abilities) CheckChoices(s *protocol.SandboxSpec) error {
 		e := protocol.Errorf(
 			protocol.FailedPrecondition,
 			protocol.ReasonUnsupported,
-			"%s wanted, the host has %d",
+			"%s GPUs are wanted, the host has %d",
 			s.GPUs,
 			a.GPUs,
 		)
@@ -145,7 +145,7 @@ func (a *Abilities) CheckService(s *protocol.SandboxSpec, name string) error {
 func (a *Abilities) tooManyPIDs(field string, pids int64) error {
 	return denied(
 		field+".pids",
-		"the host's operator allows at most %d for one container (worker.pids), got %d",
+		"the host's operator allows at most %d processes for one container (worker.pids), got %d",
 		a.PIDs,
 		pids,
 	)

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestRefusesWhatTheHostCannotDoOrItsOperatorForbids(t *testing.T) {
+func TestSpecsThatTheHostCannotRunOrTheOperatorForbidsAreRefused(t *testing.T) {
 	info := docker.Info{Runtimes: []string{"runc", "runsc"}, CanLimitCPU: true, CanLimitMemory: true, CanLimitPIDs: true}
 	strict, err := New(Config{}, info)
 	if err != nil {
@@ -25,8 +25,10 @@ func TestRefusesWhatTheHostCannotDoOrItsOperatorForbids(t *testing.T) {
 		t.Fatal(err)
 	}
 	services := func(required, optional protocol.Service) protocol.SandboxSpec {
-		return protocol.SandboxSpec{RequiredServices: protocol.Services{"db": required}, OptionalServices: protocol.Services{"cache": optional}}
+		return protocol.SandboxSpec{RequiredServices: protocol.Services{"db": required},
+			OptionalServices: protocol.Services{"cache": optional}}
 	}
+	const denied, unsupported = protocol.PermissionDenied, protocol.FailedPrecondition
 	hardened, standard := protocol.Service{Profile: "hardened"}, protocol.Service{Profile: "standard"}
 	blind, err := New(Config{}, docker.Info{CanLimitCPU: true, CanLimitPIDs: true})
 	if err != nil {
@@ -38,39 +40,46 @@ func TestRefusesWhatTheHostCannotDoOrItsOperatorForbids(t *testing.T) {
 		field string
 		code  protocol.Code
 	}{
-		"no choices":                   {strict, protocol.SandboxSpec{Profile: "hardened"}, "", ""},
-		"profile":                      {strict, protocol.SandboxSpec{Profile: "standard"}, "spec.profile", protocol.PermissionDenied},
-		"allowed profile":              {loose, protocol.SandboxSpec{Profile: "standard"}, "", ""},
-		"runtime":                      {strict, protocol.SandboxSpec{Runtime: "runc"}, "spec.runtime", protocol.PermissionDenied},
-		"allowed runtime":              {loose, protocol.SandboxSpec{Runtime: "runsc"}, "", ""},
-		"gpus without any":             {strict, protocol.SandboxSpec{GPUs: "all"}, "spec.gpus", protocol.FailedPrecondition},
-		"more gpus than it has":        {loose, protocol.SandboxSpec{GPUs: "3"}, "spec.gpus", protocol.FailedPrecondition},
-		"processes":                    {strict, protocol.SandboxSpec{PIDs: DefaultMostPIDs + 1}, "spec.pids", protocol.PermissionDenied},
-		"as many processes as allowed": {strict, protocol.SandboxSpec{PIDs: DefaultMostPIDs}, "", ""},
-		"processes of a service":       {strict, services(standard, protocol.Service{PIDs: DefaultMostPIDs + 1}), "spec.optional_services.cache.pids", protocol.PermissionDenied},
-		"gpus":                         {loose, protocol.SandboxSpec{GPUs: "2"}, "", ""},
-		"services":                     {strict, services(standard, hardened), "", ""},
-		"a service":                    {noServices, services(standard, hardened), "spec.required_services.db.profile", protocol.PermissionDenied},
-		"an optional service":          {noServices, services(hardened, standard), "spec.optional_services.cache.profile", protocol.PermissionDenied},
-		"a service without a profile":  {noServices, services(protocol.Service{}, hardened), "spec.required_services.db.profile", protocol.PermissionDenied},
-		"hardened services":            {noServices, services(hardened, hardened), "", ""},
-		"memory without limits":        {blind, protocol.SandboxSpec{}, "spec.memory", protocol.FailedPrecondition},
+		"the default profile":     {strict, protocol.SandboxSpec{Profile: "hardened"}, "", ""},
+		"a forbidden profile":     {strict, protocol.SandboxSpec{Profile: "standard"}, "spec.profile", denied},
+		"an allowed profile":      {loose, protocol.SandboxSpec{Profile: "standard"}, "", ""},
+		"a forbidden runtime":     {strict, protocol.SandboxSpec{Runtime: "runc"}, "spec.runtime", denied},
+		"an allowed runtime":      {loose, protocol.SandboxSpec{Runtime: "runsc"}, "", ""},
+		"GPUs on a host without":  {strict, protocol.SandboxSpec{GPUs: "all"}, "spec.gpus", unsupported},
+		"too many GPUs":           {loose, protocol.SandboxSpec{GPUs: "3"}, "spec.gpus", unsupported},
+		"all GPUs of the host":    {loose, protocol.SandboxSpec{GPUs: "2"}, "", ""},
+		"too many processes":      {strict, protocol.SandboxSpec{PIDs: DefaultMostPIDs + 1}, "spec.pids", denied},
+		"the allowed processes":   {strict, protocol.SandboxSpec{PIDs: DefaultMostPIDs}, "", ""},
+		"no limits on the kernel": {blind, protocol.SandboxSpec{}, "spec.memory", unsupported},
+		"a service with too many processes": {strict, services(standard, protocol.Service{PIDs: DefaultMostPIDs + 1}),
+			"spec.optional_services.cache.pids", denied},
+		"services with the default profiles": {strict, services(standard, hardened), "", ""},
+		"a service with a forbidden profile": {noServices, services(standard, hardened),
+			"spec.required_services.db.profile", denied},
+		"an optional service with a forbidden profile": {noServices, services(hardened, standard),
+			"spec.optional_services.cache.profile", denied},
+		"a service whose default profile is forbidden": {noServices, services(protocol.Service{}, hardened),
+			"spec.required_services.db.profile", denied},
+		"services with an allowed profile": {noServices, services(hardened, hardened), "", ""},
 	} {
 		err := c.a.Check(&c.spec)
-		if e := protocol.AsError(err); err == nil && c.field != "" || err != nil && (e.Field != c.field || e.Code != c.code) {
-			t.Errorf("%s: got %v, want %s in %q", name, err, c.code, c.field)
+		e := protocol.AsError(err)
+		if err == nil && c.field != "" || err != nil && (e.Field != c.field || e.Code != c.code) {
+			t.Errorf("%s: got %v, want code %q for field %q", name, err, c.code, c.field)
 		}
 	}
-	for name, cfg := range map[string]Config{"profile": {Profiles: []string{"root"}}, "runtime": {Runtimes: []string{"kata"}}, "profile of services": {ServiceProfiles: []string{"root"}}} {
+	for name, cfg := range map[string]Config{"profile": {Profiles: []string{"root"}},
+		"runtime": {Runtimes: []string{"kata"}}, "profile of services": {ServiceProfiles: []string{"root"}}} {
 		if _, err := New(cfg, info); protocol.CodeOf(err) != protocol.InvalidArgument {
-			t.Errorf("accepts an unknown %s in the configuration: %v", name, err)
+			t.Errorf("an unknown %s in the configuration: got %v, want invalid_argument", name, err)
 		}
 	}
 }
 
 func TestGPUsAreCountedByTheirDeviceFiles(t *testing.T) {
 	dev := t.TempDir()
-	for name, target := range map[string]string{"nvidia0": "/dev/null", "nvidia1": "/dev/zero", "nvidiactl": "/dev/null", "nvidia9": "/etc/hostname"} {
+	for name, target := range map[string]string{"nvidia0": "/dev/null", "nvidia1": "/dev/zero", "nvidiactl": "/dev/null",
+		"nvidia9": "/etc/hostname"} {
 		if err := os.Symlink(target, filepath.Join(dev, name)); err != nil {
 			t.Fatal(err)
 		}

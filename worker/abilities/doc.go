@@ -1,6 +1,6 @@
-// Package abilities is what a host can do and what its operator allows there.
+// Package abilities knows what a host can do, and what its operator allows sandboxes to use.
 //
-//	abilities.go  checks a spec against the operator's rules and the engine
+//	abilities.go  checks a spec against the operator's rules and the engine's abilities
 //	gpus.go       which sandbox holds which of the host's GPUs
 //	posture.go    how well the engine separates sandboxes, with its known vulnerabilities
 //

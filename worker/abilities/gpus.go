@@ -7,9 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// GPUs records which sandbox holds which of the host's GPUs, by their indices. A container keeps its GPUs, which its
-// label names, for life. A stopped sandbox does not hold them: others get them, but only after all other free ones, and
-// a resume waits until they are free again.
+// GPUs records which sandbox holds which of the host's GPUs. GPUs are identified by their indices. A container has the
+// GPUs that its label names, from its creation to its removal. A stopped sandbox does not hold the GPUs of its
+// container: other sandboxes may get them, but only when no other GPUs are free. To resume, the stopped sandbox must
+// wait until its GPUs are free again.
 type GPUs struct {
 	mu    sync.Mutex
 	n     int
@@ -22,11 +23,11 @@ type gpuUse struct {
 	resting bool // the sandbox's container has them, but does not run
 }
 
-// NewGPUs returns the GPUs of a host that has n.
+// NewGPUs returns the record of a host with n GPUs.
 func NewGPUs(n int) *GPUs { return &GPUs{n: n, of: map[protocol.SandboxKey]gpuUse{}} }
 
-// Take gives a sandbox n GPUs, or all of them if n is negative. A sandbox that holds n GPUs from an earlier try keeps
-// those. Error: resource_exhausted.
+// Take gives a sandbox n GPUs, or all GPUs of the host if n is negative. A sandbox that already holds n GPUs from an
+// earlier attempt keeps them. Error: resource_exhausted.
 func (g *GPUs) Take(k protocol.SandboxKey, n int) ([]string, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -76,7 +77,7 @@ func (g *GPUs) Claim(k protocol.SandboxKey, ids []string) error {
 			return protocol.Errorf(
 				protocol.ResourceExhausted,
 				protocol.ReasonNoGPU,
-				"another sandbox now uses GPU %s, which this one had",
+				"another sandbox now uses GPU %s of this sandbox's container",
 				id,
 			)
 		}
@@ -88,11 +89,11 @@ func (g *GPUs) Claim(k protocol.SandboxKey, ids []string) error {
 var errGPUsUnknown = protocol.Errorf(
 	protocol.ResourceExhausted,
 	protocol.ReasonNoGPU,
-	"it is not known yet which GPUs of the host are free",
+	"the worker does not know yet which GPUs of the host are free",
 )
 
-// others returns the GPUs that other sandboxes hold, and those of stopped sandboxes' containers. The caller holds the
-// lock.
+// others returns the GPUs that other sandboxes hold, and the GPUs of the containers of other sandboxes that are
+// stopped. The caller holds the lock.
 func (g *GPUs) others(k protocol.SandboxKey) (held, rested map[string]bool) {
 	held, rested = map[string]bool{}, map[string]bool{}
 	for other, u := range g.of {
@@ -107,7 +108,7 @@ func (g *GPUs) others(k protocol.SandboxKey) (held, rested map[string]bool) {
 	return held, rested
 }
 
-// Rest makes a sandbox that does not run hold its GPUs no longer. Its container still has them.
+// Rest records that a sandbox is stopped, and so no longer holds the GPUs of its container.
 func (g *GPUs) Rest(k protocol.SandboxKey) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,8 +125,8 @@ func (g *GPUs) Release(k protocol.SandboxKey) {
 	delete(g.of, k)
 }
 
-// Found makes sandboxes hold the GPUs that their containers have. Several may have the same one: then all but one of
-// them will turn out to be stopped.
+// Found makes sandboxes hold the GPUs of their containers. Several of these sandboxes may hold the same GPU, because it
+// is not known yet which of them are stopped; their goroutines will call Rest.
 func (g *GPUs) Found(of map[protocol.SandboxKey][]string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,7 +136,8 @@ func (g *GPUs) Found(of map[protocol.SandboxKey][]string) {
 	g.known = true
 }
 
-// Forget forgets everything at the end of a tenure: the next holder of the host's lock may change it.
+// Forget forgets everything at the end of a tenure, because the next holder of the host's lock may start and stop
+// sandboxes.
 func (g *GPUs) Forget() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -13,11 +13,11 @@ func box(id string) protocol.SandboxKey {
 	return protocol.SandboxKey{Tenant: "default", ID: id}
 }
 
-// mustTake fails the test unless the sandbox gets these GPUs.
+// mustTake takes n GPUs for a sandbox, and fails the test unless the sandbox gets exactly those in want.
 func mustTake(t *testing.T, g *GPUs, id string, n int, want ...string) {
 	t.Helper()
 	if got, err := g.Take(box(id), n); err != nil || !slices.Equal(got, want) {
-		t.Errorf("%s got %v, want %v: %v", id, got, want, err)
+		t.Errorf("sandbox %s got GPUs %v (error %v), want %v", id, got, err, want)
 	}
 }
 
@@ -30,8 +30,9 @@ func emptyHost(n int) *GPUs {
 
 func refusedGPU(t *testing.T, err error) {
 	t.Helper()
-	if e := protocol.AsError(err); err == nil || e.Code != protocol.ResourceExhausted || e.Reason != protocol.ReasonNoGPU || !hosterr.Temporary(err) {
-		t.Errorf("got %v, want a temporary refusal", err)
+	if e := protocol.AsError(err); err == nil || e.Code != protocol.ResourceExhausted ||
+		e.Reason != protocol.ReasonNoGPU || !hosterr.Temporary(err) {
+		t.Errorf("taking a GPU: got %v, want a temporary resource_exhausted error", err)
 	}
 }
 
@@ -39,7 +40,7 @@ func TestNoTwoSandboxesHoldTheSameGPU(t *testing.T) {
 	g := emptyHost(3)
 	mustTake(t, g, "a", 1, "0")
 	mustTake(t, g, "b", 1, "1")
-	mustTake(t, g, "a", 1, "0") // a retry of the same create
+	mustTake(t, g, "a", 1, "0") // the same create is retried
 	mustTake(t, g, "none", 0)
 	_, err := g.Take(box("c"), 2)
 	refusedGPU(t, err)
@@ -58,17 +59,17 @@ func TestGPUsOfStoppedSandboxesAreTakenLast(t *testing.T) {
 	g := emptyHost(2)
 	mustTake(t, g, "a", 1, "0")
 	g.Rest(box("a"))
-	mustTake(t, g, "b", 1, "1") // so a resume of the first one finds its GPU free
+	mustTake(t, g, "b", 1, "1") // not 0, so that a can be resumed
 	if err := g.Claim(box("a"), []string{"0"}); err != nil {
-		t.Errorf("a resume: %v", err)
+		t.Errorf("resuming a while its GPU is free: %v", err)
 	}
 	_, err := g.Take(box("c"), 1)
 	refusedGPU(t, err)
 	g.Rest(box("a"))
-	mustTake(t, g, "c", 1, "0") // no other is left
+	mustTake(t, g, "c", 1, "0") // no other GPU is free
 	refusedGPU(t, g.Claim(box("a"), []string{"0"}))
 	g.Release(box("c"))
 	if err := g.Claim(box("a"), []string{"0"}); err != nil {
-		t.Errorf("a resume after the other sandbox has ended: %v", err)
+		t.Errorf("resuming a after c has ended: %v", err)
 	}
 }

@@ -16,7 +16,8 @@ func EnginePosture(i docker.Info) *protocol.Posture {
 	switch i.Seccomp {
 	case "":
 		p.Seccomp = "none"
-		p.Warnings = append(p.Warnings, "the engine filters no system calls: its kernel or its build lacks seccomp")
+		p.Warnings = append(p.Warnings,
+			"the engine filters no system calls: its host's kernel or the engine's build lacks seccomp")
 	case "unconfined":
 		p.Warnings = append(p.Warnings,
 			"the engine's seccomp profile is unconfined: set the default profile (seccomp-profile in daemon.json)")
@@ -32,7 +33,8 @@ func EnginePosture(i docker.Info) *protocol.Posture {
 	return p
 }
 
-// vulnerable are versions with a known escape from containers, from one version up to the one that fixes it.
+// vulnerable lists versions with a known escape from containers: all versions from the first one to before the one that
+// fixes the escape.
 var vulnerable = []struct {
 	what        string
 	from, fixed version
@@ -54,7 +56,7 @@ const (
 
 type version [3]int
 
-// versionOf reads the numbers at the beginning of a version, such as 1.1.5 of "1.1.5+ds1".
+// versionOf reads the numbers at the beginning of a version. For example, "1.1.5+ds1" has the version 1.1.5.
 func versionOf(text string) (v version, ok bool) {
 	for i, part := range strings.SplitN(strings.TrimPrefix(text, "v"), ".", 3) {
 		end := strings.IndexFunc(part, func(r rune) bool { return r < '0' || r > '9' })

@@ -7,13 +7,13 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestWarnsOfWeakEngines(t *testing.T) {
+func TestThePostureHasAWarningForEachWeakness(t *testing.T) {
 	good := docker.Info{
 		Version: "26.1.4", Seccomp: "builtin", Runc: "1.3.3", Kernel: "6.1.0-13-amd64", CgroupVersion: "2", MAC: "apparmor",
 	}
 	for name, c := range map[string]struct {
 		change func(*docker.Info)
-		want   string // in the warnings; "": there are none
+		want   string // part of the warnings; "" if there should be none
 	}{
 		"a good engine":                 {func(*docker.Info) {}, ""},
 		"no seccomp profile":            {func(i *docker.Info) { i.Seccomp = "unconfined" }, "unconfined"},
@@ -34,7 +34,7 @@ func TestWarnsOfWeakEngines(t *testing.T) {
 		c.change(&i)
 		warnings := strings.Join(EnginePosture(i).Warnings, "; ")
 		if (warnings == "") != (c.want == "") || !strings.Contains(warnings, c.want) {
-			t.Errorf("%s: warnings %q, want %q", name, warnings, c.want)
+			t.Errorf("%s: the warnings are %q, want %q", name, warnings, c.want)
 		}
 	}
 }

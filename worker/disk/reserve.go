@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve is space that the worker holds on its own disk: one file with bytes, and empty files for their inodes.
-// When the disk is full, the worker releases it to record why it stopped a sandbox, and to remove that sandbox. It
-// takes the space again once the disk has enough.
+// reserve is space that the worker holds back on its own disk: one file that takes bytes, and empty files that take
+// inodes. When the disk is full, the worker releases the reserve. It then has space to record why it stopped a sandbox,
+// and to remove that sandbox. The worker takes the reserve again when the disk has enough free space.
 type reserve struct {
 	dir  string
-	size func(room) int64 // bytes to hold
+	size func(room) int64 // returns the number of bytes to hold
 	held bool
 
-	marked time.Time // when mark last wrote
+	marked time.Time // when mark last set the directory's modification time
 }
 
 // reserveInodes is how many inodes the reserve holds.
@@ -34,7 +34,8 @@ func newReserve(dir string, size func(room) int64) *reserve {
 // markEvery is the interval at which a worker records that it watches the disk.
 const markEvery = 5 * time.Second
 
-// mark records that a worker watches the disk, in the directory's modification time: that needs no space.
+// mark records that a worker watches the disk. It sets the modification time of the reserve's directory, which needs no
+// space.
 func (r *reserve) mark(now time.Time) {
 	if now.Sub(r.marked) >= markEvery && os.Chtimes(r.dir, time.Time{}, now) == nil {
 		r.marked = now
@@ -49,7 +50,7 @@ func (r *reserve) lastMark() time.Time {
 	return time.Now()
 }
 
-// hold takes the reserve. It takes all of it or, after an error, nothing.
+// hold takes the complete reserve. If it fails, it releases what it has taken.
 func (r *reserve) hold(on room) error {
 	if r.held {
 		return nil
@@ -77,7 +78,7 @@ func (r *reserve) holdBytes(n int64) error {
 		return err
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, n)
-	if errors.Is(err, unix.EOPNOTSUPP) { // this file system cannot reserve bytes; hold the inodes alone
+	if errors.Is(err, unix.EOPNOTSUPP) { // this file system cannot reserve bytes, so the reserve has only inodes
 		err = nil
 	}
 	return errors.Join(err, f.Close())

@@ -6,18 +6,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// room is the space that a file system has left for users other than root.
+// room is the free space of a file system, without the part that only root may use.
 type room struct {
 	dir       string // a directory on the file system
 	device    uint64
 	free      int64 // bytes
 	size      int64 // bytes
 	inodes    int64 // free
-	allInodes int64 // 0: the file system does not limit them
+	allInodes int64 // 0 if the file system does not limit inodes
 }
 
-// readRoom reads the free space of dir's file system. ok is false if dir cannot be read: a host that only lends its
-// Docker socket does not have the engine's directory.
+// readRoom reads the free space of dir's file system. ok is false if dir cannot be read. The engine's directory cannot
+// be read, for example, if the worker runs in a container that has only the engine's socket.
 func readRoom(dir string) (_ room, ok bool) {
 	var fs unix.Statfs_t
 	var stat unix.Stat_t
@@ -35,15 +35,15 @@ func deviceOf(dir string) uint64 {
 
 // Defaults for the space that counts as low.
 const (
-	lowPart   = 10      // a tenth of the disk,
-	lowMost   = 2 << 30 // but not more bytes than this
-	lowInodes = 50_000  // nor more inodes than this
+	lowPart   = 10      // a tenth of the disk is low,
+	lowMost   = 2 << 30 // but at most this number of bytes,
+	lowInodes = 50_000  // and at most this number of inodes
 )
 
 // Defaults for the size of the reserve.
 const (
-	reservePart = 50 // a fiftieth of the disk,
-	reserveMost = 32 << 20
+	reservePart = 50       // a fiftieth of the disk,
+	reserveMost = 32 << 20 // but at most this number of bytes
 )
 
 // limits are the operator's settings.
@@ -52,7 +52,7 @@ type limits struct {
 	reserve protocol.Bytes // 0: derived from the disk's size
 }
 
-// lowOf returns how many bytes must be free. Below that, the watch stops sandboxes.
+// lowOf returns the number of free bytes below which the watch stops sandboxes.
 func (l limits) lowOf(r room) int64 {
 	if l.low > 0 {
 		return min(int64(l.low), r.size/2)
@@ -75,16 +75,16 @@ type level int
 
 const (
 	enough   level = iota
-	near           // measure the sandboxes, so that their rates are known when the disk is low
+	near           // measure the sandboxes, so that their rates are known when the disk becomes low
 	low            // stop the fastest writer if it would soon fill the disk
-	critical       // stop the fastest writer, however slow it is
+	critical       // stop the fastest writer, even a slow one
 )
 
-// nearFactor times the low limit is near.
+// nearFactor is the multiple of the low limit at which a disk is near that limit.
 const nearFactor = 2
 
-// level classifies a disk that lost this many bytes in the last second. inodes reports that the inodes, not the bytes,
-// are the more urgent shortage.
+// level classifies a disk. lost is the number of free bytes that the disk lost in the last second. inodes is true if
+// inodes are the more urgent shortage, and false if bytes are.
 func (l limits) level(r room, lost int64) (_ level, inodes bool) {
 	byBytes, limit := enough, l.lowOf(r)
 	switch in2s := r.free - 2*max(lost, 0); {

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// measure measures all sandboxes. The time may not suffice for all of them, so it begins with those that wrote the
-// most since the previous sample.
+// measure measures all sandboxes. There may not be enough time for all of them, so it begins with the sandboxes that
+// wrote the most since the previous sample.
 func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
@@ -39,12 +39,12 @@ func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	for _, c := range mostWrittenFirst(containers, taken, d.before) {
 		taken.use[c.source("deleted files")] = diskuse.Deleted(ctx, processes[c.group], c.device, since)
 		taken.measureTree(ctx, c.source("layer"), c.layer, since)
-		taken.measureTree(ctx, source{c.key, "home"}, c.home, since) // all containers of a sandbox share it
+		taken.measureTree(ctx, source{c.key, "home"}, c.home, since) // one for all containers of the sandbox
 	}
 	return taken
 }
 
-// measureTree measures a directory, unless it was measured before.
+// measureTree measures a directory, unless this sample already has its measurement.
 func (s *sample) measureTree(ctx context.Context, src source, dir string, since time.Time) {
 	if _, known := s.use[src]; known || dir == "" || ctx.Err() != nil {
 		return
@@ -58,7 +58,7 @@ func (c container) source(what string) source {
 	return source{c.key, fmt.Sprintf("%s %d", what, c.pid)}
 }
 
-// running returns the containers that still run, and forgets the others.
+// running returns the tracked containers that still run, and forgets the others.
 func (d *Watch) running() []container {
 	d.mu.Lock()
 	defer d.mu.Unlock()

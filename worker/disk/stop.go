@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// stop kills all processes of a sandbox, and writes the reason into its directory. If the note cannot be written,
-// the reason is known only until the worker restarts.
+// stop kills all processes of a sandbox, and writes a note with the reason into the sandbox's directory. If the note
+// cannot be written, the reason is lost when the worker restarts.
 func (d *Watch) stop(w writer, s shortage) {
 	left := protocol.Bytes(s.free).String()
 	if s.inodes {
@@ -24,20 +24,21 @@ func (d *Watch) stop(w writer, s shortage) {
 	}
 	why := protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull,
 		"the sandbox filled the disk of its host, which had %s left: %s", left, w.by)
-	d.log.Warn("stopping a sandbox that fills a disk", "tenant", w.key.Tenant, "sandbox", w.key.ID, "disk", s.dir,
-		"free", protocol.Bytes(s.free), "inodes", s.room.inodes, "by", w.by, "rate", int64(w.rate))
-	d.onStop(w.key, why) // before the kill, so that the reason is known when execs end
+	d.log.Warn("stopping a sandbox because it fills a disk of the host", "tenant", w.key.Tenant, "sandbox", w.key.ID,
+		"disk", s.dir, "free", protocol.Bytes(s.free), "inodes", s.room.inodes, "by", w.by, "rate", int64(w.rate))
+	d.onStop(w.key, why) // before the kill, so that the worker knows the reason when execs end
 	home := d.killAll(w.key)
 	d.cancelCopies(w.key, why)
 	d.releaseReserve()
 	if home != "" {
 		if err := writeNote(home, why); err != nil {
-			d.log.Warn("could not record why a sandbox was stopped", "sandbox", w.key.ID, "error", err)
+			d.log.Warn("could not record in the sandbox's directory why the sandbox was stopped", "sandbox", w.key.ID,
+				"error", err)
 		}
 	}
 }
 
-// killAll kills the containers of a sandbox, and returns the sandbox's directory, "" if no container runs.
+// killAll kills the containers of a sandbox, and returns the sandbox's directory. It returns "" if no container runs.
 func (d *Watch) killAll(k protocol.SandboxKey) (home string) {
 	for _, c := range d.running() {
 		if c.key != k {
@@ -45,7 +46,7 @@ func (d *Watch) killAll(k protocol.SandboxKey) (home string) {
 		}
 		home = c.home
 		if err := c.kill(); err != nil && !errors.Is(err, unix.EPERM) {
-			d.log.Warn("could not kill a process that fills a disk", "sandbox", k.ID, "error", err)
+			d.log.Warn("could not kill a container of a sandbox that fills a disk", "sandbox", k.ID, "error", err)
 		}
 	}
 	return home
@@ -63,12 +64,12 @@ func (d *Watch) cancelCopies(k protocol.SandboxKey, why *protocol.Error) {
 
 func (d *Watch) releaseReserve() {
 	if err := d.reserve.release(); err != nil {
-		d.log.Warn("could not release the space reserved on the worker's disk", "error", err)
+		d.log.Warn("could not release the space that the worker holds back on its disk", "error", err)
 	}
 }
 
-// kill kills the first process of a container, and with it all others, unless its PID belongs to another process by
-// now.
+// kill kills the first process of a container; the kernel then kills all others. kill does nothing if the PID belongs
+// to another process by now.
 func (c container) kill() error {
 	fd, err := unix.PidfdOpen(c.pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -95,7 +96,8 @@ func writeNote(home string, why *protocol.Error) error {
 	return os.WriteFile(filepath.Join(home, noteName), data, 0o600)
 }
 
-// ReadNote returns why a watch, perhaps an earlier worker's, stopped the sandbox with this directory; nil if none did.
+// ReadNote returns the reason for which a watch stopped the sandbox with this directory, or nil if none did. The watch
+// may have been that of an earlier worker.
 func ReadNote(home string) *protocol.Error {
 	data, err := os.ReadFile(filepath.Join(home, noteName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +114,7 @@ func ReadNote(home string) *protocol.Error {
 	return why
 }
 
-// RemoveNote removes the note, if there is one, when the sandbox is to start again.
+// RemoveNote removes the note, before the sandbox starts again. A missing note is no error.
 func RemoveNote(home string) error {
 	err := os.Remove(filepath.Join(home, noteName))
 	if errors.Is(err, fs.ErrNotExist) {

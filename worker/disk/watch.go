@@ -15,15 +15,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// Config says which disks to watch. All fields but Low and Reserve are required.
+// Config configures a [Watch]. All fields except Low and Reserve are required.
 type Config struct {
-	WorkerDir  string         // on the worker's disk, with the directories of all sandboxes
-	EngineDir  string         // of the Docker engine; it may be missing on this host
+	WorkerDir  string         // contains the directories of all sandboxes; its disk is the worker's disk
+	EngineDir  string         // directory of the Docker engine; it may not exist on this machine
 	ReserveDir string         // the reserve is kept below this directory, on the worker's disk
 	Low        protocol.Bytes // stop sandboxes when less than this is free; 0: a tenth of the disk, at most 2 GiB
-	Reserve    protocol.Bytes // the worker's own reserve; 0: a fiftieth of the disk, at most 32 MiB
+	Reserve    protocol.Bytes // held back for the worker; 0: a fiftieth of the disk, at most 32 MiB
 
-	// OnStop is called, with the error that a sandbox fails with, before the sandbox's processes are killed.
+	// OnStop is called before the processes of a sandbox are killed. The error is the reason why the sandbox fails.
 	OnStop func(protocol.SandboxKey, *protocol.Error)
 	Logger *slog.Logger
 }
@@ -33,7 +33,8 @@ type Config struct {
 //	enough free space  nothing is measured
 //	near the limit     the sandboxes' use of the disk is measured once a second
 //	below the limit    the fastest writer is stopped if it would fill the disk within a minute
-//	below half of it   writers are stopped, the fastest first
+//	below half of the  writers are stopped, the fastest first
+//	limit
 //
 // The reason is written into the sandbox's directory; see [ReadNote]. A nil *Watch watches nothing.
 type Watch struct {
@@ -48,16 +49,16 @@ type Watch struct {
 	containers map[int]container // by the PID of their first process
 	copies     map[*copying]bool
 
-	full     atomic.Pointer[string] // why the host takes no sandboxes; nil: it takes some
+	full     atomic.Pointer[string] // why the host takes no sandboxes; nil if it takes them
 	allKnown atomic.Bool            // all containers that ran before this worker started are tracked
 
-	// Used by Run's goroutine only.
-	before     *sample // the previous measurement; nil: none since the disk had enough space
+	// The following fields are used only by the goroutine of Run.
+	before     *sample // the previous measurement; nil if there is none since the disk had enough space
 	sampledAt  time.Time
 	checkedAt  time.Time
-	free       map[uint64]int64 // at checkedAt, by device
-	stoppedAny bool             // since the disk last had enough space
-	warnedAt   time.Time        // of the warning that the disk is full and no sandbox writes
+	free       map[uint64]int64 // free bytes at checkedAt, by device
+	stoppedAny bool             // a sandbox was stopped since the disk last had enough space
+	warnedAt   time.Time        // when the log last said that the disk is full although no sandbox writes
 
 	// unwatchedSince is when the previous worker last watched the disk. It is reset after the one check for a
 	// sandbox that filled the disk meanwhile.
@@ -84,21 +85,21 @@ type copying struct {
 }
 
 const (
-	checkPeriod   = 250 * time.Millisecond // between two checks of the free space
-	measurePeriod = time.Second            // between two measurements of the sandboxes
-	measureWithin = 2 * time.Second        // time limit of one measurement
-	recentWithin  = 15 * time.Second       // data changed within this counts as recent
+	checkPeriod   = 250 * time.Millisecond // the time between two checks of the free space
+	measurePeriod = time.Second            // the time between two measurements of the sandboxes
+	measureWithin = 2 * time.Second        // the time limit of one measurement
+	recentWithin  = 15 * time.Second       // data that changed within this time counts as recent
 )
 
-// A writer is stopped if it would fill the remaining space within fillsWithin or, when hardly any space remains, if it
-// writes faster than leastRate or leastInodes.
+// A writer is stopped if it would fill the remaining space within fillsWithin. If hardly any space remains, a writer is
+// stopped if it writes faster than leastRate or leastInodes.
 const (
 	fillsWithin = time.Minute
 	leastRate   = 64 << 10 // bytes a second
 	leastInodes = 20       // inodes a second
 )
 
-// New returns a watch, which starts with Run.
+// New returns a watch. It does nothing until Run is called.
 func New(cfg Config) *Watch {
 	limits := limits{low: cfg.Low, reserve: cfg.Reserve}
 	reserve := newReserve(cfg.ReserveDir, limits.reserveOf)
@@ -127,13 +128,13 @@ func (d *Watch) Track(k protocol.SandboxKey, pid int, home string) {
 	d.containers[pid] = c
 }
 
-// AllTracked tells the watch that Track has been called for all containers that ran before this worker started. Only
-// then can the watch tell who filled a disk while no worker ran.
+// AllTracked tells the watch that Track has been called for all containers that ran before this worker started. Before
+// that, the watch cannot tell which sandbox filled a disk while no worker ran.
 func (d *Watch) AllTracked() { d.allKnown.Store(true) }
 
-// Copy watches a copy into one of a sandbox's containers. The caller writes what it copies to the returned counter
-// too, and calls done at the end. If the copy fills the disk, the returned context ends with the sandbox's error as
-// its cause.
+// Copy watches a copy into a container of a sandbox. The caller also writes the copied bytes to the returned counter,
+// and calls done at the end. If the copy fills the disk, the returned context ends, and its cause is the error with
+// which the sandbox fails.
 func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &copying{key: k, cancel: cancel}
@@ -152,7 +153,7 @@ func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Cont
 	}
 }
 
-// Write counts bytes that are copied.
+// Write counts the copied bytes.
 func (c *copying) Write(p []byte) (int, error) {
 	c.bytes.Add(int64(len(p)))
 	return len(p), nil
@@ -181,21 +182,21 @@ func (d *Watch) Run(ctx context.Context) {
 	}
 }
 
-// shortage is the disk that has the least space left, relative to its limits.
+// shortage describes the disk with the most urgent shortage of free space.
 type shortage struct {
 	room
 	level  level
-	inodes bool // inodes, not bytes, are short
+	inodes bool // the disk is short of inodes, and not of bytes
 }
 
-// check reads the free space of all disks and, where it is short, stops the sandbox that uses it up.
+// check reads the free space of all disks. If a disk is short of space, check stops the sandbox that fills the disk.
 func (d *Watch) check(ctx context.Context, now time.Time) {
 	worst, free := d.readRooms(now)
 	d.checkedAt, d.free = now, free
 	d.setFull(worst)
 	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
 	if firstKnown {
-		d.before = nil // so that chooseWriter asks, once, who wrote while no worker ran
+		d.before = nil // makes chooseWriter check, this once, which sandbox wrote while no worker ran
 		defer func() { d.unwatchedSince = time.Time{} }()
 	}
 	if d.unwatchedSince.IsZero() {
@@ -221,7 +222,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	}
 }
 
-// readRooms reads the free space of all disks, and takes the reserve where there is enough of it.
+// readRooms reads the free space of all disks. It takes the reserve if the worker's disk has enough free space.
 func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64) {
 	free = map[uint64]int64{}
 	for i, dir := range d.dirs {
@@ -240,20 +241,20 @@ func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64)
 		}
 		if i == 0 && l == enough && !d.reserve.held {
 			if err := d.reserve.hold(r); err != nil {
-				d.log.Warn("could not reserve space on the worker's disk", "error", err)
+				d.log.Warn("could not hold back space for the worker on its disk; retrying", "error", err)
 			}
 		}
 	}
 	return worst, free
 }
 
-// setFull keeps new sandboxes away from a host with a disk that is low.
+// setFull makes the host take no new sandboxes while one of its disks is low.
 func (d *Watch) setFull(s shortage) {
 	if s.level < low {
 		d.full.Store(nil)
 		return
 	}
-	why := fmt.Sprintf("the disk of %s has %s left, less than worker.disk_low (%s)",
+	why := fmt.Sprintf("the disk of %s has %s of free space, less than worker.disk_low (%s)",
 		s.dir, protocol.Bytes(s.free), protocol.Bytes(d.limits.lowOf(s.room)))
 	if s.inodes {
 		why = fmt.Sprintf("the disk of %s has only %d free inodes", s.dir, s.room.inodes)
@@ -261,27 +262,28 @@ func (d *Watch) setFull(s shortage) {
 	d.full.Store(&why)
 }
 
-// fullForNoSandbox handles a disk that is full although no sandbox writes to it.
+// fullForNoSandbox handles a disk that is full although no sandbox writes to the disk. It releases the worker's
+// reserve, and warns the operator.
 func (d *Watch) fullForNoSandbox(s shortage, now time.Time) {
 	if s.device == deviceOf(d.dirs[0]) && d.reserve.held {
 		d.releaseReserve()
 	}
 	if now.Sub(d.warnedAt) > time.Minute {
 		d.warnedAt = now
-		d.log.Warn("a disk is full, but no sandbox is writing to it; free some space",
+		d.log.Warn("a disk of the host is full, and no sandbox is writing to the disk; free some space",
 			"disk", s.dir, "free", protocol.Bytes(s.free), "inodes", s.room.inodes)
 	}
 }
 
-// chooseWriter returns the sandbox to stop, if there is one.
+// chooseWriter returns the sandbox to stop. found is false if no sandbox should be stopped.
 func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	if s.level < low {
 		return writer{}, false
 	}
 	limit := d.limits.lowOf(s.room)
 	if d.before == nil {
-		// The disk filled up between two checks, or before this worker started. Without a rate, stop a sandbox only
-		// for large recent writes, and not a second one: those that were spared may keep what they wrote before.
+		// The disk filled up between two checks, or before this worker started, so no rates are known. Stop a sandbox only
+		// if it made large writes recently, and stop only one sandbox: the others may have written their data long before.
 		w := latestWriter(now, s.device)
 		allKnown := d.unwatchedSince.IsZero() || d.allKnown.Load()
 		return w, s.level == critical && !d.stoppedAny && !s.inodes && allKnown && w.rate >= float64(limit/4)

@@ -17,27 +17,31 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// smallDisk mounts a disk of 16 MiB.
+// smallDisk mounts a file system of 16 MiB that stands for a disk.
 func smallDisk(t *testing.T) (dir string) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("only root may mount")
+		t.Skip("this test mounts a file system: run it as root")
 	}
 	dir = t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=16m"); err != nil {
 		t.Skip(err)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 	return dir
 }
 
-// watchOf returns a watch whose worker and engine share a disk.
+// watchOf returns a watch for a worker and an engine that share a disk.
 func watchOf(dir string, log io.Writer, onStop func(protocol.SandboxKey, *protocol.Error)) *Watch {
 	logger := slog.New(slog.NewTextHandler(log, nil))
 	return New(Config{WorkerDir: dir, EngineDir: dir, ReserveDir: dir, OnStop: onStop, Logger: logger})
 }
 
-// fill writes a file into a sandbox's directory, and returns the error of the last write.
+// fill writes a file into a sandbox's directory, and returns the error of writing it.
 func fill(t *testing.T, home string, size int) error {
 	t.Helper()
 	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -53,13 +57,16 @@ func process(t *testing.T) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // the test may have killed the process
+		_ = cmd.Wait()
+	})
 	return cmd
 }
 
-// The worker kills the writer and writes a note that says why, although the disk is full. It needs neither the log nor
-// the engine for that.
-func TestStopsAWriterAndRecordsWhyOnAFullDisk(t *testing.T) {
+// The watch kills the sandbox that fills the disk. It has space for a note with the reason, because it releases its
+// reserve.
+func TestAWriterIsStoppedWithANoteAlthoughTheDiskIsFull(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t)
 	var logged bytes.Buffer
@@ -70,37 +77,37 @@ func TestStopsAWriterAndRecordsWhyOnAFullDisk(t *testing.T) {
 	ctx := t.Context()
 	d.check(ctx, time.Now())
 	if !d.reserve.held || d.Full() != "" {
-		t.Fatalf("on an empty disk: reserve held %v, full: %q", d.reserve.held, d.Full())
+		t.Fatalf("on an empty disk, the reserve is held: %t, and the host is full: %q", d.reserve.held, d.Full())
 	}
 	culprit := process(t)
 	d.Track(one, culprit.Process.Pid, home)
 	if err := fill(t, home, 64<<20); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("filling the disk: %v", err)
+		t.Fatalf("filling the disk: got %v, want %v", err, unix.ENOSPC)
 	}
 	d.check(ctx, time.Now())
 	if err := culprit.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("the writer ended with %v\n%s", err, logged.String())
+		t.Errorf("the writer ended with %v, want killed; the log is\n%s", err, logged.String())
 	}
 	if stopped == nil || stopped.Reason != protocol.ReasonDiskFull || d.Full() == "" {
-		t.Errorf("stopped for %v, full: %q", stopped, d.Full())
+		t.Fatalf("the sandbox was stopped because of %v, and the host is full: %q", stopped, d.Full())
 	}
 	if note := ReadNote(home); note == nil || note.Message != stopped.Message {
-		t.Errorf("the note says %v, want %v\n%s", note, stopped, logged.String())
+		t.Errorf("the note says %v, want %v; the log is\n%s", note, stopped, logged.String())
 	}
 	if err := os.Remove(filepath.Join(home, "output")); err != nil {
 		t.Fatal(err)
 	}
 	d.check(ctx, time.Now().Add(time.Minute))
 	if d.Full() != "" || !d.reserve.held {
-		t.Errorf("after space was freed: reserve held %v, full: %q", d.reserve.held, d.Full())
+		t.Errorf("after space was freed, the reserve is held: %t, and the host is full: %q", d.reserve.held, d.Full())
 	}
 	if err := RemoveNote(home); err != nil || ReadNote(home) != nil {
-		t.Errorf("removing the note: %v", err)
+		t.Errorf("removing the note: got %v; the note is now %v", err, ReadNote(home))
 	}
 }
 
-// A worker that starts on a full disk stops the sandbox that filled it, but only once it knows all sandboxes.
-func TestStopsASandboxThatFilledTheDiskWhileNoWorkerRan(t *testing.T) {
+// A worker that starts on a full disk stops the sandbox that filled the disk, but not before it knows all sandboxes.
+func TestASandboxThatFilledTheDiskWhileNoWorkerRanIsStopped(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t)
 	quarter := func(room) int64 { return mib / 4 }
@@ -126,13 +133,13 @@ func TestStopsASandboxThatFilledTheDiskWhileNoWorkerRan(t *testing.T) {
 	track(two, 64*mib, unix.ENOSPC)
 	d.check(t.Context(), time.Now())
 	if len(stopped) > 0 {
-		t.Fatalf("stopped %v before all sandboxes were known", stopped)
+		t.Fatalf("the watch stopped %v before all sandboxes were known", stopped)
 	}
 	d.AllTracked()
 	for range 3 {
 		d.check(t.Context(), time.Now())
 	}
 	if len(stopped) != 1 || stopped[0] != two {
-		t.Errorf("stopped %v, want only %v", stopped, two)
+		t.Errorf("the watch stopped %v, want only %v", stopped, two)
 	}
 }

@@ -7,42 +7,43 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// source is one place where a sandbox writes: its directory, the layer of one of its containers, or a container that
-// trees are copied into.
+// source is one place where data of a sandbox is written: the sandbox's directory, the layer of one of its containers,
+// the deleted files of a container, or a copy into a container.
 type source struct {
 	key  protocol.SandboxKey
 	what string
 }
 
-// sample is what the sandboxes of a host have on its disks at one moment, and how much they have written.
+// sample records how much the sandboxes of a host have on the host's disks at one moment, and how much they have
+// written.
 type sample struct {
 	at      time.Time
 	free    map[uint64]int64 // bytes, by device
 	use     map[source]diskuse.Usage
-	written map[source]int64 // by the processes of a container, to any disk
+	written map[source]int64 // bytes that the processes of a container wrote, to any disk
 }
 
 // writer is a sandbox that writes to a disk.
 type writer struct {
 	key  protocol.SandboxKey
-	rate float64 // bytes or inodes a second; from latestWriter, bytes in all
-	by   string  // the evidence
+	rate float64 // bytes or inodes per second; from latestWriter, the number of recent bytes
+	by   string  // the evidence: one of the constants below
 }
 
 // Evidence against a writer. It is part of the error that the sandbox fails with.
 const (
 	byUsage   = "its files grew the most"
 	byWritten = "its processes wrote the most"
-	byRecent  = "it has the most recently written data there"
+	byRecent  = "it has the most recently written data on that disk"
 )
 
-// fastestWriter returns the sandbox that put the most on a device between two samples, in inodes rather than bytes if
-// inodes is set.
+// fastestWriter returns the sandbox that added the most to a device between two samples. It counts inodes if inodes is
+// set, and bytes otherwise.
 //
-// What counts is how much a sandbox's files grew. The bytes that its processes report as written count only if that
-// growth does not explain the lost space: first those of sandboxes whose files could not be counted completely, then
-// those of any sandbox that wrote enough to be the cause. A process may write the same bytes again and again without
-// filling the disk, and others write to the disk too, such as the engine during a pull.
+// The decision is made by the growth of a sandbox's files. The bytes that its processes wrote count only if no growth
+// explains the lost space, because a process may write the same bytes again and again without filling the disk. Then
+// fastestWriter first checks the sandboxes whose files could not be counted completely, and after them all sandboxes
+// that wrote enough to be the cause. It may also be that no sandbox is the cause, but the engine during a pull.
 func fastestWriter(before, now *sample, device uint64, inodes bool) writer {
 	seconds := max(now.at.Sub(before.at).Seconds(), 0.01)
 	grown, uncounted := growth(before, now, device, inodes)
@@ -69,8 +70,8 @@ func fastestWriter(before, now *sample, device uint64, inodes bool) writer {
 	return fastest
 }
 
-// growth returns by how much the files of each sandbox grew on a device. uncounted has the sandboxes with a source
-// that one of the samples counted only in part.
+// growth returns by how much the files of each sandbox grew on a device. uncounted contains the sandboxes with a source
+// that at least one of the samples counted only partially.
 func growth(before, now *sample, device uint64, inodes bool) (grown, uncounted map[protocol.SandboxKey]int64) {
 	grown, uncounted = map[protocol.SandboxKey]int64{}, map[protocol.SandboxKey]int64{}
 	for src, use := range now.use {
@@ -90,8 +91,8 @@ func growth(before, now *sample, device uint64, inodes bool) (grown, uncounted m
 	return grown, uncounted
 }
 
-// latestWriter returns the sandbox with the most recently changed bytes on a device. It is the best guess when a
-// disk filled up before there were two samples to compare.
+// latestWriter returns the sandbox with the most recently changed bytes on a device. It is the best guess if a disk
+// filled up before there were two samples to compare.
 func latestWriter(now *sample, device uint64) writer {
 	recent := map[protocol.SandboxKey]int64{}
 	for src, use := range now.use {
@@ -102,7 +103,7 @@ func latestWriter(now *sample, device uint64) writer {
 	return most(recent, byRecent, 1)
 }
 
-// most returns the sandbox with the largest amount, the zero key if no amount is positive.
+// most returns the sandbox with the largest amount. The result has a zero key if no amount is positive.
 func most(amounts map[protocol.SandboxKey]int64, by string, seconds float64) writer {
 	best := writer{by: by}
 	for k, n := range amounts {

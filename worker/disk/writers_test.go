@@ -16,7 +16,7 @@ var (
 
 const mib = 1 << 20
 
-// sampleOf returns a sample of two sandboxes: what each has on device 1, and how much each has written.
+// sampleOf returns a sample of two sandboxes: how much each has on device 1, and how much its processes have written.
 func sampleOf(second int, free, oneHas, twoHas, oneWrote, twoWrote int64) *sample {
 	use := func(n int64) diskuse.Usage {
 		return diskuse.Usage{Device: 1, Bytes: n, Inodes: n / mib, Recent: n, Complete: true}
@@ -28,7 +28,7 @@ func sampleOf(second int, free, oneHas, twoHas, oneWrote, twoWrote int64) *sampl
 	}
 }
 
-func TestFindsTheFastestWriter(t *testing.T) {
+func TestTheFastestWriterIsFound(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		before, now *sample
@@ -36,43 +36,43 @@ func TestFindsTheFastestWriter(t *testing.T) {
 		key         protocol.SandboxKey
 		by          string
 	}{
-		"the one that grew the most": {
+		"the sandbox whose files grew the most": {
 			sampleOf(0, 900*mib, 100*mib, 0, 0, 0), sampleOf(1, 800*mib, 110*mib, 90*mib, 10*mib, 90*mib), 1, two, byUsage},
-		"not the largest": {
+		"not the sandbox with the largest files": {
 			sampleOf(0, 900*mib, 800*mib, 0, 0, 0), sampleOf(1, 890*mib, 800*mib, 10*mib, 0, 10*mib), 1, two, byUsage},
-		"not one that overwrites the same bytes": {
+		"not a sandbox that overwrites the same bytes": {
 			sampleOf(0, 900*mib, 100*mib, 0, 0, 0), sampleOf(1, 890*mib, 100*mib, 10*mib, 500*mib, 10*mib), 1, two, byUsage},
-		"one that writes to a deleted file": {
+		"a sandbox that writes to a deleted file": {
 			sampleOf(0, 900*mib, 100*mib, 0, 0, 0), sampleOf(1, 800*mib, 101*mib, 0, 1*mib, 99*mib), 1, two, byWritten},
-		"none that wrote only a small part": {
+		"no sandbox that wrote only a small part of the lost space": {
 			sampleOf(0, 900*mib, 100*mib, 0, 0, 0), sampleOf(1, 800*mib, 100*mib, 0, 20*mib, 0), 1, none, byUsage},
-		"none if the disk loses no space": {
+		"no sandbox if the disk loses no space": {
 			sampleOf(0, 900*mib, 100*mib, 0, 0, 0), sampleOf(1, 900*mib, 100*mib, 0, 500*mib, 0), 1, none, byUsage},
-		"none that writes to another device": {
+		"no sandbox that writes to another device": {
 			sampleOf(0, 900*mib, 100*mib, 0, 0, 0), sampleOf(1, 800*mib, 200*mib, 0, 0, 0), 2, none, byUsage},
 	} {
 		if got := fastestWriter(c.before, c.now, c.device, false); got.key != c.key || got.by != c.by {
-			t.Errorf("%s: got %+v, want %v, %s", name, got, c.key, c.by)
+			t.Errorf("%s: got %+v, want %v because %s", name, got, c.key, c.by)
 		}
 	}
 }
 
-func TestCountsWrittenBytesWhereFilesAreCountedInPart(t *testing.T) {
+func TestWrittenBytesCountForSandboxesWhoseFilesAreCountedPartially(t *testing.T) {
 	t.Parallel()
 	part := sampleOf(1, 0, 300*mib, 1*mib, 0, 0)
 	part.use[source{one, "layer"}] = diskuse.Usage{Device: 1, Bytes: 300 * mib}
 	if got := fastestWriter(sampleOf(0, mib, 0, 0, 0, 0), part, 1, false); got.key != two {
-		t.Errorf("compared an incomplete count: %+v", got)
+		t.Errorf("the files of the first sandbox were counted only partially: got %+v, want %v", got, two)
 	}
 	part = sampleOf(1, 800*mib, 100*mib, 0, 90*mib, 10*mib)
 	part.use[source{two, "layer"}] = diskuse.Usage{Device: 1}
 	got := fastestWriter(sampleOf(0, 900*mib, 100*mib, 0, 0, 0), part, 1, false)
 	if got.key != two || got.by != byWritten {
-		t.Errorf("did not prefer the sandbox that was counted in part: %+v", got)
+		t.Errorf("got %+v, want %v, whose files were counted only partially, because %s", got, two, byWritten)
 	}
 }
 
-func TestFindsTheFastestWriterOfInodes(t *testing.T) {
+func TestTheFastestWriterOfInodesIsFound(t *testing.T) {
 	t.Parallel()
 	got := fastestWriter(sampleOf(0, mib, 0, 0, 0, 0), sampleOf(1, mib, 9*mib, 2*mib, 0, 0), 1, true)
 	if got.key != one || got.rate != 9 {

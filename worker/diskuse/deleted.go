@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Deleted counts deleted files that processes still have open or mapped, on the file system of their root, until ctx
-// ends. For an overlay, the kernel reports another device than that of its layer, so the caller passes the layer's
-// device.
+// Deleted counts, until ctx ends, the deleted files that processes still have open or mapped. It counts files on the
+// file system of the processes' root, and on device. If the root is an overlay, the kernel reports the overlay's device
+// for some files, and the device of the overlay's layer for others; so the caller passes the layer's device.
 func Deleted(ctx context.Context, pids []int, device uint64, since time.Time) Usage {
 	u := &unnamed{since: since.Unix(), seen: map[file]bool{}, use: Usage{Device: device, Complete: true}}
 	for _, pid := range pids {
@@ -36,7 +36,7 @@ type unnamed struct {
 	use   Usage
 }
 
-// read counts the files to which the links in a directory point, if they are on one of two devices.
+// read counts the deleted files to which the links in a directory point, if the files are on one of the two devices.
 func (u *unnamed) read(ctx context.Context, path string, one, other uint64) {
 	dir, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
 	if err != nil {

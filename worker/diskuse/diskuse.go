@@ -1,12 +1,12 @@
-// Package diskuse measures what a sandbox has on a disk and how much it writes, even if the sandbox is hostile: its
-// trees may be deep and wide without end, and change while they are read.
+// Package diskuse measures how much a sandbox has on a disk, and how much it writes. The sandbox may be hostile: its
+// directory trees may have any depth and width, and may change while they are read.
 //
-//	Tree     the blocks of a directory's files, with a handful of descriptors, following no link
+//	Tree     the blocks of the files in a directory; uses few descriptors, and follows no link
 //	Deleted  the blocks of deleted files that processes still have open
 //	Written  the bytes that processes have written to file systems, as the kernel counts them
 //
-// None of them is enough alone: a deleted file is in no tree, a file that is only allocated was never written, and the
-// kernel no longer counts what an ended process wrote if its parent did not wait for it.
+// None of these measurements is enough alone. A deleted file is in no tree. Allocating a file writes no bytes. And if a
+// parent does not wait for its child process, the kernel no longer counts the bytes that the child wrote.
 //
 // The package imports nothing of this module.
 package diskuse
@@ -20,23 +20,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is what a tree has on its disk.
+// Usage is how much a tree, or a set of deleted files, has on a disk.
 type Usage struct {
-	Device   uint64 // of the tree's root
-	Bytes    int64  // of allocated blocks
-	Inodes   int64  // files and directories, including the root
-	Recent   int64  // those of Bytes that are in files changed since the given time
-	Complete bool   // everything was counted; otherwise the numbers are lower bounds
+	Device   uint64 // the device of the tree's root
+	Bytes    int64  // size of the allocated blocks
+	Inodes   int64  // number of files and directories, including the root
+	Recent   int64  // the part of Bytes that is in files changed since a given time
+	Complete bool   // everything was counted; if false, the numbers are lower bounds
 }
 
-// maxPending limits how many names of unread directories are remembered.
+// maxPending limits how many names of unread directories a walk remembers.
 const maxPending = 100_000
 
-// batch is how many names are read at a time.
+// batch is how many names of a directory are read at a time.
 const batch = 1024
 
-// Tree counts what is in a directory, until ctx ends. It does not enter mounts. If directories are moved during the
-// walk, the count is incomplete.
+// Tree counts the files and directories in a directory tree, until ctx ends. It does not enter mounts. If directories
+// are moved during the walk, the count is incomplete.
 func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	top, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -48,8 +48,8 @@ func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	return w.use, err
 }
 
-// walk is positioned at one directory of a tree. It remembers the directories above only by inode, so a deep tree needs
-// no more descriptors.
+// walk is at one directory of a tree. It remembers the directories above only by their inodes, so a deep tree needs no
+// more descriptors than a flat one.
 type walk struct {
 	dir     *os.File
 	above   []level
@@ -92,7 +92,7 @@ func (w *walk) all(ctx context.Context) error {
 	return nil
 }
 
-// enter goes into a directory and counts its entries.
+// enter moves the walk into a subdirectory and counts the entries there.
 func (w *walk) enter(ctx context.Context, name string) {
 	fd, err := unix.Openat(int(w.dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -114,7 +114,8 @@ func (w *walk) enter(ctx context.Context, name string) {
 	w.read(ctx)
 }
 
-// leave returns to the directory above. It returns false if that is not the one the walk came from.
+// leave moves the walk to the directory above. It returns false if that is not the directory from which the walk
+// entered this one.
 func (w *walk) leave() bool {
 	up := w.above[len(w.above)-1]
 	w.above = w.above[:len(w.above)-1]
@@ -128,14 +129,14 @@ func (w *walk) leave() bool {
 	return unix.Fstat(fd, &stat) == nil && stat.Dev == w.use.Device && stat.Ino == up.inode
 }
 
-// read counts the entries of the directory.
+// read counts the entries of the walk's directory.
 func (w *walk) read(ctx context.Context) {
 	for ctx.Err() == nil {
 		names, err := w.dir.Readdirnames(batch)
 		for _, name := range names {
 			var stat unix.Stat_t
 			if unix.Fstatat(int(w.dir.Fd()), name, &stat, unix.AT_SYMLINK_NOFOLLOW) != nil {
-				continue // it was removed
+				continue // the entry was removed meanwhile
 			}
 			w.count(&stat)
 			if stat.Mode&unix.S_IFMT != unix.S_IFDIR {

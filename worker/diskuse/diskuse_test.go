@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestCountsDeepTrees(t *testing.T) {
+func TestADeepTreeIsCounted(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()
 	at, err := unix.Open(top, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -42,24 +42,24 @@ func TestCountsDeepTrees(t *testing.T) {
 	}
 	use, err := Tree(context.Background(), top, time.Now().Add(-time.Minute))
 	if err != nil || !use.Complete || use.Inodes != levels+3 || use.Bytes < 1<<20 || use.Recent != use.Bytes {
-		t.Errorf("counted %+v, %v", use, err)
+		t.Errorf("the tree has %+v with error %v, want %d inodes and 1 MiB", use, err, levels+3)
 	}
 	if old, err := Tree(context.Background(), top, time.Now().Add(time.Minute)); err != nil || old.Recent != 0 {
-		t.Errorf("counts old files as recent: %+v, %v", old, err)
+		t.Errorf("files that changed before the given time count as recent: %+v, error %v", old, err)
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	if part, _ := Tree(ended, top, time.Now()); part.Complete {
-		t.Errorf("an interrupted walk claims to be complete: %+v", part)
+		t.Errorf("an interrupted count is marked as complete: %+v", part)
 	}
 }
 
-// The bytes go to a deleted file, which is in no tree.
-func TestCountsWrittenBytesByGroup(t *testing.T) {
+// The bytes are written to a deleted file, which is in no tree.
+func TestWrittenBytesAreCountedByGroup(t *testing.T) {
 	dir := t.TempDir()
 	var system unix.Statfs_t
 	if err := unix.Statfs(dir, &system); err != nil || system.Type == unix.TMPFS_MAGIC {
-		t.Skip("the temporary directory is in memory, so nothing is written")
+		t.Skip("the temporary directory is in memory, so the kernel counts no written bytes: set TMPDIR to a disk")
 	}
 	group := Group(os.Getpid())
 	count := func() int64 { return Written(Processes(map[string]bool{group: true})[group]) }
@@ -76,12 +76,12 @@ func TestCountsWrittenBytesByGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if wrote := count() - before; wrote < 1<<20 {
-		t.Errorf("counted only %d of 1 MiB", wrote)
+		t.Errorf("only %d bytes of 1 MiB were counted", wrote)
 	}
 }
 
-// The file was only allocated and then deleted: it is in no tree, and was never written.
-func TestCountsDeletedFilesThatAreOpenOrMapped(t *testing.T) {
+// The file is allocated and then deleted, so it is in no tree, and nothing was written to it.
+func TestDeletedFilesThatAreOpenOrMappedAreCounted(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
@@ -99,13 +99,14 @@ func TestCountsDeletedFilesThatAreOpenOrMapped(t *testing.T) {
 		return Deleted(context.Background(), []int{os.Getpid(), os.Getpid()}, stat.Dev, time.Now().Add(-time.Minute))
 	}
 	if use := count(); use.Bytes >= 1<<20 {
-		t.Errorf("counts a file that is not deleted: %+v", use)
+		t.Errorf("a file that is not deleted is counted: %+v", use)
 	}
 	if err := os.Remove(f.Name()); err != nil {
 		t.Fatal(err)
 	}
-	if use := count(); !use.Complete || use.Bytes < 1<<20 || use.Bytes >= 2<<20 || use.Recent != use.Bytes || use.Device != stat.Dev {
-		t.Errorf("open file: counted %+v", use)
+	if use := count(); !use.Complete || use.Bytes < 1<<20 || use.Bytes >= 2<<20 || use.Recent != use.Bytes ||
+		use.Device != stat.Dev {
+		t.Errorf("a deleted file that is open is counted as %+v, want 1 MiB", use)
 	}
 	mapped, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
@@ -114,13 +115,13 @@ func TestCountsDeletedFilesThatAreOpenOrMapped(t *testing.T) {
 	f.Close()
 	if os.Getuid() == 0 {
 		if use := count(); use.Bytes < 1<<20 {
-			t.Errorf("mapped file: counted %+v", use)
+			t.Errorf("a deleted file that is mapped is counted as %+v, want 1 MiB", use)
 		}
 	}
 	if err := unix.Munmap(mapped); err != nil {
 		t.Fatal(err)
 	}
 	if use := count(); use.Bytes >= 1<<20 {
-		t.Errorf("counts a file that nobody has open: %+v", use)
+		t.Errorf("a deleted file that no process has open is counted: %+v", use)
 	}
 }

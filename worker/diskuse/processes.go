@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// Group returns the control groups of a process, in the kernel's format. The processes of a container share them with
-// nobody else. It returns "" if the process does not exist.
+// Group returns the control groups of a process, in the kernel's format. Only the processes of one container have the
+// same control groups. Group returns "" if the process does not exist.
 func Group(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -25,7 +25,7 @@ func Processes(groups map[string]bool) map[string][]int {
 		return found
 	}
 	defer proc.Close()
-	names, _ := proc.Readdirnames(-1) // on an error, as many as could be read
+	names, _ := proc.Readdirnames(-1) // with an error, names still has the entries that could be read
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -38,8 +38,8 @@ func Processes(groups map[string]bool) map[string][]int {
 	return found
 }
 
-// Written returns how many bytes processes have written to file systems on disks, including those of their ended
-// children for which they waited.
+// Written returns how many bytes the processes have written to file systems on disks. It includes the bytes of children
+// that have ended and for which the processes waited.
 func Written(pids []int) (written int64) {
 	for _, pid := range pids {
 		written += writtenBy(pid)
@@ -47,7 +47,7 @@ func Written(pids []int) (written int64) {
 	return written
 }
 
-// writtenBy returns the count of one process, 0 if it cannot be read.
+// writtenBy returns the count of one process, or 0 if the count cannot be read.
 func writtenBy(pid int) int64 {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
 	if err != nil {
@@ -62,8 +62,9 @@ func writtenBy(pid int) int64 {
 	return 0
 }
 
-// Layer returns the directory of a container's writable layer, if its root is an overlay; pid is one of its processes.
-// A relative path is below the engine's overlay2 directory. It returns "" if the directory is not known.
+// Layer returns the directory of a container's writable layer, if the container's root is an overlay. pid is one of the
+// container's processes. A relative path is below the engine's overlay2 directory. Layer returns "" if the directory is
+// unknown.
 func Layer(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {

@@ -8,10 +8,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PullAside pulls the image that the registry has under ref, gives it the name as, and reads it. Another image that had
-// that name loses it; an image that the engine itself calls ref keeps its name. If the pull leaves a second reference
-// to the image on the engine, PullAside calls left with that reference; of several callers that wait for the same pull,
-// only one is called. report and errors are as for [Engine.PullImage].
+// PullAside pulls the image that the registry has under ref, gives the image the name as, and describes it. An image
+// that had the name as before loses that name. An image that the engine knows as ref keeps its name, even if the
+// registry has another image under ref by now. If the pull leaves a reference by digest to the image on the engine,
+// PullAside calls left with that reference. If several callers share the pull, only one caller's left is called. report
+// and the errors are as for [Engine.PullImage].
 func (ps *pulls) PullAside(ctx context.Context, ref, as string, left func(ref string),
 	report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
@@ -19,7 +20,8 @@ func (ps *pulls) PullAside(ctx context.Context, ref, as string, left func(ref st
 		return Image{}, err
 	}
 	err = ps.pullOnce(ctx, full, as, report, func(ctx context.Context, moved *layers) error {
-		if err := ps.fence(); err != nil { // the next request only reads, but only to prepare a change
+		// The next request only reads, so the fence would let it pass. Without the lock there is no reason to send it.
+		if err := ps.fence(); err != nil {
 			return err
 		}
 		found, err := ps.digestIn(ctx, full)
@@ -42,7 +44,7 @@ func (ps *pulls) PullAside(ctx context.Context, ref, as string, left func(ref st
 	return ps.images.findImage(ctx, as, full)
 }
 
-// digestIn asks the registry for the digest of a reference, and returns the reference by digest.
+// digestIn asks the registry for the present digest of a reference, and returns the reference with that digest.
 func (ps *pulls) digestIn(ctx context.Context, full string) (string, error) {
 	auth, known := ps.credentials(ctx, registryOf(full))
 	c := call{verb: "ask for", kind: kindImage, name: full, limit: ps.pullStall}

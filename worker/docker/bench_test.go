@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// BenchmarkInspect compares a call with the same call of the bare client, which shows the cost of the deadline, the
-// fence and the translation.
+// BenchmarkInspect compares a call of this package with the same call of the bare Docker client. The difference is the
+// cost of the deadline, the fence and the translation of errors.
 func BenchmarkInspect(b *testing.B) {
 	e, bare := direct(b)
 	id := e.create(b, e.sleeper(), true)
@@ -39,8 +39,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkLife measures network, create, start, kill and removal separately, each with this client and the bare
-// client.
+// BenchmarkLife measures each step in the life of a container and its network separately, with this package and with
+// the bare Docker client.
 func BenchmarkLife(b *testing.B) {
 	e, bare := direct(b)
 	subnet := freeSubnet(b, e.Engine)
@@ -76,14 +76,14 @@ func BenchmarkLife(b *testing.B) {
 	}
 }
 
-// direct returns a bench without a proxy, and the bare client of the same engine.
+// direct returns a bench whose client does not use the proxy, and a bare Docker client of the same engine.
 func direct(b *testing.B) (*bench, *client.Client) {
 	e := newBench(b)
 	host := "unix://" + dockertest.Socket(b)
 	e.Engine = connect(b, docker.Config{Host: host, Deployment: e.deployment, Fence: docker.Unfenced})
 	bare, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
 	check(b, err)
-	b.Cleanup(func() { _ = bare.Close() })
+	b.Cleanup(func() { check(b, bare.Close()) })
 	return e, bare
 }
 

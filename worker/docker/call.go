@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// kind is the kind of object that a call is about. It decides which "not found" means that the object itself is gone.
+// kind is the kind of object that a call is about. The kind decides which "not found" errors mean that the object
+// itself does not exist.
 type kind string
 
 const (
@@ -20,11 +21,11 @@ const (
 type call struct {
 	verb  string // such as "start" or "inspect"
 	kind  kind
-	name  string        // of the object
+	name  string        // the object's name or id
 	limit time.Duration // maximum duration
 }
 
-// subject names the call in an error.
+// subject describes the call in an error, such as "start container x".
 func (c call) subject() string {
 	s := c.verb + " " + string(c.kind)
 	if c.name != "" {
@@ -33,8 +34,8 @@ func (c call) subject() string {
 	return s
 }
 
-// do runs f under the call's deadline and translates its error. All calls of the Docker client go through here, except
-// for the event stream, which has no end.
+// do runs f with the call's deadline, and translates f's error. All calls of the Docker client use do, except for the
+// event streams, which have no end.
 func (conn *connection) do(ctx context.Context, c call, f func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
@@ -46,8 +47,8 @@ func (conn *connection) do(ctx context.Context, c call, f func(context.Context) 
 	return translate(ctx, c, err)
 }
 
-// Reading is quick. A change may wait for locks and for the kernel. Starting and removing also wait for the runtime and
-// the storage driver.
+// A read is quick. A change may wait for locks and for the kernel. Starting and removing a container also wait for the
+// runtime and the storage driver.
 func (conn *connection) readLimit() time.Duration   { return conn.callTimeout / 3 }
 func (conn *connection) changeLimit() time.Duration { return conn.callTimeout }
 func (conn *connection) runLimit() time.Duration    { return 2 * conn.callTimeout }

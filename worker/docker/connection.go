@@ -10,19 +10,19 @@ import (
 	"github.com/docker/docker/client"
 )
 
-// connection is what all parts of an [Engine] share: the clients with the fence below them, and the deadlines. Its
-// method do makes each call.
+// connection is shared by all parts of an [Engine]. It has the Docker clients, whose transport is the fence, and the
+// deadlines. The parts make every call through its method do.
 type connection struct {
 	client      *client.Client
 	transport   *http.Transport
-	pinger      *client.Client // a new connection for each request
+	pinger      *client.Client // dials a new connection for each request
 	deployment  string
 	callTimeout time.Duration
 	fence       func() error // called by the transport before every change
 	log         *slog.Logger
 }
 
-// newConnection makes the clients. It sends no request.
+// newConnection creates the Docker clients. It sends no request.
 func newConnection(cfg Config) (*connection, error) {
 	conn := &connection{
 		deployment:  cfg.Deployment,
@@ -45,7 +45,7 @@ func (conn *connection) negotiate(ctx context.Context) error {
 	})
 }
 
-// dial makes the clients with the fence below them. It sends no request.
+// dial creates the Docker clients, with the fence as their transport. It sends no request.
 func (conn *connection) dial(cfg Config) error {
 	address := client.WithHost(cfg.Host)
 	if cfg.Host == "" {
@@ -70,13 +70,13 @@ func (conn *connection) dial(cfg Config) error {
 	return err
 }
 
-// newClient returns a client with the fence below it, and the transport below the fence.
+// newClient returns a client whose requests pass the fence, and the HTTP transport behind the fence.
 func newClient(address client.Opt, check func() error) (made *client.Client, transport *http.Transport, err error) {
 	fenced := func(c *client.Client) error {
 		transport = c.HTTPClient().Transport.(*http.Transport)
 		fenceConns(transport)
 		if transport.TLSClientConfig != nil {
-			// The client derives the scheme from its transport, which the fence hides.
+			// The Docker client would derive the scheme from its transport, but the fence hides the TLS transport.
 			if err := client.WithScheme("https")(c); err != nil {
 				return err
 			}
@@ -111,7 +111,8 @@ func (conn *connection) Ping(ctx context.Context) error {
 func (conn *connection) warn(ctx context.Context, kind, name string, warnings ...string) {
 	for _, w := range warnings {
 		if w != "" {
-			conn.log.WarnContext(ctx, "warning from the engine", "kind", kind, "name", name, "warning", w)
+			conn.log.WarnContext(ctx, "the Docker engine ignored or changed a setting of an object", "kind", kind,
+				"name", name, "warning", w)
 		}
 	}
 }

@@ -17,27 +17,27 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// CoverInodes is the mount option that marks file systems covering volumes in a container's mount table: no other file
-// system of a container has this limit.
+// CoverInodes is the mount option by which the file systems of [ContainerSpec.Covers] are recognized in a container's
+// mount table: no other file system of a container has this limit.
 const CoverInodes = "nr_inodes=1000003"
 
-// ContainerSpec describes a container. All other settings are the engine's defaults, except for the restart policy
-// (none), the log driver (none: the supervisor writes nothing there), the image's health check (off) and the stop
-// signal (always TERM). The container runs the supervisor, which applies the image's health check and stop signal to
-// the image's command.
+// ContainerSpec describes a container. Settings that it does not have are the engine's defaults, with four exceptions:
+// there is no restart policy; there is no log driver, because the supervisor writes no logs; the image's health check
+// is off; and the stop signal is TERM. The container runs the supervisor, which applies the image's health check and
+// stop signal to the image's command.
 type ContainerSpec struct {
 	Name            string
 	Image           string
-	Entrypoint      []string // nil: the image's
-	Cmd             []string // nil: the image's, when Entrypoint is nil too
-	Env             []string // NAME=value, on top of the image's
+	Entrypoint      []string // nil: the image's entrypoint
+	Cmd             []string // nil: the image's command, if Entrypoint is nil too
+	Env             []string // NAME=value, added to the image's environment
 	Labels          map[string]string
-	User            string // "": the image's
-	Cwd             string // "": the image's
+	User            string // "": the image's user
+	Cwd             string // "": the image's working directory
 	Hostname        string
 	Network         string // "": the engine's default bridge
 	Aliases         []string
-	DNS             []string        // name servers for names outside of the network; nil: the engine's
+	DNS             []string        // name servers for names outside of the network; nil: those of the engine
 	Ports           []protocol.Port // published on the host's loopback
 	Binds           []Bind
 	CPU             float64 // cores; 0: no limit
@@ -47,10 +47,10 @@ type ContainerSpec struct {
 	CapAdd          []string
 	NoNewPrivileges bool
 	ReadOnlyRoot    bool
-	Tmpfs           map[string]int64 // bytes of each file system in memory, by target
-	Covers          map[string]int64 // the same, with [CoverInodes]: the caller unmounts them before anything runs
-	ShmSize         int64            // bytes of /dev/shm; 0: the engine's default
-	Disk            int64            // bytes of the container's own layer; 0: no limit
+	Tmpfs           map[string]int64 // size in bytes of each file system in memory, by target
+	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]: the caller unmounts them before any command runs
+	ShmSize         int64            // size of /dev/shm in bytes; 0: the engine's default
+	Disk            int64            // size of the container's own layer in bytes; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
 	GPUs            []string         // indices or ids, as the runtime names them; nil: none
 }
@@ -60,46 +60,46 @@ type Bind struct {
 	Source       string
 	Target       string
 	ReadOnly     bool
-	NonRecursive bool // leave out mounts below Source, which stay writable in a read-only bind
+	NonRecursive bool // leaves out mounts below Source; they would stay writable even in a read-only bind
 }
 
 // Container is the engine's description of a container.
 type Container struct {
 	ID      string
 	Name    string
-	Image   string // id of the image when inspected; what the container was created from when listed
+	Image   string // inspected: the image's id; listed: the reference from which the container was created
 	Labels  map[string]string
 	State   string // created, running, paused, restarting, removing, exited, dead
 	Running bool
 	Created time.Time
 
-	// Doubtful means that the image has Boxfleet labels, or is gone. The container's labels may come from that image,
-	// which anyone may have built, so they prove nothing.
+	// Doubtful means that the container's image has Boxfleet labels, or no longer exists. The container may have its
+	// labels from that image, which anyone may have built, so the labels prove nothing.
 	Doubtful bool
-	Binds    []string // paths of the engine's host that are mounted
+	Binds    []string // the mounted paths of the engine's host
 
-	// Only when inspected.
-	Pid        int // on the engine's host; 0 if it is not running
+	// The following fields are set only by Inspect.
+	Pid        int // of the first process, on the engine's host; 0 if the container does not run
 	ExitCode   int
 	OOMKilled  bool
 	Error      string // why the last start failed
 	StartedAt  time.Time
 	FinishedAt time.Time
-	Ports      []protocol.Port // published on the host, while it runs
+	Ports      []protocol.Port // the published ports, while the container runs
 	Hostname   string
-	Address    string // in its network, while it runs; "" if it is in none or several
+	Address    string // in its network, while it runs; "" if the container has no network or several
 }
 
-// containers are the methods for containers and the files in them.
+// containers has the methods for containers and the files in them.
 type containers struct {
 	*connection
 	imageLabels  *imageLabels
-	emptyLayer   func(ctx context.Context, dir string) error // see [Config.EmptyLayer]; nil: not possible
+	emptyLayer   func(ctx context.Context, dir string) error // see [Config.EmptyLayer]; may be nil
 	stallTimeout time.Duration
 }
 
-// CreateContainer creates a container and returns its id. It fails with already_exists if the name is taken, with
-// [ErrImageNotFound] if the engine does not have the image (which is not pulled, see [Engine.PullImage]), and with
+// CreateContainer creates a container and returns its id. It does not pull the image, see [Engine.PullImage]. It fails
+// with already_exists if the name is taken, with [ErrImageNotFound] if the engine does not have the image, and with
 // invalid_argument if the engine refuses the spec.
 func (cs *containers) CreateContainer(ctx context.Context, spec ContainerSpec) (string, error) {
 	var id string
@@ -137,12 +137,12 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 		Resources: container.Resources{
 			NanoCPUs:   int64(math.Round(spec.CPU * 1e9)),
 			Memory:     spec.Memory,
-			MemorySwap: spec.Memory, // memory and swap together, so no swap
+			MemorySwap: spec.Memory, // the limit of memory plus swap; the same value means no swap
 		},
 	}
 	host.ReadonlyRootfs, host.ShmSize, host.Runtime = spec.ReadOnlyRoot, spec.ShmSize, spec.Runtime
 	host.Tmpfs = map[string]string{}
-	// Builds run programs that they compile below /tmp, which the engine's default (noexec) would forbid.
+	// exec: the engine's default noexec would break builds that compile programs below /tmp and run them.
 	for target, size := range spec.Tmpfs {
 		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
 	}
@@ -152,7 +152,7 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 	if spec.Disk > 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
 	}
-	if len(spec.GPUs) > 0 { // a count would give each container the same first GPUs
+	if len(spec.GPUs) > 0 { // by id: with a count, every container would get the same first GPUs
 		host.DeviceRequests = []container.DeviceRequest{{DeviceIDs: spec.GPUs, Capabilities: [][]string{{"gpu"}}}}
 	}
 	if spec.PIDs > 0 {
@@ -178,7 +178,7 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 }
 
 // StartContainer starts a container if it is not running. It fails with failed_precondition and reason start_failed if
-// the container cannot be started as it is.
+// the container can never start as it was created.
 func (cs *containers) StartContainer(ctx context.Context, id string) error {
 	return cs.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: cs.runLimit()},
 		func(ctx context.Context) error {
@@ -186,8 +186,8 @@ func (cs *containers) StartContainer(ctx context.Context, id string) error {
 		})
 }
 
-// StopContainer sends TERM, and KILL if the container still runs after grace, which is rounded up to a second. It waits
-// for the container's end. Stopped or absent is no error.
+// StopContainer sends TERM, and sends KILL if the container still runs after grace, rounded up to a full second. It
+// waits until the container has ended. A container that is stopped already or does not exist is no error.
 func (cs *containers) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
 	limit := cs.runLimit() + time.Duration(seconds)*time.Second
@@ -197,7 +197,7 @@ func (cs *containers) StopContainer(ctx context.Context, id string, grace time.D
 	return absentIsFine(err)
 }
 
-// KillContainer sends KILL and does not wait. Stopped or absent is no error.
+// KillContainer sends KILL and does not wait. A container that is stopped already or does not exist is no error.
 func (cs *containers) KillContainer(ctx context.Context, id string) error {
 	err := cs.do(ctx, call{verb: "kill", kind: kindContainer, name: id, limit: cs.changeLimit()},
 		func(ctx context.Context) error {
@@ -209,8 +209,8 @@ func (cs *containers) KillContainer(ctx context.Context, id string) error {
 	return absentIsFine(err)
 }
 
-// RemoveContainer kills and removes a container with its anonymous volumes, and waits until it is gone, also if
-// somebody else is removing it. Absent is no error.
+// RemoveContainer kills a container, removes it with its anonymous volumes, and waits until it is gone. It also waits
+// for a removal that another client has started. A container that does not exist is no error.
 func (cs *containers) RemoveContainer(ctx context.Context, id string) error {
 	err := cs.removeContainer(ctx, id)
 	if err == nil || cs.emptyLayer == nil || !tooDeep.MatchString(err.Error()) {
@@ -222,10 +222,12 @@ func (cs *containers) RemoveContainer(ctx context.Context, id string) error {
 	return cs.removeContainer(ctx, id)
 }
 
-// tooDeep matches the engine's error for directories in a container's layer that are too deep for its file descriptors.
+// tooDeep matches the engine's error for a container's layer with more nested directories than the engine may open
+// files.
 var tooDeep = regexp.MustCompile(`failed to remove root filesystem: .*too many open files`)
 
-// emptyLayerOf empties the layer of a container that the engine failed to remove and no longer uses.
+// emptyLayerOf empties the layer of a container that the engine failed to remove. It does nothing unless the engine
+// calls the container dead, and so no longer uses the layer.
 func (cs *containers) emptyLayerOf(ctx context.Context, id string) error {
 	layer := ""
 	err := cs.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: cs.readLimit()},
@@ -256,7 +258,7 @@ func (cs *containers) removeContainer(ctx context.Context, id string) error {
 	return absentIsFine(err)
 }
 
-// awaitGone waits for a removal that somebody else started.
+// awaitGone waits for the end of a removal that another client started.
 func (cs *containers) awaitGone(ctx context.Context, c call) error {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
@@ -285,8 +287,8 @@ func (cs *containers) Inspect(ctx context.Context, idOrName string) (Container, 
 				return err
 			}
 			if got.ContainerJSONBase == nil || got.State == nil || got.Config == nil {
-				return protocol.Errorf(protocol.Unavailable, ReasonEngineError, "inspect container %s: the response has no state",
-					idOrName)
+				return protocol.Errorf(protocol.Unavailable, ReasonEngineError,
+					"inspect container %s: the engine's response lacks the container's state", idOrName)
 			}
 			c = Container{
 				ID: got.ID, Name: strings.TrimPrefix(got.Name, "/"), Image: got.Image, Labels: got.Config.Labels,
@@ -321,7 +323,7 @@ func (cs *containers) Containers(ctx context.Context) ([]Container, error) {
 		for _, got := range found {
 			c := Container{
 				ID: got.ID, Image: got.Image, Labels: got.Labels, State: string(got.State),
-				// The engine counts paused and restarting containers as running, too.
+				// Like Running in the engine's response to an inspection: paused and restarting containers count too.
 				Running: got.State == container.StateRunning || got.State == container.StatePaused ||
 					got.State == container.StateRestarting,
 				Created: time.Unix(got.Created, 0).UTC(), Binds: bindsOf(got.Mounts),
@@ -348,7 +350,7 @@ func bindsOf(mounts []container.MountPoint) (sources []string) {
 	return sources
 }
 
-// instant parses a time of the Engine; its zero time becomes ours.
+// instant parses a time as the Engine writes it. An invalid text becomes the zero time.
 func instant(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil {

@@ -34,41 +34,41 @@ func TestAContainersLifeCycle(t *testing.T) {
 	check(t, err)
 	if c.ID != id || c.Name != spec.Name || c.State != "created" || c.Running || c.Pid != 0 || !c.StartedAt.IsZero() ||
 		c.Created.IsZero() {
-		t.Errorf("created: %+v", c)
+		t.Errorf("a created container is described as %+v", c)
 	}
 	if c.Labels[docker.LabelSandbox] != "s1" || c.Labels[docker.LabelDeployment] != b.deployment {
-		t.Errorf("labels: %v", c.Labels)
+		t.Errorf("the container has the labels %v", c.Labels)
 	}
 	check(t, b.StartContainer(ctx, id))
-	check(t, b.StartContainer(ctx, id)) // started twice is started
+	check(t, b.StartContainer(ctx, id)) // starting a running container is no error
 	c, err = b.Inspect(ctx, id)
 	check(t, err)
 	if c.State != "running" || !c.Running || c.Pid == 0 || c.StartedAt.IsZero() {
-		t.Errorf("started: %+v", c)
+		t.Errorf("a started container is described as %+v", c)
 	}
 	all, err := b.Containers(ctx)
 	check(t, err)
 	if len(all) != 1 || all[0].ID != id || all[0].Name != spec.Name || !all[0].Running ||
 		all[0].Labels[docker.LabelSandbox] != "s1" {
-		t.Errorf("listed: %+v", all)
+		t.Errorf("the containers are listed as %+v", all)
 	}
 	b.awaitUp(t, id)
 	check(t, b.StopContainer(ctx, id, 20*time.Second))
 	c, err = b.Inspect(ctx, id)
 	check(t, err)
 	if c.State != "exited" || c.Running || c.ExitCode != 3 || c.FinishedAt.IsZero() {
-		t.Errorf("stopped: %+v", c)
+		t.Errorf("a stopped container is described as %+v", c)
 	}
 	check(t, b.StopContainer(ctx, id, 0))
 	check(t, b.KillContainer(ctx, id))
 	check(t, b.StartContainer(ctx, id))
 	check(t, b.KillContainer(ctx, id))
 	if c := b.ended(t, id); c.ExitCode != 137 {
-		t.Errorf("killed: %+v", c)
+		t.Errorf("a killed container is described as %+v, want exit code 137", c)
 	}
 	check(t, b.RemoveContainer(ctx, id))
 	if _, err := b.Inspect(ctx, id); !docker.IsNotFound(err) {
-		t.Errorf("after removal: %v", err)
+		t.Errorf("inspecting a removed container: got %v, want not found", err)
 	}
 }
 
@@ -76,21 +76,21 @@ func TestRemovingAbsentObjectsIsNoError(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	for name, remove := range map[string]func() error{
-		"container":      func() error { return b.RemoveContainer(ctx, "boxfleet-absent") },
-		"stop":           func() error { return b.StopContainer(ctx, "boxfleet-absent", time.Second) },
-		"kill":           func() error { return b.KillContainer(ctx, "boxfleet-absent") },
-		"network":        func() error { return b.RemoveNetwork(ctx, "boxfleet-absent") },
-		"mark of a host": func() error { return b.RemoveHostID(ctx) },
+		"remove a container": func() error { return b.RemoveContainer(ctx, "boxfleet-absent") },
+		"stop a container":   func() error { return b.StopContainer(ctx, "boxfleet-absent", time.Second) },
+		"kill a container":   func() error { return b.KillContainer(ctx, "boxfleet-absent") },
+		"remove a network":   func() error { return b.RemoveNetwork(ctx, "boxfleet-absent") },
+		"remove the host id": func() error { return b.RemoveHostID(ctx) },
 	} {
 		if err := remove(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if err := b.StartContainer(ctx, "boxfleet-absent"); !docker.IsNotFound(err) {
-		t.Errorf("starting an absent container: got %v", err)
+		t.Errorf("starting an absent container: got %v, want not found", err)
 	}
 	if err := b.RemoveContainer(ctx, ""); protocol.CodeOf(err) != protocol.InvalidArgument {
-		t.Errorf("removing nothing by name: %v", err)
+		t.Errorf("removing a container without a name: got %v, want invalid_argument", err)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestConcurrentRemovalsOfAContainerAllSucceed(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := b.Inspect(t.Context(), id); !docker.IsNotFound(err) {
-				t.Errorf("the removal has returned, but the container still exists: %v", err)
+				t.Errorf("the removal has returned; inspecting the container: got %v, want not found", err)
 			}
 		})
 	}
@@ -117,7 +117,7 @@ func TestAContainerNameCanBeUsedOnce(t *testing.T) {
 	b := newBench(t)
 	b.create(t, b.sleeper(), false)
 	if _, err := b.CreateContainer(t.Context(), b.sleeper()); protocol.CodeOf(err) != protocol.AlreadyExists {
-		t.Errorf("got %v", err)
+		t.Errorf("creating a second container with the same name: got %v, want already_exists", err)
 	}
 }
 
@@ -145,7 +145,7 @@ func TestALimitedContainerIsHardened(t *testing.T) {
 	}
 	id := b.create(t, spec, true)
 	if c := b.ended(t, id); c.ExitCode != 5 {
-		t.Errorf("ended: %+v", c)
+		t.Errorf("the container ended as %+v, want exit code 5", c)
 	}
 	report, err := os.ReadFile(filepath.Join(outside, "report"))
 	check(t, err)
@@ -154,11 +154,11 @@ func TestALimitedContainerIsHardened(t *testing.T) {
 		"inside\n/home/box\nhello\n67108864\n32\n", "Read-only file system",
 	} {
 		if !strings.Contains(string(report), want) {
-			t.Errorf("%q is not in\n%s", want, report)
+			t.Errorf("the container's report lacks %q:\n%s", want, report)
 		}
 	}
 	if strings.Contains(string(report), "WRITABLE") {
-		t.Errorf("the read-only bind is writable:\n%s", report)
+		t.Errorf("the container could write to its read-only bind:\n%s", report)
 	}
 	check(t, b.RemoveContainer(ctx, id))
 }
@@ -170,23 +170,23 @@ func TestErrorsSayWhyAContainerCannotBeCreatedOrStarted(t *testing.T) {
 	spec := b.sleeper()
 	spec.Image = "boxfleet/never-made:none"
 	if _, err := b.CreateContainer(ctx, spec); !errors.Is(err, docker.ErrImageNotFound) || docker.IsNotFound(err) {
-		t.Errorf("missing image: %v", err)
+		t.Errorf("creating a container of a missing image: got %v, want %v", err, docker.ErrImageNotFound)
 	}
 	spec = b.sleeper()
 	spec.Binds = []docker.Bind{{Source: "/boxfleet/absent", Target: "/x"}}
 	if _, err := b.CreateContainer(ctx, spec); protocol.CodeOf(err) != protocol.InvalidArgument {
-		t.Errorf("missing bind source: %v", err)
+		t.Errorf("creating a container with a missing bind source: got %v, want invalid_argument", err)
 	}
 	startFailed := &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonStartFailed}
 	spec = b.sleeper()
 	spec.Entrypoint = []string{"/no/such/program"}
 	id := b.create(t, spec, false)
 	if err := b.StartContainer(ctx, id); !errors.Is(err, startFailed) {
-		t.Errorf("missing program: %v", err)
+		t.Errorf("starting a missing program: got %v, want %v", err, startFailed)
 	}
 	check(t, b.RemoveContainer(ctx, id))
 
-	// Starting a container whose network is gone also answers 404, although the container exists.
+	// The engine answers 404 also for a start of an existing container whose network is gone.
 	network := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine)}
 	check(t, b.CreateNetwork(ctx, network))
 	spec = b.sleeper()
@@ -194,7 +194,7 @@ func TestErrorsSayWhyAContainerCannotBeCreatedOrStarted(t *testing.T) {
 	id = b.create(t, spec, false)
 	check(t, b.RemoveNetwork(ctx, network.Name))
 	if err := b.StartContainer(ctx, id); !errors.Is(err, startFailed) {
-		t.Errorf("missing network: %v", err)
+		t.Errorf("starting a container whose network is gone: got %v, want %v", err, startFailed)
 	}
 }
 
@@ -211,7 +211,8 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	check(t, w.WriteHeader(&tar.Header{Name: "file", Mode: 0o640, Uid: 1000, Gid: 1000, Size: 6}))
-	_, _ = w.Write([]byte("bytes\n"))
+	_, err := w.Write([]byte("bytes\n"))
+	check(t, err)
 	check(t, w.Close())
 	check(t, b.CopyTo(ctx, id, "/home/box", bytes.NewReader(archive.Bytes())))
 	check(t, b.StartContainer(ctx, id))
@@ -219,24 +220,24 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	got, err := os.ReadFile(filepath.Join(outside, "file"))
 	check(t, err)
 	if string(got) != "bytes\n1000:1000 640\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("the container read %q from the copied file", got)
 	}
 
 	err = b.CopyTo(ctx, id, "/no/such/dir", bytes.NewReader(archive.Bytes()))
 	if !errors.Is(err, &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonCopyFailed}) {
-		t.Errorf("missing directory: %v", err)
+		t.Errorf("copying to a missing directory: got %v, want copy_failed", err)
 	}
 	if err := b.CopyTo(ctx, "boxfleet-absent", "/", bytes.NewReader(archive.Bytes())); !docker.IsNotFound(err) {
-		t.Errorf("missing container: %v", err)
+		t.Errorf("copying to a missing container: got %v, want not found", err)
 	}
 	broken := errors.New("the source broke")
 	if err := b.CopyTo(ctx, id, "/home/box", iotest.ErrReader(broken)); !errors.Is(err, broken) {
-		t.Errorf("broken source: %v", err)
+		t.Errorf("copying from a broken source: got %v, want the source's error", err)
 	}
 }
 
-// A count would give each container the same GPUs, so the request names them.
-func TestGPUsAreRequestedByName(t *testing.T) {
+// A request with a count would give each container the same first GPUs.
+func TestGPUsAreRequestedByID(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	var asked container.CreateRequest
@@ -253,10 +254,10 @@ func TestGPUsAreRequestedByName(t *testing.T) {
 	b.create(t, spec, false)
 	b.proxy.Inject(nil)
 	if len(asked.HostConfig.DeviceRequests) != 1 {
-		t.Fatalf("requested %+v", asked.HostConfig.DeviceRequests)
+		t.Fatalf("the request has the device requests %+v, want one", asked.HostConfig.DeviceRequests)
 	}
 	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 ||
 		!slices.Equal(d.Capabilities[0], []string{"gpu"}) {
-		t.Errorf("requested %+v", d)
+		t.Errorf("the request asks for %+v, want the GPUs %v and no count", d, spec.GPUs)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// CopyTo unpacks a tar stream into a directory of a container, which need not have been started. If the directory does
-// not exist, it fails with failed_precondition and reason copy_failed. Owners are as in the stream. It fails if the
-// stream or the engine makes no progress for [Config.StallTimeout]. An error of reading tar is returned unchanged.
-// CopyTo does not read tar after it has returned.
+// CopyTo unpacks a tar stream into a directory of a container, with the owners in the stream. The container need not
+// have been started. CopyTo fails with failed_precondition and reason copy_failed if the directory does not exist, and
+// with [ErrEngineUnavailable] if the transfer makes no progress for [Config.StallTimeout]. An error of reading tar is
+// returned unchanged. CopyTo does not read tar after it has returned.
 func (cs *containers) CopyTo(ctx context.Context, id, dir string, tar io.Reader) error {
 	body := &source{r: tar}
 	err := cs.do(ctx, call{verb: "copy to", kind: kindContainer, name: id, limit: transferLimit},
@@ -30,8 +30,9 @@ func (cs *containers) CopyTo(ctx context.Context, id, dir string, tar io.Reader)
 	return err
 }
 
-// PathMode returns the mode of a path in a container, which need not have been started. It does not follow a link at
-// the end of the path. there is false if nothing exists at the path; its parents must be directories.
+// PathMode returns the mode of a path in a container. The container need not have been started. If the path is a
+// symbolic link, PathMode returns the link's mode. there is false if nothing exists at the path. It is an error if a
+// parent of the path is not a directory.
 func (cs *containers) PathMode(ctx context.Context, id, path string) (mode fs.FileMode, there bool, err error) {
 	err = cs.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: cs.readLimit()},
 		func(ctx context.Context) error {
@@ -45,8 +46,8 @@ func (cs *containers) PathMode(ctx context.Context, id, path string) (mode fs.Fi
 	return mode, there, err
 }
 
-// ReadFile reads at most most bytes of a file in a container, which need not have been started. It returns nothing if
-// the path does not exist or is not a regular file.
+// ReadFile reads the first bytes of a file in a container, at most most of them. The container need not have been
+// started. ReadFile returns nil if the path does not exist or is not a regular file.
 func (cs *containers) ReadFile(ctx context.Context, id, path string, most int64) ([]byte, error) {
 	var data []byte
 	err := cs.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: cs.readLimit()},
@@ -70,7 +71,7 @@ func (cs *containers) ReadFile(ctx context.Context, id, path string, most int64)
 	return data, err
 }
 
-// copyRefused matches the engine's errors for a stream that cannot be unpacked into its target.
+// copyRefused matches the engine's errors for a tar stream that cannot be unpacked into its target directory.
 var copyRefused = regexp.MustCompile(`(?i)cannot overwrite|not a directory|is a directory|file exists|read-only|` +
 	`no space left|quota exceeded|too many levels|device or resource busy|file name too long|too many links|` +
 	`link .*(no such file or directory|cross-device)`)

@@ -8,12 +8,12 @@ import (
 	"github.com/docker/docker/api/types/registry"
 )
 
-// helperTimeout is how long a credential helper may take.
+// helperTimeout limits how long a credential helper may take.
 const helperTimeout = 20 * time.Second
 
-// loginFor reads the credentials that `docker login` stored for a registry in the configuration directory dir ("":
-// Docker's default), including those of credential helpers. It reads them each time, so a new login takes effect at
-// once. It returns the zero value if there are none.
+// loginFor reads the credentials that `docker login` stored for a registry, including those of credential helpers. dir
+// is the directory of the Docker configuration; "" means Docker's default. loginFor reads the files at each call, so a
+// new login takes effect at once. It returns the zero value if there are no credentials.
 func loginFor(ctx context.Context, dir, host string) (registry.AuthConfig, error) {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()
@@ -21,7 +21,7 @@ func loginFor(ctx context.Context, dir, host string) (registry.AuthConfig, error
 		login registry.AuthConfig
 		err   error
 	}
-	answers := make(chan answer, 1) // a helper is an external program and may hang
+	answers := make(chan answer, 1) // buffered: a hanging credential helper may answer after the timeout
 	go func() {
 		file, err := config.Load(dir)
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestLoginsAreReadFromTheConfigurationAndCredentialHelpers(t *testing.T) {
+func TestLoginsAreReadFromTheConfigurationAndFromCredentialHelpers(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	helper := func(name, script string) {
@@ -33,24 +33,24 @@ func TestLoginsAreReadFromTheConfigurationAndCredentialHelpers(t *testing.T) {
 		"library/busybox@sha256:" + digits: "hub", "other.test/x": ""} {
 		login, err := loginFor(t.Context(), dir, registryOf(ref))
 		if err != nil || login.Username != user {
-			t.Errorf("%s: got %+v, %v; want the user %q", ref, login, err, user)
+			t.Errorf("login for %s: got %+v and error %v, want the user %q", ref, login, err, user)
 		}
 	}
 	if login, err := loginFor(t.Context(), dir, "broken.test"); err == nil {
-		t.Errorf("failing helper: got %+v", login)
+		t.Errorf("login with a failing helper: got %+v, want an error", login)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := loginFor(short, dir, "hanging.test"); err == nil {
-		t.Error("the lookup waits for a hanging helper")
+		t.Error("login with a hanging helper: got no error when the context ended")
 	}
 	data, err := os.ReadFile(filepath.Join(bin, "pid"))
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || pid <= 1 || syscall.Kill(pid, syscall.SIGKILL) != nil {
-		t.Errorf("cannot end the helper: %d, %v", pid, err)
+		t.Errorf("could not end the hanging helper, process %d: %v", pid, err)
 	}
 	if login, err := loginFor(t.Context(), t.TempDir(), "plain.test"); err != nil || login.Username != "" {
-		t.Errorf("without a configuration: %+v, %v", login, err)
+		t.Errorf("login without a configuration: got %+v and error %v, want neither", login, err)
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
-// An engine needs a file descriptor for each level of directories in a container's layer. With more levels than
-// descriptors, the engine alone could never remove the container.
+// To remove a container, an engine needs a file descriptor for each level of nested directories in the container's
+// layer. If there are more levels than descriptors, the engine alone can never remove the container.
 func TestAContainerWithDeeplyNestedDirectoriesIsRemoved(t *testing.T) {
 	levels, err := strconv.Atoi(os.Getenv("BOXFLEET_LEVELS"))
 	if err != nil || os.Getuid() != 0 {
@@ -49,15 +49,15 @@ func TestAContainerWithDeeplyNestedDirectoriesIsRemoved(t *testing.T) {
 	if err := b.RemoveContainer(ctx, id); err == nil {
 		t.Skip("the engine has enough descriptors for all levels")
 	} else if n := len(err.Error()); n > 4<<10 {
-		t.Errorf("the error has %d bytes", n)
+		t.Errorf("the error of the removal has %d bytes, want at most 4 KiB", n)
 	}
 	if err := e.RemoveContainer(ctx, id); err != nil {
-		t.Fatalf("%.500v", err)
+		t.Fatalf("removing the container with EmptyLayer: %.500v", err)
 	}
 	if c, err := e.Inspect(ctx, id); !docker.IsNotFound(err) {
-		t.Errorf("the container still exists: %+v, %v", c, err)
+		t.Errorf("inspecting the removed container: got %+v and error %v, want not found", c, err)
 	}
 	if emptied != 1 {
-		t.Errorf("the layer was emptied %d times", emptied)
+		t.Errorf("EmptyLayer was called %d times, want once", emptied)
 	}
 }

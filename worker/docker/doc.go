@@ -1,7 +1,7 @@
 // Package docker is the only client of the Docker Engine. It takes and returns plain values, so no other package
 // depends on the Engine's types, versions or error texts.
 //
-//	worker --> Engine --> one of its parts --> connection (deadline, translation) --> fence --> socket
+//	worker --> Engine --> one of its parts --> connection (deadline, translation of errors) --> fence --> socket
 //
 // [Engine] embeds its parts, which share one connection:
 //
@@ -15,11 +15,11 @@
 //
 // The package enforces three rules, each in one place:
 //
-//   - Every call has a deadline, whatever its context (call.go). A call to a hung engine fails with unavailable.
-//   - No request that could change the host is sent unless the fence allows it. The fence is checked below the client,
-//     at the last moment (fence.go), so no method can bypass it.
+//   - Every call has a deadline, even if its context has none (call.go). Calls to a hung engine fail with unavailable.
+//   - No request that could change the host is sent unless the fence allows it. The fence is the transport below the
+//     Docker client, so no method can bypass the fence, and it checks at the last moment (fence.go).
 //   - An error is translated once, completely (errors.go). A call fails with not_found only if the engine itself says
-//     that the named object does not exist; everything unclear is unavailable.
+//     that the named object does not exist; any unclear error is unavailable.
 //
 // It imports protocol, imageref and the Docker client.
 package docker

@@ -10,14 +10,18 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// within is how long tests wait for a condition.
+const within = 20 * time.Second
 
-// bench is a deployment of the test's own on the machine's engine, behind a proxy. Its objects are removed when the
-// test ends.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed())) }
+
+// bench is a deployment for one test, on the machine's engine behind a proxy. The deployment's objects are removed when
+// the test ends.
 type bench struct {
 	*docker.Engine
 	proxy      *dockertest.Proxy
@@ -33,13 +37,13 @@ func newBench(tb testing.TB, change ...func(*docker.Config)) *bench {
 	b.proxy, b.host = dockertest.StartProxy(tb, socket)
 	b.Engine = b.connect(tb, change...)
 
-	// Emptying goes past the proxy, whatever the test has done to it.
+	// The cleanup does not use the proxy, because the test may have closed or paused the proxy.
 	direct := connect(tb, docker.Config{Host: "unix://" + socket, Deployment: b.deployment, Fence: docker.Unfenced})
 	tb.Cleanup(func() { empty(tb, direct) })
 	return b
 }
 
-// connect returns another client of the same deployment, through the same proxy.
+// connect returns another client of the same deployment, which uses the same proxy.
 func (b *bench) connect(tb testing.TB, change ...func(*docker.Config)) *docker.Engine {
 	tb.Helper()
 	cfg := docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced}
@@ -76,10 +80,10 @@ func empty(tb testing.TB, e *docker.Engine) {
 	check(tb, e.RemoveHostID(ctx))
 }
 
-// name returns a name for an object that is unique to this test.
+// name returns the name of an object. No other test uses this name.
 func (b *bench) name(what string) string { return "boxfleet-" + b.deployment + "-" + what }
 
-// sleeper describes a container that runs until it gets a signal. Once it is up, it stops at once.
+// sleeper describes a container that runs until it gets TERM. awaitUp waits until it handles TERM.
 func (b *bench) sleeper() docker.ContainerSpec {
 	return docker.ContainerSpec{
 		Name: b.name("sleeper"), Image: dockertest.Image, Network: "none",
@@ -87,10 +91,10 @@ func (b *bench) sleeper() docker.ContainerSpec {
 	}
 }
 
-// awaitUp waits until a sleeper handles signals.
+// awaitUp waits until a sleeper has started, and stops at once when it gets TERM.
 func (b *bench) awaitUp(tb testing.TB, id string) {
 	tb.Helper()
-	eventually(tb, "the container is up", func() bool {
+	eventually.Holds(tb, within, "the container is up", func() bool {
 		_, there, err := b.PathMode(tb.Context(), id, "/up")
 		check(tb, err)
 		return there
@@ -112,7 +116,7 @@ func (b *bench) create(tb testing.TB, spec docker.ContainerSpec, started bool) s
 func (b *bench) ended(tb testing.TB, id string) docker.Container {
 	tb.Helper()
 	var c docker.Container
-	eventually(tb, "the container ends", func() bool {
+	eventually.Holds(tb, within, "the container ends", func() bool {
 		var err error
 		c, err = b.Inspect(tb.Context(), id)
 		check(tb, err)
@@ -128,28 +132,14 @@ func check(tb testing.TB, err error) {
 	}
 }
 
-func eventually(tb testing.TB, what string, holds func() bool) {
-	tb.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			tb.Fatalf("timed out waiting until %s", what)
-		}
-	}
-}
-
-// freeSubnet finds a small subnet that no network uses. Tests of other packages use other ranges.
+// freeSubnet returns a random small subnet that no network of the engine uses.
 func freeSubnet(tb testing.TB, e *docker.Engine) netip.Prefix {
 	tb.Helper()
 	used, err := e.UsedSubnets(tb.Context())
 	check(tb, err)
 	var random [2]byte
 	for range 1000 {
-		_, _ = rand.Read(random[:])
+		_, _ = rand.Read(random[:]) // never fails
 		candidate := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, random[0], random[1] &^ 15}), 28)
 		free := true
 		for _, u := range used {

@@ -20,25 +20,28 @@ type Config struct {
 	// DOCKER_TLS_VERIFY, or the default socket.
 	Host string
 
-	// Deployment labels the objects of this engine's caller. It must be a valid id.
+	// Deployment is the deployment whose containers and networks the Engine creates, labels and lists. It must be a
+	// valid id.
 	Deployment string
 
-	// Fence is called right before each request that could change something. If it returns an error, nothing is sent and
-	// the call returns that error. It must not block. Required; see [Unfenced].
+	// Fence is called right before each request that could change something. If Fence returns an error, the request is
+	// not sent and the call returns that error. Fence must not block. Required; see [Unfenced].
 	Fence func() error
 
-	// EmptyLayer empties a directory of the engine's host that is too deep for the engine: removing a container, the
-	// engine needs one file descriptor for each level of directories in its layer. nil: such a container is not removed.
+	// EmptyLayer empties a directory of the engine's host. It is called for a container's layer that is too deep for the
+	// engine to remove: the engine needs one file descriptor for each level of nested directories. If EmptyLayer is nil,
+	// removing such a container fails.
 	EmptyLayer func(ctx context.Context, dir string) error
 
-	// CallTimeout is the maximum duration of a change. Reading may take a third of that, starting and removing twice as
-	// long, and stopping the grace period in addition. 0 means [DefaultCallTimeout].
+	// CallTimeout is the maximum duration of a change. A read may take a third of CallTimeout, starting and removing a
+	// container twice CallTimeout, and stopping a container twice CallTimeout plus the grace period. 0 means
+	// [DefaultCallTimeout].
 	CallTimeout time.Duration
 
-	// StallTimeout is how long a copy may make no progress. 0 means [DefaultStallTimeout].
+	// StallTimeout limits how long a copy may make no progress. 0 means [DefaultStallTimeout].
 	StallTimeout time.Duration
 
-	// PullStall is how long a pull may make no progress. 0 means [DefaultPullStall].
+	// PullStall limits how long a pull may make no progress. 0 means [DefaultPullStall].
 	PullStall time.Duration
 
 	// RetryPause is the pause before the first retry of an unreachable registry. 0 means a second.
@@ -87,7 +90,7 @@ func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	return newEngine(conn, cfg), nil
 }
 
-// newEngine makes the parts of an engine on one connection.
+// newEngine creates the parts of an Engine, which share one connection.
 func newEngine(conn *connection, cfg Config) *Engine {
 	pullStall := cmp.Or(cfg.PullStall, DefaultPullStall)
 	e := &Engine{
@@ -114,8 +117,8 @@ func newEngine(conn *connection, cfg Config) *Engine {
 	return e
 }
 
-// CheckHost refuses an engine's address that can never work, without connecting; "" means the same as in [Config.Host].
-// Error: invalid_argument.
+// CheckHost refuses an engine's address that can never work. It does not connect. host is as in [Config.Host]. Error:
+// invalid_argument.
 func CheckHost(host string) error {
 	conn, err := newConnection(Config{Host: host, Fence: Unfenced})
 	if err != nil {
@@ -130,5 +133,5 @@ func CheckHost(host string) error {
 	case "unix", "tcp", "http", "https":
 		return nil
 	}
-	return protocol.Invalid("engine", "want unix://, tcp://, http:// or https:// in %.200q", conn.Address())
+	return protocol.Invalid("engine", "must begin with unix://, tcp://, http:// or https://, got %.200q", conn.Address())
 }

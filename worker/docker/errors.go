@@ -15,12 +15,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Reasons of this adapter, in addition to those of protocol.
+// Reasons of this package's errors, in addition to those of package protocol.
 const (
-	// ReasonEngineError means that the engine failed: it answered with a 5xx, or with something that cannot be read.
-	// Whether the change was made is unknown.
+	// ReasonEngineError means that the engine failed: it answered with a 5xx status, or with a response that cannot be
+	// read. Whether a requested change was made is unknown.
 	ReasonEngineError = "engine_error"
-	// ReasonSubnetOverlap means that another network on the engine's host uses the subnet.
+	// ReasonSubnetOverlap means that the subnet overlaps one that is in use on the engine's host.
 	ReasonSubnetOverlap = "subnet_overlap"
 	// ReasonPortTaken means that a port of the engine's host is in use.
 	ReasonPortTaken = protocol.ReasonPortTaken
@@ -30,12 +30,12 @@ const (
 
 // Sentinels for errors.Is.
 var (
-	// ErrEngineUnavailable matches every call that the engine did not answer: it cannot be reached, it closed the
-	// connection, or the deadline passed. The state of the object is unknown.
+	// ErrEngineUnavailable matches the error of every call that the engine did not answer: the engine could not be
+	// reached, or closed the connection, or the deadline passed. The state of the object is unknown.
 	ErrEngineUnavailable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonEngineUnavailable}
-	// ErrSubnetOverlap matches a network whose subnet is in use; another one may be free.
+	// ErrSubnetOverlap matches the error for a network whose subnet is in use. Another subnet may be free.
 	ErrSubnetOverlap = &protocol.Error{Code: protocol.ResourceExhausted, Reason: ReasonSubnetOverlap}
-	// ErrImageNotFound matches an image that the engine or the registry does not have.
+	// ErrImageNotFound matches the error for an image that the engine or the registry does not have.
 	ErrImageNotFound = &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound}
 )
 
@@ -55,7 +55,8 @@ var denials = map[kind]*regexp.Regexp{
 	kindImage:     regexp.MustCompile(`(?i)no such image`),
 }
 
-// translate turns an error of the Docker client into a *protocol.Error. ctx is the caller's.
+// translate turns an error of the Docker client into a *protocol.Error. ctx is the context of the caller, without the
+// deadline of the call.
 func translate(ctx context.Context, c call, err error) error {
 	if err == nil {
 		return nil
@@ -94,7 +95,7 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.FailedPrecondition, ReasonNoDiskQuota)
 	case c.verb == "start" && portRefused.MatchString(message):
 		return fail(protocol.ResourceExhausted, ReasonPortTaken)
-	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // for a port: SCTP, on most kernels
+	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // many kernels have no SCTP ports
 		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
@@ -108,16 +109,17 @@ func translate(ctx context.Context, c call, err error) error {
 	return fail(protocol.Unavailable, ReasonEngineError)
 }
 
-// noRoom matches the engine's errors when a disk, or a container's quota, is full.
+// noRoom matches the engine's errors for a full disk and for a container's full quota.
 var noRoom = regexp.MustCompile(`no space left on device|disk quota exceeded`)
 
-// notOfDisk matches errors with the same text that are about cgroups or file watches.
+// notOfDisk matches errors that say "no space left on device" about cgroups or file watches, and not about a disk.
 var notOfDisk = regexp.MustCompile(`/sys/fs/cgroup|inotify`)
 
-// maxMessage is the maximum length of an engine's error text, which may contain paths of any length from a sandbox.
+// maxMessage limits the length of an error text of the engine. Such a text may contain a path from a sandbox, and the
+// path may have any length.
 const maxMessage = 2 << 10
 
-// bounded cuts the middle out of a long message.
+// bounded replaces the middle of a long message by an ellipsis.
 func bounded(message string) string {
 	if len(message) <= maxMessage {
 		return message
@@ -126,7 +128,7 @@ func bounded(message string) string {
 		"") + " … " + strings.ToValidUTF8(message[len(message)-maxMessage/4:], "")
 }
 
-// notFound translates a 404.
+// notFound translates an error with status 404.
 func notFound(c call, message string, fail func(protocol.Code, string) error) error {
 	switch {
 	case denials[kindImage].MatchString(message):
@@ -153,8 +155,9 @@ func unanswered(err error) bool {
 // portRefused matches the engine's errors for a port that is in use.
 var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
 
-// startRefused reports whether the container cannot be started as it is, because its command or the source of a mount
-// is missing, for example. Otherwise the engine itself failed; its text for both is "failed to create task".
+// startRefused reports whether the container can never start as it was created, for example because its command or the
+// source of a mount is missing. If startRefused is false, the engine itself failed. The engine's text for both cases
+// may be "failed to create task".
 func startRefused(err error, message string) bool {
 	if cerrdefs.IsInvalidArgument(err) || strings.Contains(message, "OCI runtime") ||
 		strings.Contains(message, "error while creating mount source path") {
@@ -164,6 +167,6 @@ func startRefused(err error, message string) bool {
 		!cerrdefs.IsUnavailable(err) && !runtimeAway.MatchString(message)
 }
 
-// runtimeAway matches the engine's errors while its container runtime restarts.
+// runtimeAway matches the engine's errors for a container runtime that does not answer, for example while it restarts.
 var runtimeAway = regexp.MustCompile(`: unavailable\b|code = Unavailable|deadline exceeded|` +
 	`code = DeadlineExceeded|transport is closing`)

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The messages are literal texts of engines.
-func TestAFailedStartIsDistinguishedFromARefusedOne(t *testing.T) {
+// The messages are literal error texts of engines.
+func TestAnImpossibleStartIsDistinguishedFromAFailureOfTheEngine(t *testing.T) {
 	for message, reason := range map[string]string{
 		`failed to create task for container: failed to create shim task: OCI ` +
 			`runtime create failed: runc create failed: unable to start container ` +
@@ -35,18 +35,18 @@ func TestAFailedStartIsDistinguishedFromARefusedOne(t *testing.T) {
 		err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"},
 			errors.New("Error response from daemon: "+message))
 		if e := protocol.AsError(err); e.Reason != reason {
-			t.Errorf("%s: got %v, want %s", message, err, reason)
+			t.Errorf("start with the error %q: got %v, want reason %s", message, err, reason)
 		}
 	}
 	err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"},
 		cerrdefs.ErrUnavailable.WithMessage("failed to create task for container: it restarts"))
 	if e := protocol.AsError(err); e.Reason != ReasonEngineError {
-		t.Errorf("an error that the engine calls unavailable: got %v", err)
+		t.Errorf("start with an unavailable error of the engine: got %v, want reason %s", err, ReasonEngineError)
 	}
 }
 
-// A full disk is reported as such, whichever operation ran into it.
-func TestAFullDiskIsDistinguishedFromAFailure(t *testing.T) {
+// Any operation can fail because of a full disk.
+func TestAFullDiskIsDistinguishedFromOtherFailures(t *testing.T) {
 	t.Parallel()
 	for message, full := range map[string]bool{
 		`mkdir /var/lib/docker/overlay2/abc: no space left on device`: true,
@@ -60,18 +60,19 @@ func TestAFullDiskIsDistinguishedFromAFailure(t *testing.T) {
 			err := protocol.AsError(translate(t.Context(), call{verb: verb, kind: kindContainer, name: "x"},
 				errors.New("Error response from daemon: "+message)))
 			if got := err.Code == protocol.ResourceExhausted && err.Reason == protocol.ReasonDiskFull; got != full {
-				t.Errorf("%s: %s: got %v", verb, message, err)
+				t.Errorf("%s with the error %q: got %v; want reason disk_full: %v", verb, message, err, full)
 			}
 		}
 	}
 }
 
-// An engine's errors contain paths from sandboxes: 25,000 nested directories are 50 KB in the log line of each attempt.
-func TestAnEnginesMessageIsShortened(t *testing.T) {
+// An engine's error may contain a path from a sandbox. The path of 25,000 nested directories would add 50 KB to each
+// log line.
+func TestALongErrorOfTheEngineIsShortened(t *testing.T) {
 	t.Parallel()
 	long := "openfdat " + strings.Repeat("d/", 25_000) + ": too many open files"
 	err := translate(t.Context(), call{verb: "remove", kind: kindContainer, name: "x"}, errors.New(long))
 	if text := err.Error(); len(text) > 4<<10 || !strings.Contains(text, "too many open files") {
-		t.Errorf("%d bytes: %.100s", len(text), text)
+		t.Errorf("the error has %d bytes, want at most 4 KiB with the end of the engine's text: %.100s", len(text), text)
 	}
 }

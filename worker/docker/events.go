@@ -9,35 +9,38 @@ import (
 	"github.com/docker/docker/api/types/filters"
 )
 
-// Event announces a change of a container of this deployment. It is a hint to inspect the container: an event may be
-// delivered twice, and events while the stream was down are missing.
+// Event announces a change of a container of this deployment. It is only a hint to inspect the container: an event may
+// be delivered twice, and events that occurred while there was no stream are missing.
 type Event struct {
 	Type   string // "container"
 	Action string // create, start, die, oom, kill, stop, destroy, …
 	ID     string
-	Labels map[string]string // with the engine's own attributes: name, image, exitCode, …
+	Labels map[string]string // of the container, and the engine's own attributes: name, image, exitCode, …
 	Time   time.Time
 }
 
-// eventOverlap is how far in the past the stream begins. The engine answers before it listens, so a caller that lists
-// the containers right after would miss the events in between.
+// eventOverlap is how far in the past a stream begins. The engine answers the request before it subscribes to its
+// events. Without the overlap, a caller that lists the containers right after the answer would miss events.
 const eventOverlap = 2 * time.Second
 
-// eventStreams are the methods that follow the engine's events.
+// eventStreams has the methods that follow the engine's events.
 type eventStreams struct{ *connection }
 
-// Events follows the containers of this deployment until ctx ends. It returns when the stream has started, or has not
-// started within the time of a read, and calls begun before it returns. The last value is exactly one error: cancelled
-// if ctx ended, otherwise unavailable, after which the caller follows again and lists the containers. Then both
-// channels are closed. lost is called as soon as the stream breaks, however busy the caller is, and before the error is
-// sent: that is before a restarted engine can have answered.
+// Events follows the containers of this deployment until ctx ends. It calls begun and returns when the stream has
+// started, or when the stream has not started within the time limit of a read.
+//
+// When the stream ends, exactly one error is sent, and then both channels are closed. The error is cancelled if ctx
+// ended, and unavailable otherwise. After unavailable, the caller should call Events again and list the containers.
+//
+// lost is called as soon as the stream breaks, and before the error is sent, even if the caller is not receiving events
+// at the time. So lost is called before the caller can have an answer from a restarted engine.
 func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
 	c := call{verb: "follow", kind: kindContainer, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
 
-	// The stream itself has no deadline; only its start has.
+	// Only the start of the stream has a deadline; the stream itself has none.
 	late := time.AfterFunc(c.limit, stop)
 	messages, errs := es.client.Events(following, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),
@@ -57,9 +60,9 @@ func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan 
 	return out, failed
 }
 
-// FollowImages calls changed whenever an image may have been added, removed or renamed, by anyone, until ctx ends or
-// the stream breaks. It returns the reason: cancelled or unavailable. The caller must check for changes before and
-// between calls itself.
+// FollowImages calls changed whenever any client of the engine may have added, removed or renamed an image. It returns
+// when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check for changes that
+// occurred before a call of FollowImages.
 func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error {
 	c := call{verb: "follow", kind: kindImage, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
@@ -80,8 +83,8 @@ func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error 
 	}
 }
 
-// forward passes events on until the stream fails, then calls lost and returns the error. It keeps reading the stream
-// while the receiver is busy.
+// forward sends the events of a stream to out until the stream fails. Then it calls lost and returns the stream's
+// error. It keeps reading the stream while nobody receives from out, so that it notices the failure at once.
 func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event,
 	lost func()) error {
 	defer lost()

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestEventsAreOfThisDeploymentsContainersOnly(t *testing.T) {
+func TestEventsAreOnlyAboutContainersOfThisDeployment(t *testing.T) {
 	t.Parallel()
 	b, stranger := newBench(t), newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -29,7 +29,7 @@ func TestEventsAreOfThisDeploymentsContainersOnly(t *testing.T) {
 		case e := <-events:
 			if e.ID != id || e.Type != "container" || e.Labels[docker.LabelSandbox] != "s1" ||
 				time.Since(e.Time).Abs() > time.Minute {
-				t.Errorf("got %+v", e)
+				t.Errorf("got the event %+v, want one of container %s", e, id)
 			}
 			actions[e.Action] = true
 		case err := <-failed:
@@ -40,15 +40,15 @@ func TestEventsAreOfThisDeploymentsContainersOnly(t *testing.T) {
 	}
 	for _, want := range []string{"create", "start", "die"} {
 		if !actions[want] {
-			t.Errorf("no %s among %v", want, actions)
+			t.Errorf("got no event with action %s, only %v", want, actions)
 		}
 	}
 	cancel()
 	if err := <-failed; protocol.CodeOf(err) != protocol.Cancelled {
-		t.Errorf("after the end of ctx: got %v", err)
+		t.Errorf("the stream ended with %v after its context was cancelled, want cancelled", err)
 	}
 	if _, open := <-events; open {
-		t.Error("the events channel is not closed")
+		t.Error("the channel of events is not closed after the end of the stream")
 	}
 }
 
@@ -57,20 +57,19 @@ func TestEventsEndWhenTheEngineClosesTheConnection(t *testing.T) {
 	b := newBench(t)
 	lost := make(chan struct{})
 	_, failed := b.Events(t.Context(), func() {}, func() { close(lost) })
-	b.create(t, b.sleeper(), false) // nobody takes the event
-	time.Sleep(time.Second)
+	b.create(t, b.sleeper(), false) // nobody receives the event of this container
 	check(t, b.proxy.Close())
 	select {
 	case <-lost:
 	case <-time.After(10 * time.Second):
-		t.Fatal("lost was not called")
+		t.Fatal("lost was not called within 10 s after the connection was closed")
 	}
 	select {
 	case err := <-failed:
 		if !errors.Is(err, docker.ErrEngineUnavailable) {
-			t.Errorf("got %v", err)
+			t.Errorf("the stream ended with %v, want %v", err, docker.ErrEngineUnavailable)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("the stream did not end")
+		t.Fatal("the stream did not end within 10 s after the connection was closed")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// calls are all methods that send a request to the engine and return.
+// calls are all methods that send a request to the engine. Events is among them, and waits for the end of its stream.
 func calls() map[string]func(context.Context, *bench, string) error {
 	all := maps.Clone(changing)
 	all["Ping"] = func(ctx context.Context, b *bench, _ string) error { return b.Ping(ctx) }
@@ -32,21 +32,22 @@ func calls() map[string]func(context.Context, *bench, string) error {
 
 func TestCallsToAHungEngineFailWithinTheirLimit(t *testing.T) {
 	t.Parallel()
-	const timeout = 6 * time.Second // connecting may take a third
+	const timeout = 6 * time.Second // connecting may take a third of this timeout
 	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout, c.PullStall = timeout, timeout, timeout })
 	b.proxy.Pause()
 	for _, name := range slices.Sorted(maps.Keys(calls())) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // a way out when the guard is gone
+			// Without the limit under test, this deadline ends the call.
+			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 			defer cancel()
 			start := time.Now()
 			err := calls()[name](ctx, b, "absent")
 			if !errors.Is(err, docker.ErrEngineUnavailable) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want %v", err, docker.ErrEngineUnavailable)
 			}
 			if took := time.Since(start); took > 20*time.Second {
-				t.Errorf("took %s", took)
+				t.Errorf("the call took %s, want at most 20 s", took)
 			}
 		})
 	}
@@ -60,28 +61,28 @@ func TestTheCallersDeadlineAndCancelAreDistinguished(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := b.Ping(short); !errors.Is(err, docker.ErrEngineUnavailable) {
-		t.Errorf("deadline: %v", err)
+		t.Errorf("after the caller's deadline: got %v, want %v", err, docker.ErrEngineUnavailable)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Inspect(gone, "x"); protocol.CodeOf(err) != protocol.Cancelled {
-		t.Errorf("cancel: %v", err)
+		t.Errorf("after the caller's cancel: got %v, want cancelled", err)
 	}
 }
 
-// pulls are the calls whose errors say that an image could not be pulled.
+// pulls are the calls that bring an image to the engine. Their errors say why the image could not be pulled.
 var pulls = []string{"PullImage", "TakeImage", "PullAside"}
 
-// "Did not answer" does not mean "absent". Unless the engine says that the object does not exist, no removal succeeds
-// and no inspection reports the object as absent.
-func TestNoFaultIsTakenForAnAbsentObject(t *testing.T) {
+// An object may be called absent only if the engine says that it does not exist. An engine that does not answer, or
+// fails, does not say that.
+func TestNoFaultIsMistakenForAnAbsentObject(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fault dockertest.Fault
 		want  error
 	}{
-		"hung up":           {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
-		"hung up when done": {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
+		"connection closed before the request was handled": {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
+		"connection closed before the response was sent":   {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
 		"internal error": {dockertest.Fault{Status: 500}, &protocol.Error{Code: protocol.Unavailable,
 			Reason: docker.ReasonEngineError}},
 		"service unavailable": {dockertest.Fault{Status: 503}, &protocol.Error{Code: protocol.Unavailable,
@@ -95,7 +96,7 @@ func TestNoFaultIsTakenForAnAbsentObject(t *testing.T) {
 			b.proxy.Inject(func(r *http.Request) dockertest.Fault { return c.fault })
 			for method, call := range calls() {
 				if slices.Contains(pulls, method) || method == "Ping" || method == "Events" || method == "Info" {
-					continue // below, or nothing can be gone
+					continue // pulls and Events follow below; the others are about no object
 				}
 				err := call(t.Context(), b, "absent")
 				if !errors.Is(err, c.want) || docker.IsNotFound(err) {
@@ -104,12 +105,12 @@ func TestNoFaultIsTakenForAnAbsentObject(t *testing.T) {
 			}
 			for _, method := range append(slices.Clone(pulls), "Events") {
 				if err := calls()[method](t.Context(), b, "absent"); protocol.CodeOf(err) != protocol.Unavailable {
-					t.Errorf("%s: got %v", method, err)
+					t.Errorf("%s: got %v, want unavailable", method, err)
 				}
 			}
-			b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{} })
-			if err := calls()["RemoveImage"](t.Context(), b,
-				""); err != nil { // a tag may have been made though nothing answered
+			// The engine may have created the tag although its response was lost.
+			b.proxy.Inject(nil)
+			if err := calls()["RemoveImage"](t.Context(), b, ""); err != nil {
 				t.Error(err)
 			}
 		})
@@ -123,7 +124,7 @@ func TestAnUnreachableEngineIsUnavailable(t *testing.T) {
 		Host: "unix://" + t.TempDir() + "/absent.sock", Deployment: "d", Fence: docker.Unfenced,
 	})
 	if !errors.Is(err, docker.ErrEngineUnavailable) || time.Since(start) > 5*time.Second {
-		t.Errorf("got %v after %s", err, time.Since(start))
+		t.Errorf("connecting: got %v after %s, want %v within 5 s", err, time.Since(start), docker.ErrEngineUnavailable)
 	}
 }
 
@@ -135,7 +136,7 @@ func TestARemovalWhoseResponseWasLostCanBeRepeated(t *testing.T) {
 		return dockertest.Fault{DropLate: r.Method == http.MethodDelete}
 	})
 	if err := b.RemoveContainer(t.Context(), id); !errors.Is(err, docker.ErrEngineUnavailable) {
-		t.Errorf("first: %v", err)
+		t.Errorf("the removal whose response was lost: got %v, want %v", err, docker.ErrEngineUnavailable)
 	}
 	b.proxy.Inject(nil)
 	check(t, b.RemoveContainer(t.Context(), id))

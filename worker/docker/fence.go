@@ -10,23 +10,23 @@ import (
 	"sync/atomic"
 )
 
-// Unfenced is a fence that always allows changes: for a tool, a test, or a worker that needs the [Engine.HostID] before
-// it can take the host's lock.
+// Unfenced is a fence that always allows changes. It is for tools, for tests, and for a worker that must read the
+// [Engine.HostID] before it can take the host's lock.
 func Unfenced() error { return nil }
 
-// fence lets requests that only read pass, and all others only if the check allows them. It sits between the Docker
-// client and the socket, so no method can bypass it. The check runs again when the first byte of a request is written,
-// because dialling and scheduling take time, and a process that was paused meanwhile may have lost its lock.
+// fence lets requests pass that only read, and lets other requests pass only if the check allows them. It sits between
+// the Docker client and the socket, so no method can bypass it. The check runs a second time when the first byte of the
+// request is written: the process may have been paused since the first check, and may have lost its lock meanwhile.
 type fence struct {
 	check func() error
 	next  http.RoundTripper
 }
 
-// refusal carries the fence's error out of a call. The Docker client rewrites some errors, so the original does not
-// survive the way through the client.
+// refusal carries the fence's error to the caller, past the Docker client. The client rewrites some errors, so the
+// fence's error would be lost inside the client.
 type refusal struct{ err atomic.Pointer[error] }
 
-// get returns the fence's error, nil if it allowed the request.
+// get returns the fence's error, or nil if the fence allowed the request.
 func (r *refusal) get() error {
 	if err := r.err.Load(); err != nil {
 		return *err
@@ -46,7 +46,7 @@ func (f *fence) RoundTrip(req *http.Request) (*http.Response, error) {
 		ask = func() error { return f.ask(req.Context()) }
 		if err := ask(); err != nil {
 			if req.Body != nil {
-				_ = req.Body.Close()
+				_ = req.Body.Close() // nothing was sent, and the caller gets the fence's error
 			}
 			return nil, err
 		}
@@ -57,7 +57,7 @@ func (f *fence) RoundTrip(req *http.Request) (*http.Response, error) {
 	return f.next.RoundTrip(req.WithContext(traced))
 }
 
-// ask runs the check and keeps its error for the caller.
+// ask runs the check, and stores its error for the caller.
 func (f *fence) ask(ctx context.Context) error {
 	err := f.check()
 	if err == nil {
@@ -75,7 +75,7 @@ type fencedConn struct {
 	ask atomic.Pointer[func() error]
 }
 
-// fenceConns makes a transport dial connections that can be armed.
+// fenceConns makes a transport dial connections of type fencedConn.
 func fenceConns(t *http.Transport) {
 	dial := t.DialContext
 	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -87,7 +87,7 @@ func fenceConns(t *http.Transport) {
 	}
 }
 
-// arm makes the first write of the next request on a connection call ask; nil disarms it.
+// arm makes the connection call ask before its next write. With a nil ask, the next write is not checked.
 func arm(c net.Conn, ask func() error) {
 	if encrypted, ok := c.(*tls.Conn); ok {
 		c = encrypted.NetConn()

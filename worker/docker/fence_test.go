@@ -15,14 +15,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// reading are the methods that change nothing, so they work without the host's lock.
+// reading are the methods that change nothing. They work without the host's lock.
 var reading = map[string]bool{
 	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
 	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true,
 	"ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true, "LoginFor": true,
 }
 
-// changing calls every other method in a way that would change something.
+// changing are calls of all other methods, with arguments that could change something.
 var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	"HostID": func(ctx context.Context, b *bench, _ string) error { _, err := b.HostID(ctx); return err },
 	"KeepHostID": func(ctx context.Context, b *bench, _ string) error {
@@ -37,8 +37,7 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 		return b.ImportImage(ctx, strings.NewReader("not a tar"), "boxfleet/absent:none", nil)
 	},
 	"RemoveImage": func(ctx context.Context, b *bench, _ string) error {
-		return b.RemoveImage(ctx,
-			"boxfleet/absent:none")
+		return b.RemoveImage(ctx, "boxfleet/absent:none")
 	},
 	"PullImage": func(ctx context.Context, b *bench, _ string) error {
 		_, err := b.PullImage(ctx, "boxfleet/absent:none", nil)
@@ -80,9 +79,9 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	},
 }
 
-func TestNoChangeReachesTheEngineWithoutTheFence(t *testing.T) {
+func TestNoChangeReachesTheEngineAgainstTheFence(t *testing.T) {
 	t.Parallel()
-	// A text that the Docker client would rewrite, and lose the cause.
+	// The Docker client would rewrite an error with this text, and lose the fence's error.
 	lost := protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost, "dial unix: connection refused")
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return lost } })
 	unfenced := b.connect(t)
@@ -107,11 +106,11 @@ func TestNoChangeReachesTheEngineWithoutTheFence(t *testing.T) {
 		})
 	}
 	for _, r := range b.proxy.Mutations() {
-		t.Errorf("%s %s reached the engine", r.Method, r.Path)
+		t.Errorf("the request %s %s reached the engine, although the fence refused it", r.Method, r.Path)
 	}
 }
 
-func TestReadingDoesNotNeedTheFence(t *testing.T) {
+func TestTheFenceLetsReadsPass(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return errors.New("lost") } })
 	ctx := t.Context()
@@ -131,12 +130,12 @@ func TestTheFenceIsCheckedForEveryChange(t *testing.T) {
 	id := b.create(t, b.sleeper(), true)
 	check(t, b.RemoveContainer(t.Context(), id))
 	if len(asked) != 6 || len(b.proxy.Mutations()) != 3 {
-		t.Errorf("checked %d times, %d changes reached the engine; want 3 changes with two checks each", len(asked),
-			len(b.proxy.Mutations()))
+		t.Errorf("the fence was checked %d times, and %d changes reached the engine; want 3 changes with two checks each",
+			len(asked), len(b.proxy.Mutations()))
 	}
 }
 
-// A process may be paused between the first check and the moment it writes the request.
+// A process may be paused between the fence's first check and the moment when the process writes the request.
 func TestTheFenceIsCheckedAgainWhenARequestIsWritten(t *testing.T) {
 	t.Parallel()
 	lost, left := errors.New("lost"), new(atomic.Int64)
@@ -151,14 +150,14 @@ func TestTheFenceIsCheckedAgainWhenARequestIsWritten(t *testing.T) {
 	left.Store(100)
 	id := b.create(t, b.sleeper(), false)
 	b.proxy.Reset()
-	for range 3 { // on a connection that was used before, and on new ones
+	for range 3 { // first on a connection that was used before, then on new connections
 		left.Store(1)
 		if err := b.StartContainer(t.Context(), id); !errors.Is(err, lost) {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v, want the fence's error", err)
 		}
 	}
 	if n := len(b.proxy.Mutations()); n != 0 {
-		t.Errorf("%d changes reached the engine", n)
+		t.Errorf("%d changes reached the engine, although the fence refused them", n)
 	}
 	left.Store(100)
 	check(t, b.StartContainer(t.Context(), id))

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAnImagesHealthcheckIsInterpretedAsByTheEngine(t *testing.T) {
+func TestAnImagesHealthcheckMeansTheSameAsToTheEngine(t *testing.T) {
 	for name, c := range map[string]struct {
 		health *container.HealthConfig
 		shell  []string
@@ -19,15 +19,15 @@ func TestAnImagesHealthcheckIsInterpretedAsByTheEngine(t *testing.T) {
 		"none":       {},
 		"inherited":  {health: &container.HealthConfig{Interval: time.Second}},
 		"off":        {health: &container.HealthConfig{Test: []string{"NONE"}}},
-		"of nothing": {health: &container.HealthConfig{Test: []string{"CMD"}}},
+		"no command": {health: &container.HealthConfig{Test: []string{"CMD"}}},
 		"a command": {health: &container.HealthConfig{Test: []string{"CMD", "a", "b"}, Interval: time.Second,
 			Timeout: 2 * time.Second, Retries: 4, StartPeriod: time.Minute, StartInterval: 5},
 			want: &protocol.Healthcheck{Test: []string{"CMD", "a", "b"}, Interval: protocol.Duration(time.Second),
 				Timeout: protocol.Duration(2 * time.Second), Retries: 4,
 				StartPeriod: protocol.Duration(time.Minute), StartInterval: 5}},
-		"a line": {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}},
+		"a shell command": {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}},
 			want: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "a b"}}},
-		"a line of a shell": {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}},
+		"a shell command for the image's shell": {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}},
 			shell: []string{"bash", "-c"}, want: &protocol.Healthcheck{Test: []string{"CMD", "bash", "-c", "a b"}}},
 		"a negative interval": {health: &container.HealthConfig{Test: []string{"CMD", "a"}, Interval: -1, Retries: -1},
 			want: &protocol.Healthcheck{Test: []string{"CMD", "a"}}},

@@ -9,17 +9,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hostMark are the methods for the volume that carries the host's id.
+// hostMark has the methods for the volume whose label is the host's id.
 type hostMark struct{ *connection }
 
 func (hm *hostMark) hostVolume() string { return "boxfleet-host-" + hm.deployment }
 
-// HostID returns the id by which this deployment knows the engine. The id is random and kept as the label of a volume,
-// which HostID creates if the engine has none. Machine ids and engine ids are not used, because they are copied when
-// machines are cloned. If several callers create the volume at once, they all get the same id.
+// HostID returns the id by which this deployment knows the engine's host. The id is random, and stored as the label of
+// a volume on the engine. HostID creates the volume if it does not exist. If several callers create the volume at once,
+// they all get the same id. Machine ids and engine ids would not do, because a clone of a machine has the same ones.
 //
-// Creating the volume is fenced like every change. A caller that needs the id before it can take the lock behind its
-// fence uses an [Unfenced] engine.
+// Creating the volume passes the fence like every change. A caller that needs the id in order to take the host's lock
+// uses an [Unfenced] engine.
 func (hm *hostMark) HostID(ctx context.Context) (string, error) {
 	id, err := hm.readHostID(ctx)
 	if !IsNotFound(err) {
@@ -28,8 +28,8 @@ func (hm *hostMark) HostID(ctx context.Context) (string, error) {
 	return hm.markHost(ctx, rand.Text())
 }
 
-// KeepHostID returns the id like [Engine.HostID]. An engine without an id gets the one that the host had before: the
-// engine was emptied, but is still the host whose lock the caller holds.
+// KeepHostID returns the id like [Engine.HostID], but gives an engine without an id the id that its host had before.
+// The caller holds the lock of that host. Only the engine's volumes were removed; the host is still the same.
 func (hm *hostMark) KeepHostID(ctx context.Context, had string) (string, error) {
 	id, err := hm.readHostID(ctx)
 	if !IsNotFound(err) {
@@ -66,15 +66,16 @@ func (hm *hostMark) readHostID(ctx context.Context) (string, error) {
 		id = got.Labels[LabelHost]
 		if id == "" || got.Labels[LabelDeployment] != hm.deployment {
 			return protocol.Errorf(protocol.FailedPrecondition, "",
-				"volume %s does not belong to Boxfleet: it has no label %s of deployment %s",
-				hm.hostVolume(), LabelHost, hm.deployment)
+				"volume %s was not created by Boxfleet: it lacks the label %s, or its label %s is not %s; "+
+					"remove or rename the volume", hm.hostVolume(), LabelHost, LabelDeployment, hm.deployment)
 		}
 		return nil
 	})
 	return id, err
 }
 
-// RemoveHostID removes the id; the next [Engine.HostID] returns another one. Absent is no error.
+// RemoveHostID removes the host's id from the engine. The next [Engine.HostID] returns a new id. An absent id is no
+// error.
 func (hm *hostMark) RemoveHostID(ctx context.Context) error {
 	err := hm.do(ctx, call{verb: "remove", kind: kindVolume, name: hm.hostVolume(), limit: hm.changeLimit()},
 		func(ctx context.Context) error {
@@ -83,7 +84,7 @@ func (hm *hostMark) RemoveHostID(ctx context.Context) error {
 	return absentIsFine(err)
 }
 
-// absentIsFine turns the error of removing an absent object into success.
+// absentIsFine returns nil for the error that an object does not exist, and any other error unchanged.
 func absentIsFine(err error) error {
 	if IsNotFound(err) {
 		return nil

@@ -29,18 +29,18 @@ func TestAnEngineHasOneHostIDPerDeployment(t *testing.T) {
 	}
 	other := newBench(t)
 	if id, err := other.HostID(ctx); err != nil || id == ids[0] {
-		t.Errorf("another deployment: got %q, %v", id, err)
+		t.Errorf("another deployment on the same engine: got the id %q and error %v, want a different id", id, err)
 	}
 	if id, err := b.KeepHostID(ctx, "mine"); err != nil || id != ids[0] {
-		t.Errorf("an existing id is replaced: %q, %v", id, err)
+		t.Errorf("KeepHostID on an engine with an id: got %q and error %v, want the existing id", id, err)
 	}
 	check(t, b.RemoveHostID(ctx))
 	if id, err := b.KeepHostID(ctx, "mine"); err != nil || id != "mine" {
-		t.Errorf("an emptied engine: got %q, %v", id, err)
+		t.Errorf("KeepHostID on an engine without an id: got %q and error %v, want the given id", id, err)
 	}
 	check(t, b.RemoveHostID(ctx))
 	if id, err := b.HostID(ctx); err != nil || id == ids[0] || id == "" {
-		t.Errorf("after the id was removed: got %q, %v", id, err)
+		t.Errorf("HostID after the id was removed: got %q and error %v, want a new id", id, err)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestInfoDescribesTheEngine(t *testing.T) {
 	if info.Version == "" || info.APIVersion == "" || info.Runtime == "" || info.CPUs < 1 || info.Memory < 1<<20 ||
 		info.Kernel == "" || info.CgroupVersion == "" || info.RootDir == "" || len(info.Runtimes) == 0 ||
 		info.Seccomp == "" || info.Seccomp == "unconfined" || info.Runc == "" || info.Containerd == "" {
-		t.Errorf("got %+v", info)
+		t.Errorf("the engine's description is incomplete: %+v", info)
 	}
 }
 
@@ -66,7 +66,7 @@ func TestConnectRefusesAnIncompleteConfig(t *testing.T) {
 		"negative timeout": {Deployment: "d", Fence: docker.Unfenced, CallTimeout: -1},
 	} {
 		if _, err := docker.Connect(t.Context(), cfg); err == nil {
-			t.Errorf("%s: the config is accepted", name)
+			t.Errorf("Connect accepted a config with the defect %q", name)
 		}
 	}
 }

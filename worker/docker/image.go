@@ -18,22 +18,22 @@ import (
 // Image describes an image.
 type Image struct {
 	ID           string
-	Digest       string   // in the registry of the requested reference; "" if it came from no registry
+	Digest       string   // the digest in the registry of the requested reference; "" if the image came from no registry
 	Tags         []string // names on this engine
 	User         string
 	Env          []string
 	Cwd          string
 	Entrypoint   []string
 	Cmd          []string
-	StopSignal   int                   // signal that stops its command; 0: TERM
+	StopSignal   int                   // the signal that stops the image's command; 0: TERM
 	Volumes      []string              // declared volumes; sorted
-	Healthcheck  *protocol.Healthcheck // nil: none. The engine's defaults are not filled in
+	Healthcheck  *protocol.Healthcheck // without the engine's defaults; nil if the image has none
 	Size         int64                 // bytes
 	OS           string
 	Architecture string
 }
 
-// images are the methods for the images that the engine has, and for loading images from archives.
+// images has the methods for the images on the engine, and for loading images from archives.
 type images struct {
 	*connection
 	pullStall time.Duration
@@ -45,7 +45,7 @@ func (im *images) FindImage(ctx context.Context, ref string) (Image, error) {
 	return im.findImage(ctx, ref, ref)
 }
 
-// findImage inspects the image with this name on the engine. The image's digest is the one in ref's registry.
+// findImage inspects the image with this name on the engine. The result has the image's digest in ref's registry.
 func (im *images) findImage(ctx context.Context, name, ref string) (Image, error) {
 	var img Image
 	err := im.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: im.readLimit()},
@@ -66,7 +66,7 @@ func (im *images) findImage(ctx context.Context, name, ref string) (Image, error
 	return img, err
 }
 
-// registryDigest picks the digest for the reference's repository. An image has a digest for each repository that it was
+// registryDigest picks the digest for the repository of ref. An image has one digest for each repository that it was
 // pulled from or pushed to.
 func registryDigest(ref string, digests []string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
@@ -92,7 +92,7 @@ func registryDigest(ref string, digests []string) string {
 }
 
 // ImageNames lists the full references by which the engine finds its images: first those with tags, then those with
-// digests, then ids. Each part is sorted.
+// digests, then the image ids. Each of these groups is sorted.
 func (im *images) ImageNames(ctx context.Context) ([]string, error) {
 	var tags, digests, ids []string
 	err := im.do(ctx, call{verb: "list", kind: kindImage, limit: im.readLimit()}, func(ctx context.Context) error {
@@ -119,8 +119,9 @@ func fullNames(to, names []string) []string {
 	return to
 }
 
-// RemoveImage removes a name of an image. With its last name, the image itself is removed. If a container in any state
-// uses the image, RemoveImage fails with failed_precondition and changes nothing. It succeeds if there is no such name.
+// RemoveImage removes a name of an image. If it was the last name, the engine also removes the image itself. If a
+// container in any state uses the image, RemoveImage fails with failed_precondition and changes nothing. A name that
+// does not exist is no error.
 func (im *images) RemoveImage(ctx context.Context, refOrID string) error {
 	err := im.do(ctx, call{verb: "remove", kind: kindImage, name: refOrID, limit: im.runLimit()},
 		func(ctx context.Context) error {
@@ -146,7 +147,7 @@ func (im *images) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	return used, err
 }
 
-// registryOf returns the registry of a reference, as Docker's configuration names it.
+// registryOf returns the registry of a reference, under the name that Docker's configuration uses for the registry.
 func registryOf(ref string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
@@ -28,13 +29,13 @@ var (
 // unreachable names an image in a registry that refuses the connection at once.
 const unreachable = "127.0.0.1:1/boxfleet/absent:none"
 
-func TestAnExistingImageIsReadWithoutAPull(t *testing.T) {
+func TestAnExistingImageIsDescribedWithoutAPull(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return errors.New("lost") } })
 	img, err := b.FindImage(t.Context(), dockertest.Image)
 	check(t, err)
 	if !strings.HasPrefix(img.ID, "sha256:") || img.OS != "linux" || img.Size == 0 {
-		t.Errorf("got %+v", img)
+		t.Errorf("the image is described as %+v", img)
 	}
 }
 
@@ -43,16 +44,16 @@ func TestAFailedPullSaysWhetherTheImageWasTheCause(t *testing.T) {
 	b, ctx := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond }), t.Context()
 	start := time.Now()
 	if _, err := b.PullImage(ctx, unreachable, nil); !errors.Is(err, errUnreachable) {
-		t.Errorf("unreachable registry: %v", err)
+		t.Errorf("pulling from an unreachable registry: got %v, want %v", err, errUnreachable)
 	}
 	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("an unreachable registry took %s", took)
+		t.Errorf("the pull from an unreachable registry took %s, want at most 10 s", took)
 	}
 	if n := len(b.proxy.Mutations()); n != 3 {
-		t.Errorf("an unreachable registry was tried %d times, want 3", n)
+		t.Errorf("the unreachable registry was tried %d times, want 3", n)
 	}
 	if _, err := b.PullImage(ctx, "NOT AN IMAGE", nil); protocol.CodeOf(err) != protocol.InvalidArgument {
-		t.Errorf("bad reference: %v", err)
+		t.Errorf("pulling an invalid reference: got %v, want invalid_argument", err)
 	}
 	for message, want := range map[string]error{
 		"pull access denied for x, repository does not exist or may require 'docker login'": docker.ErrImageNotFound,
@@ -73,13 +74,13 @@ func TestAFailedPullSaysWhetherTheImageWasTheCause(t *testing.T) {
 				return dockertest.Fault{}
 			})
 			if _, err := b.PullImage(ctx, unreachable, nil); !errors.Is(err, want) || docker.IsNotFound(err) {
-				t.Errorf("%d %s: got %v", status, message, err)
+				t.Errorf("status %d with message %q: got %v, want %v", status, message, err, want)
 			}
 		}
 	}
 }
 
-// A registry answers the same for a missing image without credentials as for a denied image with credentials.
+// Registries give the same answer for a missing image, and for an image that the client may not pull.
 func TestCredentialsDistinguishADeniedPullFromAMissingImage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -102,11 +103,11 @@ func TestAStalledPullEnds(t *testing.T) {
 	b := newBench(t, func(c *docker.Config) { c.PullStall = 100 * time.Millisecond })
 	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
 	if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, errStalled) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want %v", err, errStalled)
 	}
 }
 
-func TestConcurrentPullsOfAReferenceShareOne(t *testing.T) {
+func TestConcurrentPullsOfAnImageShareOnePull(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	const callers = 8
@@ -125,27 +126,27 @@ func TestConcurrentPullsOfAReferenceShareOne(t *testing.T) {
 	var wg, first sync.WaitGroup
 	first.Go(func() {
 		if _, err := b.PullImage(leading, unreachable, nil); protocol.CodeOf(err) != protocol.Cancelled {
-			t.Errorf("the caller that gave up: got %v", err)
+			t.Errorf("the caller that gave up got %v, want cancelled", err)
 		}
 	})
-	eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+	eventually.Holds(t, within, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 	var joined atomic.Int64
 	for range callers {
 		wg.Go(func() {
 			_, err := b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) { joined.Add(1) })
 			if !errors.Is(err, errPullFailed) {
-				t.Errorf("a waiting caller: got %v", err)
+				t.Errorf("a waiting caller got %v, want %v", err, errPullFailed)
 			}
 		})
 	}
-	eventually(t, "all wait for the pull", func() bool { return joined.Load() == callers })
-	// The first one gives up; the others neither fail with it nor begin again.
+	eventually.Holds(t, within, "all callers wait for the pull", func() bool { return joined.Load() == callers })
+	// The first caller gives up. The others must keep waiting for the same pull.
 	abandon()
 	first.Wait()
 	close(release)
 	wg.Wait()
 	if n := len(b.proxy.Mutations()); n != 1 {
-		t.Errorf("%d pulls in all, want 1", n)
+		t.Errorf("the engine was asked for %d pulls, want 1", n)
 	}
 }
 
@@ -164,15 +165,19 @@ func TestAPullWithoutCallersIsCancelled(t *testing.T) {
 	ctx, abandon := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for range 3 {
-		wg.Go(func() { _, _ = b.PullImage(ctx, unreachable, nil) })
+		wg.Go(func() {
+			if _, err := b.PullImage(ctx, unreachable, nil); protocol.CodeOf(err) != protocol.Cancelled {
+				t.Errorf("a caller that gave up got %v, want cancelled", err)
+			}
+		})
 	}
-	eventually(t, "the pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+	eventually.Holds(t, within, "the pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 	abandon()
 	wg.Wait()
 	select {
 	case <-ended:
 	case <-time.After(5 * time.Second):
-		t.Error("the engine is still pulling")
+		t.Error("the request to the engine was not cancelled within 5 s after the last caller gave up")
 	}
 }
 
@@ -181,18 +186,27 @@ func TestAPullOnAHungEngineIsNotReportedAsStalled(t *testing.T) {
 	b := newBench(t, func(c *docker.Config) { c.PullStall, c.CallTimeout = 100*time.Millisecond, 6*time.Second })
 	b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{Hang: true} })
 	if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, docker.ErrEngineUnavailable) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want %v", err, docker.ErrEngineUnavailable)
 	}
 }
 
 func TestACallerAfterAnAbandonedPullStartsANewSharedPull(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
 	for i := range 20 {
 		b.proxy.Reset()
+		release := make(chan struct{})
+		b.proxy.Inject(func(r *http.Request) dockertest.Fault {
+			if !strings.HasSuffix(r.URL.Path, "/images/create") {
+				return dockertest.Fault{}
+			}
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+			return dockertest.Fault{Status: http.StatusInternalServerError, Message: "it broke"}
+		})
 		first, abandonFirst := context.WithCancel(t.Context())
-		second, abandonSecond := context.WithCancel(t.Context())
 		ended, joined := make(chan error, 3), make(chan bool, 3)
 		wait := func(ctx context.Context) {
 			_, err := b.PullImage(ctx, unreachable, func(protocol.PullProgress) { joined <- true })
@@ -200,25 +214,27 @@ func TestACallerAfterAnAbandonedPullStartsANewSharedPull(t *testing.T) {
 		}
 		go func() {
 			wait(first)
-			wait(second) // at once: the engine may not have heard yet that the first is given up
+			wait(t.Context()) // at once: the engine may not know yet that the first pull was abandoned
 		}()
-		eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+		eventually.Holds(t, within, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 		abandonFirst()
 		if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
-			t.Errorf("attempt %d: first caller: got %v", i, err)
+			t.Errorf("round %d: the caller that gave up got %v, want cancelled", i, err)
 		}
-		eventually(t, "the second pull has begun", func() bool { return len(b.proxy.Mutations()) == 2 })
-		go wait(second)
+		eventually.Holds(t, within, "the second pull has begun", func() bool { return len(b.proxy.Mutations()) == 2 })
+		go wait(t.Context())
 		for range 3 {
 			<-joined
 		}
-		time.Sleep(10 * time.Millisecond)
-		if n := len(b.proxy.Mutations()); n != 2 || len(ended) > 0 {
-			t.Errorf("attempt %d: %d pulls, want the abandoned one and one more; %d have ended", i, n, len(ended))
+		close(release)
+		for range 2 { // a caller with a third pull would also get its answer, and the third pull would be counted
+			if err := <-ended; !errors.Is(err, errPullFailed) {
+				t.Errorf("round %d: a caller of the second pull got %v, want %v", i, err, errPullFailed)
+			}
 		}
-		abandonSecond()
-		<-ended
-		<-ended
+		if n := len(b.proxy.Mutations()); n != 2 {
+			t.Errorf("round %d: the engine was asked for %d pulls, want the abandoned pull and one more", i, n)
+		}
 	}
 }
 
@@ -229,16 +245,19 @@ func TestAnEndedPullIsNotShared(t *testing.T) {
 	reporting, slow := make(chan bool), make(chan bool)
 	var first sync.WaitGroup
 	first.Go(func() {
-		_, _ = b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) {
+		_, err := b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) {
 			close(reporting)
 			<-slow // report blocks until after the end of the pull
 		})
+		if !errors.Is(err, errPullFailed) {
+			t.Errorf("the caller with the slow report got %v, want %v", err, errPullFailed)
+		}
 	})
 	<-reporting
-	eventually(t, "a later pull is one of its own", func() bool {
+	eventually.Holds(t, within, "a later caller starts a pull of its own", func() bool {
 		_, err := b.PullImage(t.Context(), unreachable, nil)
 		if !errors.Is(err, errPullFailed) {
-			t.Errorf("got %v", err)
+			t.Errorf("a later caller got %v, want %v", err, errPullFailed)
 		}
 		return len(b.proxy.Mutations()) > 1
 	})
@@ -264,12 +283,12 @@ func TestImagesAreListedByTheirFullNames(t *testing.T) {
 	check(t, err)
 	for _, want := range []string{"docker.io/" + dockertest.Image, "docker.io/library/" + img.ID} {
 		if !slices.Contains(names, want) {
-			t.Errorf("no %s among %v", want, names)
+			t.Errorf("the list lacks %s: %v", want, names)
 		}
 	}
 	isID := func(name string) bool { return strings.HasPrefix(name, "docker.io/library/sha256:") }
 	if i := slices.IndexFunc(names, isID); slices.ContainsFunc(names[i:], func(name string) bool { return !isID(name) }) {
-		t.Errorf("the ids are not last: %v", names)
+		t.Errorf("the image ids are not at the end of the list: %v", names)
 	}
 }
 
@@ -281,10 +300,10 @@ func TestFollowImagesEndsWithItsContextOrItsEngine(t *testing.T) {
 	go func() { ended <- b.FollowImages(ctx, func() {}) }()
 	cancel()
 	if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
-		t.Errorf("after the end of ctx: got %v", err)
+		t.Errorf("after its context was cancelled: got %v, want cancelled", err)
 	}
 	go func() { ended <- b.FollowImages(t.Context(), func() {}) }()
-	eventually(t, "it follows", func() bool {
+	eventually.Holds(t, within, "the proxy has the request for events", func() bool {
 		for _, r := range b.proxy.Requests() {
 			if strings.HasSuffix(r.Path, "/events") {
 				return true
@@ -294,6 +313,6 @@ func TestFollowImagesEndsWithItsContextOrItsEngine(t *testing.T) {
 	})
 	check(t, b.proxy.Close())
 	if err := <-ended; !errors.Is(err, docker.ErrEngineUnavailable) {
-		t.Errorf("after the end of the engine: got %v", err)
+		t.Errorf("after the connection was closed: got %v, want %v", err, docker.ErrEngineUnavailable)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// maxImageLabels is the maximum number of cached images; the cache is cleared when it is full.
+// maxImageLabels is the maximum number of images in the cache. A full cache is cleared.
 const maxImageLabels = 10_000
 
 // imageLabels remembers which images have Boxfleet labels.
@@ -17,8 +17,8 @@ type imageLabels struct {
 	known map[string]bool // by image id: whether the image has Boxfleet labels
 }
 
-// labelsOf reports whether an image, by its id, has Boxfleet labels, or is gone. The labels under an id never change,
-// so the engine is asked once.
+// labelsOf reports whether the image with an id has Boxfleet labels. An image that no longer exists counts as having
+// them. The labels of an image id never change, so labelsOf asks the engine only once about each image.
 func (il *imageLabels) labelsOf(ctx context.Context, image string) (has bool, err error) {
 	il.mu.Lock()
 	has, known := il.known[image]

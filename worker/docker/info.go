@@ -11,7 +11,7 @@ import (
 // Info describes an engine.
 type Info struct {
 	Version       string
-	APIVersion    string // negotiated with the engine
+	APIVersion    string // the version negotiated with the engine
 	Name          string // the host's name
 	Runtime       string // the default OCI runtime, such as "runc" or "runsc"
 	Runtimes      []string
@@ -28,18 +28,18 @@ type Info struct {
 	Seccomp       string // profile: default, builtin, a path, or unconfined; "": no filter
 	UserNamespace bool   // the engine maps the user ids of containers
 	MAC           string // apparmor, selinux, or ""
-	Runc          string // version, "" if the engine does not say
-	Containerd    string
+	Runc          string // version; "" if the engine does not tell
+	Containerd    string // version; "" if the engine does not tell
 
-	// Limits that the host's kernel can enforce. The engine ignores the others with a warning.
+	// The limits that the host's kernel can enforce. The engine ignores other limits with a warning.
 	CanLimitCPU, CanLimitMemory, CanLimitSwap, CanLimitPIDs bool
 }
 
-// Like reports whether two descriptions are the same in everything that a restart of the engine can change.
+// Like reports whether two descriptions are the same. A restart of the engine can change any part of a description.
 func (i Info) Like(o Info) bool { return reflect.DeepEqual(i, o) }
 
-// mayLimitDisk reports whether a storage driver may be able to limit a container's own layer. overlay2 can do so on xfs
-// mounted with project quotas, which only an attempt shows.
+// mayLimitDisk reports whether a storage driver may be able to limit a container's own layer. overlay2 can limit layers
+// on an xfs mounted with project quotas. The engine does not tell about project quotas; only an attempt shows them.
 func mayLimitDisk(driver string, status [][2]string) bool {
 	switch driver {
 	case "btrfs", "zfs", "devicemapper":

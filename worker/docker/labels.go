@@ -4,7 +4,7 @@ import "maps"
 
 // Labels of the objects that Boxfleet creates on an engine. Every container and network has at least [LabelDeployment],
 // by which [Engine.Containers] and [Engine.Networks] find them. A container also gets the labels of its image, so a
-// container with these labels need not be Boxfleet's, see [Container.Doubtful].
+// container with these labels was not necessarily created by Boxfleet, see [Container.Doubtful].
 const (
 	labelPrefix = "boxfleet."
 
@@ -15,17 +15,17 @@ const (
 	LabelRole       = "boxfleet.role"    // primary or service
 	LabelService    = "boxfleet.service" // name of the service
 	LabelHost       = "boxfleet.host"
-	LabelDirectory  = "boxfleet.directory" // of the sandbox, on the host
-	LabelNetwork    = "boxfleet.network"   // of a network: its policy
-	LabelGPUs       = "boxfleet.gpus"      // of a container: its GPUs
+	LabelDirectory  = "boxfleet.directory" // the sandbox's directory on the host
+	LabelNetwork    = "boxfleet.network"   // only on networks: the network's policy
+	LabelGPUs       = "boxfleet.gpus"      // only on containers: the container's GPUs
 )
 
-// containerLabels are all labels that a container may have. A container of Boxfleet gets each of them, so that none
-// comes from its image.
+// containerLabels are all labels that containers may have, apart from LabelDeployment. Boxfleet sets all of them on
+// each of its containers, so that a container gets none of them from its image.
 var containerLabels = []string{LabelTenant, LabelSandbox, LabelGeneration, LabelRole, LabelService, LabelHost,
 	LabelDirectory, LabelNetwork, LabelGPUs}
 
-// containerLabelled returns all labels of a container; those without a value are empty.
+// containerLabelled returns all labels of a container. Those that are not in labels are empty.
 func (cs *containers) containerLabelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(containerLabels)+1)
 	for _, name := range containerLabels {
@@ -35,7 +35,7 @@ func (cs *containers) containerLabelled(labels map[string]string) map[string]str
 	return all
 }
 
-// labelled returns the labels and the deployment's label.
+// labelled returns the given labels together with LabelDeployment.
 func (conn *connection) labelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(labels)+1)
 	for k, v := range labels {

@@ -8,11 +8,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// layers tracks the layers of a pull by the engine's messages.
+// layers tracks the progress of a pull, layer by layer, from the engine's messages.
 type layers struct {
 	mu    sync.Mutex
 	try   int
-	found map[string]*layer // by the short id in the messages
+	found map[string]*layer // by the layer's short id in the messages
 }
 
 type layer struct {
@@ -20,7 +20,7 @@ type layer struct {
 	done, total, extracted int64 // bytes
 }
 
-// stages are the states of a layer in order. Docker sends other texts too, which are ignored.
+// stages are the states of a layer, in order. Messages with other texts are ignored.
 var stages = map[string]int{
 	"Pulling fs layer": 1, "Waiting": 2, "Downloading": 3, "Verifying Checksum": 4, "Download complete": 5,
 	"Extracting": 6, "Pull complete": complete, "Already exists": complete,
@@ -30,8 +30,8 @@ const complete = 7
 
 func newLayers() *layers { return &layers{try: 1, found: map[string]*layer{}} }
 
-// restart records that the pull is retried. Unfinished layers start at their first byte, so earlier progress is
-// discarded.
+// restart records that the pull is retried. An unfinished layer is downloaded from its first byte again, so restart
+// discards the progress made before.
 func (l *layers) restart(try int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,9 +39,9 @@ func (l *layers) restart(try int) {
 	clear(l.found)
 }
 
-// update applies a message and reports whether it is progress: a later stage of a layer, or more bytes of the layer
-// than before in this attempt. An engine that retries a layer sends messages while it waits and while it downloads the
-// same bytes again; those are no progress.
+// update applies a message, and reports whether the message shows progress: a layer reached a later stage, or more
+// bytes than before in this attempt. While the engine waits to retry a layer, and while it downloads the same bytes
+// again, its messages show no progress.
 func (l *layers) update(m *jsonmessage.JSONMessage) bool {
 	stage := stages[m.Status]
 	if stage == 0 {

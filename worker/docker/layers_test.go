@@ -9,7 +9,7 @@ import (
 )
 
 // The messages are those of an engine that downloads a layer twice.
-func TestRepeatedMessagesAreNotProgress(t *testing.T) {
+func TestMessagesAboutBytesDownloadedAgainShowNoProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONProgress {
 		return &jsonmessage.JSONProgress{Current: current, Total: 100}
@@ -38,16 +38,16 @@ func TestRepeatedMessagesAreNotProgress(t *testing.T) {
 		{"", "Status: Downloaded newer image", nil, false},
 	} {
 		if moved := l.update(&jsonmessage.JSONMessage{ID: c.id, Status: c.status, Progress: c.progress}); moved != c.moved {
-			t.Errorf("message %d, %s %s: progress is %v, want %v", i, c.id, c.status, moved, c.moved)
+			t.Errorf("message %d, %q of layer %s: progress is %v, want %v", i, c.status, c.id, moved, c.moved)
 		}
 	}
 	want := protocol.PullProgress{Image: "x", Done: 100, Total: 100, Layers: 2, LayersDone: 2, Try: 1}
 	if got := l.progress("x"); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
+		t.Errorf("got the progress %+v, want %+v", got, want)
 	}
 }
 
-func TestARetriedPullStartsWithNoProgress(t *testing.T) {
+func TestARetriedPullStartsWithoutProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONMessage {
 		return &jsonmessage.JSONMessage{ID: "a", Status: "Downloading",
@@ -61,7 +61,7 @@ func TestARetriedPullStartsWithNoProgress(t *testing.T) {
 		}
 		want := protocol.PullProgress{Image: "x", Done: 90, Total: 100, Layers: 1, Try: try}
 		if got := l.progress("x"); got != want {
-			t.Errorf("got %+v, want %+v", got, want)
+			t.Errorf("attempt %d: got the progress %+v, want %+v", try, got, want)
 		}
 		l.restart(try + 1)
 	}

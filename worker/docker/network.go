@@ -15,9 +15,9 @@ const bridgeOption = "com.docker.network.bridge.name"
 // NetworkSpec describes a bridge network.
 type NetworkSpec struct {
 	Name   string
-	Subnet netip.Prefix // the zero value: the engine takes one from its own pool
+	Subnet netip.Prefix // the zero value lets the engine choose a subnet from its own pool
 	Labels map[string]string
-	Bridge string // name of the host's interface, at most 15 bytes; "" lets the engine choose
+	Bridge string // name of the bridge interface on the host, at most 15 bytes; "" lets the engine choose
 }
 
 // Network is a network of this deployment.
@@ -25,16 +25,16 @@ type Network struct {
 	ID      string
 	Name    string
 	Subnet  netip.Prefix
-	Bridge  string // name of the host's interface
+	Bridge  string // name of the bridge interface on the host
 	Labels  map[string]string
 	Created time.Time
 }
 
-// networks are the methods for networks.
+// networks has the methods for networks.
 type networks struct{ *connection }
 
 // CreateNetwork creates a network. It fails with already_exists if the name is taken, and with [ErrSubnetOverlap] if
-// the subnet is.
+// the subnet overlaps one that is in use.
 func (ns *networks) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 	options := network.CreateOptions{Driver: "bridge", Labels: ns.labelled(spec.Labels), Options: map[string]string{}}
 	if spec.Subnet.IsValid() {
@@ -51,8 +51,8 @@ func (ns *networks) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 		})
 }
 
-// RemoveNetwork removes a network by name or id. Absent is no error. It fails with failed_precondition if the network
-// still has containers.
+// RemoveNetwork removes a network by name or id. A network that does not exist is no error. RemoveNetwork fails with
+// failed_precondition if the network still has containers.
 func (ns *networks) RemoveNetwork(ctx context.Context, name string) error {
 	err := ns.do(ctx, call{verb: "remove", kind: kindNetwork, name: name, limit: ns.changeLimit()},
 		func(ctx context.Context) error {
@@ -74,7 +74,7 @@ func (ns *networks) Networks(ctx context.Context) ([]Network, error) {
 	return networks, nil
 }
 
-// Bridges lists all bridge networks of the engine, of any owner.
+// Bridges lists all bridge networks on the engine, including those that Boxfleet did not create.
 func (ns *networks) Bridges(ctx context.Context) ([]Network, error) {
 	found, err := ns.listNetworks(ctx, filters.NewArgs(filters.Arg("driver", "bridge")))
 	if err != nil {
@@ -87,7 +87,7 @@ func (ns *networks) Bridges(ctx context.Context) ([]Network, error) {
 	return bridges, nil
 }
 
-// UsedSubnets lists the subnets of all networks of the engine, of any owner.
+// UsedSubnets lists the subnets of all networks on the engine, including those that Boxfleet did not create.
 func (ns *networks) UsedSubnets(ctx context.Context) ([]netip.Prefix, error) {
 	found, err := ns.listNetworks(ctx, filters.NewArgs())
 	if err != nil {

@@ -20,34 +20,34 @@ func TestANetworksLifeCycle(t *testing.T) {
 	networks, err := b.Networks(ctx)
 	check(t, err)
 	if len(networks) != 1 {
-		t.Fatalf("got %+v", networks)
+		t.Fatalf("got the networks %+v, want one", networks)
 	}
 	n := networks[0]
 	if n.Name != spec.Name || n.Subnet != spec.Subnet || n.Labels[docker.LabelSandbox] != "s1" || n.ID == "" ||
 		n.Created.IsZero() {
-		t.Errorf("got %+v", n)
+		t.Errorf("got the network %+v, want %+v", n, spec)
 	}
 	used, err := b.UsedSubnets(ctx)
 	check(t, err)
-	if !slices.Contains(used, spec.Subnet) || len(used) < 2 { // the engine's own bridge is there, too
-		t.Errorf("used: %v", used)
+	if !slices.Contains(used, spec.Subnet) || len(used) < 2 { // the engine's default bridge also has a subnet
+		t.Errorf("the subnets in use are %v, want %s and that of the default bridge", used, spec.Subnet)
 	}
 	if err := b.CreateNetwork(ctx, spec); protocol.CodeOf(err) != protocol.AlreadyExists {
-		t.Errorf("creating the same name again: got %v", err)
+		t.Errorf("creating a network with a taken name: got %v, want already_exists", err)
 	}
 
 	inside := b.sleeper()
 	inside.Network, inside.Aliases = spec.Name, []string{"db"}
 	id := b.create(t, inside, true)
 	if err := b.RemoveNetwork(ctx, spec.Name); protocol.CodeOf(err) != protocol.FailedPrecondition {
-		t.Errorf("removing a network in use: %v", err)
+		t.Errorf("removing a network with a container: got %v, want failed_precondition", err)
 	}
 	check(t, b.RemoveContainer(ctx, id))
 	check(t, b.RemoveNetwork(ctx, spec.Name))
 	networks, err = b.Networks(ctx)
 	check(t, err)
 	if len(networks) != 0 {
-		t.Errorf("left: %+v", networks)
+		t.Errorf("networks are left after the removal: %+v", networks)
 	}
 }
 
@@ -61,7 +61,7 @@ func TestAnOverlappingSubnetHasItsOwnError(t *testing.T) {
 	} {
 		err := b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("two"), Subnet: other})
 		if !errors.Is(err, docker.ErrSubnetOverlap) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("creating a network with the %s subnet: got %v, want %v", name, err, docker.ErrSubnetOverlap)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// loopback is the address on which ports are published, so that only the host itself reaches them.
+// loopback is the address on which ports are published. Only processes on the host itself can connect to it.
 const loopback = "127.0.0.1"
 
 // published translates ports into the Engine's types.
@@ -31,7 +31,7 @@ func published(ports []protocol.Port) (nat.PortSet, nat.PortMap) {
 	return exposed, bindings
 }
 
-// bound returns the ports that the Engine has published, sorted.
+// bound translates the Engine's published ports. The result is sorted.
 func bound(bindings nat.PortMap) []protocol.Port {
 	var ports []protocol.Port
 	for port, to := range bindings {

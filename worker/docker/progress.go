@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// DefaultStallTimeout is how long a transfer may make no progress.
+// DefaultStallTimeout is the default of [Config.StallTimeout].
 const DefaultStallTimeout = time.Minute
 
 // transferLimit is the maximum duration of a transfer.
 const transferLimit = time.Hour
 
-// errStalled is the cause that ends a transfer without progress.
+// errStalled is the cause with which a transfer that makes no progress is cancelled.
 var errStalled = errors.New("no progress for too long")
 
-// progress cancels a context after a time without progress. It is the deadline of calls whose duration depends on the
-// size of the transfer.
+// progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would not
+// do, because the duration of a transfer depends on its size.
 type progress struct {
 	stall time.Duration
 	timer *time.Timer
@@ -47,8 +47,9 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// source is a request's body that reports its progress and keeps its own error apart from the engine's. The transport
-// may continue to read for a moment after the call has returned; close stops it from using the caller's reader.
+// source is a request's body. It reports the progress of reading, and keeps the error of the caller's reader, so that
+// this error is not mistaken for an error of the engine. The HTTP transport may read the body for a moment after the
+// call has returned. After close, such reads no longer use the caller's reader.
 type source struct {
 	moved func()
 

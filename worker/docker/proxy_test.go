@@ -10,8 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// Attaching turns a connection into a plain stream in both directions, which the proxy of benchmarks and fault tests
-// must pass on.
+// An attach request turns its connection into a plain stream in both directions. The proxy must forward that stream.
 func TestTheProxyForwardsAnAttachedStream(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
@@ -33,11 +32,11 @@ func TestTheProxyForwardsAnAttachedStream(t *testing.T) {
 	check(t, stream.CloseWrite())
 	got, err := io.ReadAll(stream.Reader)
 	check(t, err)
-	// The first eight bytes say which stream it is, and how long.
+	// The first eight bytes are a header with the number of the stream, here stdout, and the length of the text.
 	if want := "\x01\x00\x00\x00\x00\x00\x00\x0ethere and back"; string(got) != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("got %q from the attached stream, want %q", got, want)
 	}
 	if n := len(b.proxy.Mutations()); n != 3 {
-		t.Errorf("recorded %d changes, want create, attach, start", n)
+		t.Errorf("the proxy recorded %d changes, want create, attach and start", n)
 	}
 }

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// DefaultPullStall is how long a pull may make no progress.
+	// DefaultPullStall is the default of [Config.PullStall].
 	DefaultPullStall = 2 * time.Minute
 
 	pullTries         = 3
@@ -28,7 +28,8 @@ const (
 
 var errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable}
 
-// pulls are the methods that get images from registries and other workers. Concurrent calls for one image share a pull.
+// pulls has the methods that bring images to the engine, from registries and other sources. Concurrent calls for one
+// image share one pull.
 type pulls struct {
 	*connection
 	images       *images
@@ -37,16 +38,17 @@ type pulls struct {
 	dockerConfig string
 
 	mu      sync.Mutex
-	running map[string]*pull // by the name that the image gets
+	running map[string]*pull // by the name that the image gets on the engine
 }
 
 // PullImage pulls an image and inspects it. Concurrent calls for the same image share one pull, which is cancelled only
-// when no caller waits for it any more. report, which may be nil, is called in the caller's goroutine: at the start of
-// the pull, during the pull at growing intervals, and at its end.
+// when no caller waits for it any more. report, which may be nil, is called in the caller's goroutine at the start of
+// the pull, at growing intervals during the pull, and at the end of a successful pull.
 //
-// It fails with [ErrImageNotFound] if the registry does not have the image, or does not admit to having it; with
-// permission_denied and reason image_denied; and with unavailable and a reason: registry_unreachable after several
-// attempts, image_pull_stalled after [Config.PullStall] without progress, image_pull_failed for everything else.
+// It fails with [ErrImageNotFound] if the registry does not have the image, or hides it from this worker; with
+// permission_denied and reason image_denied if the registry denies access; and otherwise with unavailable and one of
+// these reasons: registry_unreachable after several attempts, image_pull_stalled after [Config.PullStall] without
+// progress, image_pull_failed for every other failure.
 func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
@@ -61,7 +63,8 @@ func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol
 	return ps.images.FindImage(ctx, ref)
 }
 
-// pullOnce waits for a pull of this name that is running, or else calls bring, which gets the image under that name.
+// pullOnce waits for the running pull of this name. If none is running, it starts one with bring, which must bring the
+// image to the engine under this name.
 func (ps *pulls) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
 	bring func(context.Context, *layers) error) error {
 	p := ps.joinPull(ctx, full, name, bring)
@@ -72,13 +75,13 @@ func (ps *pulls) pullOnce(ctx context.Context, full, name string, report func(pr
 // pull is a running pull.
 type pull struct {
 	ref    string
-	name   string // on the engine
+	name   string // the name that the image gets on the engine
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error // set before done is closed
 	moved  *layers
 
-	waiting int // callers; guarded by pulls.mu
+	waiting int // number of callers that wait; guarded by pulls.mu
 }
 
 // joinPull returns the running pull of a name, or starts one, and counts the caller as waiting.
@@ -89,7 +92,7 @@ func (ps *pulls) joinPull(ctx context.Context, ref, name string, bring func(cont
 		p.waiting++
 		return p
 	}
-	// The pull belongs to all callers, so it does not end with the first one.
+	// The pull belongs to all callers, so it must not end when the first caller's context ends.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p := &pull{ref: ref, name: name, cancel: cancel, done: make(chan struct{}), moved: newLayers(), waiting: 1}
 	ps.running[name] = p
@@ -106,7 +109,8 @@ func (ps *pulls) joinPull(ctx context.Context, ref, name string, bring func(cont
 	return p
 }
 
-// leavePull counts the caller as gone, and cancels a pull that nobody waits for. A later caller starts a new one.
+// leavePull stops counting the caller as waiting, and cancels the pull if no other caller waits for it. A later caller
+// then starts a new pull.
 func (ps *pulls) leavePull(p *pull) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -157,7 +161,7 @@ func (p *pull) wait(ctx context.Context, report func(protocol.PullProgress)) err
 	}
 }
 
-// pullWithRetries retries a pull if the registry could not be reached, which is often temporary.
+// pullWithRetries calls bring again if the registry could not be reached, because that is often temporary.
 func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	bring func(context.Context, *layers) error) error {
 	pause := ps.retryPause
@@ -166,7 +170,7 @@ func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 		if try == pullTries || !errors.Is(err, errUnreachable) {
 			return err
 		}
-		ps.log.Info("could not reach a registry; retrying", "image", ref, "error", err)
+		ps.log.Info("could not reach an image's registry; retrying the pull", "image", ref, "error", err)
 		moved.restart(try + 1)
 		select {
 		case <-ctx.Done():
@@ -177,8 +181,8 @@ func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	}
 }
 
-// pull asks the engine to pull an image, and reads the engine's report to its end. The engine does not have the image
-// before that.
+// pull asks the engine to pull an image, and reads the engine's report to its end. Only then does the engine have the
+// image.
 func (ps *pulls) pull(ctx context.Context, ref string, moved *layers) error {
 	auth, known := ps.credentials(ctx, registryOf(ref))
 	c := call{verb: "pull", kind: kindImage, name: ref, limit: transferLimit}
@@ -201,24 +205,26 @@ func (ps *pulls) pull(ctx context.Context, ref string, moved *layers) error {
 	})
 }
 
-// pullFailed translates the error of a failed pull. The engine's own text goes to the operator's log only.
+// pullFailed translates the error of a failed pull. The engine's own text appears only in the worker's log.
 func (ps *pulls) pullFailed(ctx context.Context, ref string, err error, known bool) error {
 	if err != nil && ctx.Err() == nil {
-		ps.log.Info("the engine could not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
+		ps.log.Info("the Docker engine could not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
 	}
 	return pullError(ref, err, known)
 }
 
-// stalled returns the error of a pull without progress: the engine's if the engine hangs, otherwise the pull's.
+// stalled returns the error of a pull without progress. If the engine does not answer a ping either, the engine hangs,
+// and stalled returns the error of the ping.
 func (ps *pulls) stalled(ctx context.Context, ref string) error {
 	if err := ps.Ping(ctx); err != nil {
 		return err
 	}
-	return protocol.Errorf(protocol.Unavailable, protocol.ReasonImagePullStalled, "pull image %s: no progress for %s", ref,
-		ps.pullStall)
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonImagePullStalled,
+		"pull image %s: the pull made no progress for %s", ref, ps.pullStall)
 }
 
-// readReport reads an engine's report of a long operation. A failure is one of the report's messages.
+// readReport reads the engine's report of a long operation to its end. If a message of the report says that the
+// operation failed, readReport returns that error.
 func readReport(report io.Reader, handle func(*jsonmessage.JSONMessage)) error {
 	decoder := json.NewDecoder(report)
 	for {
@@ -249,8 +255,8 @@ var (
 		`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)|server closed idle connection`)
 )
 
-// causes translate the engine's text for a failed pull. Callers must not see that text, because it may contain what the
-// registry answered, or another server in its place. It goes to the operator's log only.
+// causes translate the engine's text for a failed pull. Callers must not see the engine's own text: it may quote the
+// answer of any server that the engine took for the registry. That text appears only in the worker's log.
 var causes = []struct {
 	engine *regexp.Regexp
 	text   string
@@ -277,8 +283,8 @@ func causeOf(message, otherwise string) string {
 	return otherwise
 }
 
-// pullError translates the error of a failed pull, without the engine's text. A failed pull does not mean that the
-// engine failed. known says whether the registry got credentials.
+// pullError translates the error of a failed pull, and leaves out the engine's text. known says whether the pull was
+// made with credentials.
 func pullError(ref string, err error, known bool) error {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Code == protocol.Cancelled {
@@ -291,11 +297,11 @@ func pullError(ref string, err error, known bool) error {
 	case e.Reason == protocol.ReasonEngineUnavailable, e.Reason == protocol.ReasonDiskFull:
 		return err
 	case denied.MatchString(e.Message), known && maybeDenied.MatchString(e.Message):
-		hint := "the worker has no credentials for it"
+		text := "the registry denies access: the worker has no credentials for this registry"
 		if known {
-			hint = "with the worker's credentials"
+			text = "the registry denies access with the worker's credentials"
 		}
-		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, "the registry denies access ("+hint+")")
+		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, text)
 	case e.Reason == protocol.ReasonImageNotFound, noSuchImage.MatchString(e.Message), maybeDenied.MatchString(e.Message):
 		return fail(protocol.NotFound, protocol.ReasonImageNotFound,
 			"the registry has no such image, or requires credentials")
@@ -303,18 +309,19 @@ func pullError(ref string, err error, known bool) error {
 		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable,
 			"the registry cannot be reached: "+causeOf(e.Message, "it did not answer"))
 	case e.Code == protocol.InvalidArgument:
-		return fail(protocol.InvalidArgument, "", "the engine refuses the reference")
+		return fail(protocol.InvalidArgument, "", "the engine refuses the image reference")
 	}
 	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed,
-		causeOf(e.Message, "the engine's reason is in the worker's log"))
+		causeOf(e.Message, "the engine could not pull the image; its error is in the worker's log"))
 }
 
-// credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine. If
-// there are none, or a credential helper fails, the pull is anonymous.
+// credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine.
+// known is false, and the pull anonymous, if there are no credentials or they cannot be read.
 func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, known bool) {
 	found, err := loginFor(ctx, ps.dockerConfig, host)
 	if err != nil {
-		ps.log.Warn("could not read the credentials for a registry; trying without", "registry", host, "error", err)
+		ps.log.Warn("could not read the credentials for a registry; pulling without credentials", "registry", host,
+			"error", err)
 		return "", false
 	}
 	if found == (registry.AuthConfig{}) {
@@ -322,7 +329,8 @@ func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, 
 	}
 	encoded, err = registry.EncodeAuthConfig(found)
 	if err != nil {
-		ps.log.Warn("could not encode the credentials for a registry; trying without", "registry", host, "error", err)
+		ps.log.Warn("could not encode the credentials for a registry; pulling without credentials", "registry", host,
+			"error", err)
 		return "", false
 	}
 	return encoded, true

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Real-time signals, as the C library numbers them for programs.
+// The first and last real-time signals that the C library leaves to programs.
 const (
 	firstRealTime = 34
 	lastRealTime  = 64
 )
 
-// signalOf parses an image's stop signal as the Engine does: a number, or a name with or without SIG. It returns 0 for
-// an empty or invalid text.
+// signalOf parses an image's stop signal as the Engine does. The text is a number, or a name with or without SIG.
+// signalOf returns 0 for an empty or invalid text.
 func signalOf(text string) int {
 	name := strings.TrimPrefix(strings.ToUpper(text), "SIG")
 	if n, err := strconv.Atoi(name); err == nil {
@@ -31,7 +31,7 @@ func signalOf(text string) int {
 		if !of {
 			continue
 		}
-		n, err := strconv.Atoi(offset) // with its sign
+		n, err := strconv.Atoi(offset) // the offset has a sign, as in RTMIN+3
 		if n += base.number; offset == "" || err == nil && n >= firstRealTime && n <= lastRealTime {
 			return n
 		}

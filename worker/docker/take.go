@@ -13,17 +13,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Archive writes an image as docker save does, under one name. It calls moved with the bytes of each layer that are
-// written.
+// Archive writes an image with one name, in the format of docker save. While it writes a layer, it calls moved with the
+// number of the layer's bytes that are written so far.
 type Archive func(ctx context.Context, w io.Writer, moved func(layer string, done, total int64)) error
 
-// TakeImage loads an image that the engine does not pull itself, from the archive that open returns, under the name in
-// the archive. open returns nil if the engine already has the image. Concurrent calls for the same reference share one
-// load, and report is called, as in [Engine.PullImage].
+// TakeImage loads an image from the archive that open returns, under the name in the archive. It is for images that the
+// engine does not pull itself. open returns nil if the engine already has the image. As in [Engine.PullImage],
+// concurrent calls for the same reference share one load, and report is called during the load.
 //
-// It fails with the errors of open and of the archive, and retries those with reason registry_unreachable. It fails
-// with unavailable and image_pull_stalled after [Config.PullStall] without progress, and with image_pull_failed if the
-// engine refuses the image.
+// TakeImage returns the errors of open and of the archive, after retrying those with reason registry_unreachable. It
+// fails with unavailable and reason image_pull_stalled after [Config.PullStall] without progress, and with reason
+// image_pull_failed if the engine refuses the image.
 func (ps *pulls) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error),
 	report func(protocol.PullProgress)) error {
 	full, err := imageref.Full("spec.image", ref)
@@ -52,7 +52,7 @@ func (ps *pulls) TakeImage(ctx context.Context, ref string, open func(context.Co
 	})
 }
 
-// loadArchive has the engine load an archive while the archive is written.
+// loadArchive writes an archive, and sends it to the engine at the same time.
 func (ps *pulls) loadArchive(ctx context.Context, c call, archive Archive,
 	written func(layer string, done, total int64), moved func()) error {
 	content, out := io.Pipe()
@@ -65,7 +65,7 @@ func (ps *pulls) loadArchive(ctx context.Context, c call, archive Archive,
 	answer, err := ps.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
 	if err == nil {
 		err = readReport(answer.Body, func(*jsonmessage.JSONMessage) { moved() })
-		_ = answer.Body.Close() // read completely
+		_ = answer.Body.Close() // readReport has returned the result already
 	}
 	failed := body.close()
 	content.CloseWithError(errors.New("the engine stopped reading"))
@@ -74,11 +74,12 @@ func (ps *pulls) loadArchive(ctx context.Context, c call, archive Archive,
 		return failed
 	}
 	err = translate(ctx, c, err)
-	ps.log.Info("the engine refused an image", "image", c.name, "error", fmt.Sprintf("%.500q", err.Error()))
+	ps.log.Info("the Docker engine refused to load an image", "image", c.name,
+		"error", fmt.Sprintf("%.500q", err.Error()))
 	return pullError(c.name, err, false)
 }
 
-// TagImage gives an image another name; an image that had that name loses it.
+// TagImage gives an image an additional name. An image that had this name before loses it.
 func (im *images) TagImage(ctx context.Context, refOrID, name string) error {
 	return im.do(ctx, call{verb: "tag", kind: kindImage, name: refOrID, limit: im.changeLimit()},
 		func(ctx context.Context) error {
@@ -86,15 +87,16 @@ func (im *images) TagImage(ctx context.Context, refOrID, name string) error {
 		})
 }
 
-// Login are the credentials for a registry in the worker's Docker configuration. The zero value means none.
+// Login is the credentials for a registry. The zero value means none.
 type Login struct{ Username, Password, IdentityToken, RegistryToken string }
 
-// LoginFor reads the credentials for the registry of a reference. It returns none if they cannot be read.
+// LoginFor reads the credentials for the registry of a reference from the worker's Docker configuration. It returns
+// none if they cannot be read.
 func (ps *pulls) LoginFor(ctx context.Context, ref string) Login {
 	found, err := loginFor(ctx, ps.dockerConfig, registryOf(ref))
 	if err != nil {
-		ps.log.Warn("could not read the credentials for a registry; trying without", "registry", registryOf(ref),
-			"error", err)
+		ps.log.Warn("could not read the credentials for a registry; continuing without credentials", "registry",
+			registryOf(ref), "error", err)
 		return Login{}
 	}
 	return Login{found.Username, found.Password, found.IdentityToken, found.RegistryToken}

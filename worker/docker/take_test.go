@@ -57,9 +57,9 @@ func TestAnImageIsLoadedFromAnArchive(t *testing.T) {
 	check(t, err)
 	if found.ID == "" || !last.Complete || last.Image != "registry.test/app:1" || last.Layers != 1 ||
 		last.LayersDone != 1 || last.Done == 0 || last.Done != last.Total {
-		t.Errorf("the image is %+v, the last progress %+v", found, last)
+		t.Errorf("the loaded image is %+v, and the last progress %+v", found, last)
 	}
-	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(nil), nil)) // the engine has it already
+	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(nil), nil)) // the engine already has the image
 }
 
 func TestErrorsSayWhyAnImageWasNotLoaded(t *testing.T) {
@@ -83,12 +83,12 @@ func TestErrorsSayWhyAnImageWasNotLoaded(t *testing.T) {
 		want error
 	}{
 		"no manifest": {func(context.Context) (docker.Archive, error) { return nil, errDenied }, errDenied},
-		"a hanging one": {func(ctx context.Context) (docker.Archive, error) { return nil, hang(ctx, nil, nil) },
+		"a hanging manifest": {func(ctx context.Context) (docker.Archive, error) { return nil, hang(ctx, nil, nil) },
 			errStalled},
-		"a hanging layer": {opened(hang), errStalled},
-		"what is no tar":  {opened(write(strings.Repeat("secret", 1000), nil)), errPullFailed},
-		"a broken layer":  {opened(write("begun", errDenied)), errDenied},
-		"one that is lost": {func(context.Context) (docker.Archive, error) { tries++; return write("begun", broken), nil },
+		"a hanging layer":      {opened(hang), errStalled},
+		"an archive of no tar": {opened(write(strings.Repeat("secret", 1000), nil)), errPullFailed},
+		"a denied layer":       {opened(write("begun", errDenied)), errDenied},
+		"a closed connection": {func(context.Context) (docker.Archive, error) { tries++; return write("begun", broken), nil },
 			broken},
 	} {
 		by := b
@@ -97,15 +97,15 @@ func TestErrorsSayWhyAnImageWasNotLoaded(t *testing.T) {
 		}
 		err := by.TakeImage(ctx, "registry.test/app:"+strings.ReplaceAll(what, " ", "-"), c.open, nil)
 		if !errors.Is(err, c.want) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%s: got %v, want %v", what, err, c.want)
+			t.Errorf("loading from %s: got %v, want %v without the archive's content", what, err, c.want)
 		}
 	}
 	if tries != 3 {
-		t.Errorf("a registry that closes connections was tried %d times, want 3", tries)
+		t.Errorf("a registry that closes the connection was tried %d times, want 3", tries)
 	}
 }
 
-// An engine gives each container the labels of its image.
+// A container has the labels of its image, which may look like labels of Boxfleet.
 func TestAContainerIsDoubtfulIfItsImageHasBoxfleetLabels(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
@@ -129,12 +129,12 @@ func TestAContainerIsDoubtfulIfItsImageHasBoxfleetLabels(t *testing.T) {
 			hostile := c.Name == ours.Name
 			if c.Doubtful != hostile || hostile && (len(c.Binds) != 1 || c.Binds[0] != "/etc" ||
 				c.Labels[docker.LabelSandbox] != "mine" || c.Labels[docker.LabelGPUs] != "") {
-				t.Errorf("got %+v", c)
+				t.Errorf("the container is described as %+v; want doubtful: %v", c, hostile)
 			}
 		}
 	}
 	if len(all) != 2 {
-		t.Errorf("got %d containers", len(all))
+		t.Errorf("got %d containers, want 2", len(all))
 	}
 	check(t, b.RemoveContainer(ctx, plainID))
 	check(t, b.RemoveContainer(ctx, hostileID))

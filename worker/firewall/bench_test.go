@@ -15,14 +15,16 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// listenVariable makes the test binary act as an engine's process, which listens on that socket until it is killed.
+// listenVariable makes the test binary act as the process of an engine. The process listens on the socket that the
+// variable names until it is killed.
 const listenVariable = "BOXFLEET_TEST_LISTEN"
 
-// engineVariable makes the test binary act as a worker that writes rules for the engine at that address and prints the
-// result.
+// engineVariable makes the test binary act as a worker. It writes rules for the engine at the address in the variable,
+// and prints the result.
 const engineVariable = "BOXFLEET_TEST_ENGINE"
 
 func TestMain(m *testing.M) {
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	path := os.Getenv(listenVariable)
 	if path == "" {
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
 		return
 	}
 	l, err := net.Listen("unix", path)
@@ -49,11 +51,11 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// Name servers in the host's resolv.conf. Some tests give the host the first address.
+// The name servers in the resolv.conf of the host. Some tests make hostServer an address of the host itself.
 const hostServer, otherServer = "10.77.0.1", "10.77.0.2"
 
-// host is a network namespace that stands for a Docker host, with a process that listens in the namespace like an
-// engine.
+// host is a network namespace that stands for a Docker host. A process in the namespace listens on a socket like an
+// engine does.
 type host struct {
 	t         testing.TB
 	namespace string
@@ -63,7 +65,7 @@ type host struct {
 func newHost(t testing.TB) *host {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Fatal("network namespaces need root")
+		t.Fatal("this test creates network namespaces: run it as root")
 	}
 	dir := t.TempDir()
 	h := &host{t: t, namespace: fmt.Sprintf("boxfleet-firewall-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9),
@@ -81,16 +83,18 @@ func newHost(t testing.TB) *host {
 	if err := listener.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = listener.Process.Kill(); _ = listener.Wait() })
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if c, err := net.Dial("unix", filepath.Join(dir, "s")); err == nil {
+	t.Cleanup(func() {
+		check(t, listener.Process.Kill())
+		_ = listener.Wait() // reports only that the process was killed
+	})
+	eventually.Holds(t, 10*time.Second, "the engine's process listens on its socket", func() bool {
+		c, err := net.Dial("unix", filepath.Join(dir, "s"))
+		if err == nil {
 			c.Close()
-			return h
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the engine's process does not listen")
-		}
-	}
+		return err == nil
+	})
+	return h
 }
 
 func (h *host) ip(args ...string) string {
@@ -110,13 +114,13 @@ func (h *host) nft(args ...string) string {
 	return run(h.t, "ip", append([]string{"netns", "exec", h.namespace, "nft"}, args...)...)
 }
 
-// bridge creates the bridge of a network, with the gateway's address.
+// bridge creates the bridge of a network, and gives the bridge the gateway's address.
 func (h *host) bridge(n firewall.Network) {
 	h.ip("link", "add", n.Bridge, "type", "bridge")
 	h.ip("address", "add", netip.PrefixFrom(n.Subnet.Addr().Next(), n.Subnet.Bits()).String(), "dev", n.Bridge)
 }
 
-// ruled reports whether packets from a network's bridge go to its chain.
+// ruled reports whether the network has a chain, and packets from its bridge go to that chain.
 func (h *host) ruled(n firewall.Network) bool {
 	rules := h.nft("list", "ruleset")
 	return strings.Contains(rules, "chain "+n.Bridge+" ") && strings.Contains(rules, ": goto "+n.Bridge)

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// An engine that is killed while it creates a network leaves the bridge behind and does not know it after its restart.
-// The table therefore records the name of each bridge in a set, from before the engine is asked to create it until it
-// is known to be gone. The record tells which deployment a bridge belongs to, on a machine that several deployments, or
-// several engines in one network namespace, share.
+// An engine that is killed while it creates a network leaves the network's bridge behind, and does not know the bridge
+// after its restart. The table therefore has a set that records the names of bridges. A name is added before the engine
+// is asked to create the bridge, and removed when the bridge is known to be gone. Several deployments, or several
+// engines, may share one network namespace. The record tells which deployment a bridge belongs to.
 
-// Bridge is a bridge in the engine's network namespace that was made for this deployment.
+// Bridge is a bridge in the engine's network namespace that was created for this deployment.
 type Bridge struct {
 	Name   string
-	Subnet netip.Prefix // from its name
-	Index  int          // of the interface; changes if the bridge is deleted and created again
+	Subnet netip.Prefix // derived from Name
+	Index  int          // number of the interface; differs if the bridge is deleted and created again
 }
 
-// Abandoned lists the bridges that were made for this deployment and belong to no known network. Bridges that another
-// deployment protects and bridges with interfaces are not listed. Recorded bridges that no longer exist are removed
-// from the record.
+// Abandoned lists the bridges that were created for this deployment and belong to no known network. It does not list
+// bridges for which another deployment has rules, nor bridges to which interfaces are attached. It removes recorded
+// bridges that no longer exist from the record.
 func (f *Firewall) Abandoned() ([]Bridge, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,7 +81,7 @@ func (f *Firewall) unknownBridges() ([]string, error) {
 	return slices.DeleteFunc(recorded, f.ledger.has), err
 }
 
-// bridgeSubnet returns the subnet of a bridge; it is the inverse of [BridgeName].
+// bridgeSubnet returns the subnet of the bridge with this name. It is the inverse of [BridgeName].
 func bridgeSubnet(name string) (netip.Prefix, bool) {
 	text, ok := strings.CutPrefix(name, BridgePrefix)
 	address, err := hex.DecodeString(text)

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// in runs f in a network namespace. Connections that f opens stay there.
+// in runs f in a network namespace. Connections that f opens remain in that namespace.
 func in(t *testing.T, namespace string, f func() error) {
 	t.Helper()
 	done := make(chan error)
@@ -43,7 +43,7 @@ func in(t *testing.T, namespace string, f func() error) {
 	check(t, <-done)
 }
 
-// beside creates a namespace with a link to the host; the host's end has the given name.
+// beside creates a namespace, and a link between the host and the namespace. link names the host's end of the link.
 func (h *host) beside(t *testing.T, name, link, address, gateway string) string {
 	t.Helper()
 	namespace := h.namespace + "-" + name
@@ -70,8 +70,7 @@ func (h *host) sandbox(t *testing.T, n firewall.Network) string {
 	return namespace
 }
 
-// TestConnectionsOfANetworkAreLimited opens more connections to another machine than a network may have. Another
-// network has a limit of its own.
+// One network opens more connections than it may have. The connections of another network are counted separately.
 func TestConnectionsOfANetworkAreLimited(t *testing.T) {
 	t.Parallel()
 	const most, internet = 20, "9.9.9.9"
@@ -86,14 +85,14 @@ func TestConnectionsOfANetworkAreLimited(t *testing.T) {
 		if err == nil {
 			t.Cleanup(func() { l.Close() })
 		}
-		return err // the kernel answers
+		return err // the kernel accepts connections, even if the listener does not
 	})
 	f := h.firewall(func(c *firewall.Config) { c.MostConns = most })
 	greedy, modest := network(1, "internet"), network(2, "internet")
 	check(t, f.Protect(greedy))
 	check(t, f.Protect(modest))
 	if !f.LimitsConnections() {
-		t.Fatal("this kernel cannot count connections, so there is nothing to test")
+		t.Fatal("this kernel cannot count connections: load the module nft_connlimit")
 	}
 	dial := func(namespace string, n int) (open int, last error) {
 		t.Helper()
@@ -115,15 +114,15 @@ func TestConnectionsOfANetworkAreLimited(t *testing.T) {
 	one, other := h.sandbox(t, greedy), h.sandbox(t, modest)
 	open, err := dial(one, most+10)
 	if open != most || err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("%d connections are open, want %d; the last one: %v", open, most, err)
+		t.Errorf("the network could open %d connections, want %d; the last error is %v", open, most, err)
 	}
 	if open, err := dial(other, 3); open != 3 {
-		t.Errorf("the other network has %d of 3 connections open: %v", open, err)
+		t.Errorf("the other network could open %d of 3 connections; the last error is %v", open, err)
 	}
 	// Rewriting the rules does not reset the counts.
 	check(t, f.Sync(f.Mark(), []firewall.Network{greedy, modest}))
 	if open, _ := dial(one, 3); open != 0 {
-		t.Errorf("after the rules were rewritten, %d more connections are open:\n%s", open,
+		t.Errorf("after the rules were rewritten, the network could open %d more connections:\n%s", open,
 			h.nft("list", "table", "inet", "boxfleet-test-main"))
 	}
 	check(t, f.Forget(greedy.Bridge))

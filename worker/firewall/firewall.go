@@ -13,14 +13,15 @@ import (
 )
 
 const (
-	// BridgePrefix is the prefix of the names of all sandbox bridges, of any deployment.
+	// BridgePrefix is the prefix of the names of the sandbox bridges of all deployments.
 	BridgePrefix = "bxf-"
-	// SubnetBits is the prefix length of a sandbox's network: 16 addresses, of which the network address, the gateway
-	// and the broadcast address take three.
+	// SubnetBits is the prefix length of a sandbox's network. The network has 16 addresses. Three of them are the network
+	// address, the gateway and the broadcast address.
 	SubnetBits = 28
 )
 
-// BridgeName returns the name of the bridge of a sandbox's network. Subnets are unique on a host, so names are too.
+// BridgeName returns the name of the bridge of a sandbox's network. Subnets are unique on a host, so the names of
+// bridges are unique too.
 func BridgeName(subnet netip.Prefix) string {
 	a := subnet.Addr().As4()
 	return fmt.Sprintf("%s%08x", BridgePrefix, binary.BigEndian.Uint32(a[:]))
@@ -32,15 +33,15 @@ type Config struct {
 	Engine     string         // address of the Docker Engine
 	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, even if its policy allows them
 	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: none
-	MostConns  int            // maximum connections from one network to others at a time; 0: no limit
-	Pool       netip.Prefix   // the range that sandbox networks are taken from
+	MostConns  int            // maximum number of open connections from one network to other networks; 0: no limit
+	Pool       netip.Prefix   // the range from which sandbox networks are taken
 	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: those of the engine's host
 	Logger     *slog.Logger
 }
 
 // Network is the network of a sandbox.
 type Network struct {
-	Bridge string // name of its interface on the host
+	Bridge string // name of the network's bridge interface on the host
 	Subnet netip.Prefix
 	Policy Policy
 }
@@ -69,14 +70,15 @@ func New(cfg Config) *Firewall {
 	return f
 }
 
-// LimitsConnections reports whether the connections of networks are limited, as far as is known.
+// LimitsConnections reports whether the connections of networks are limited. Until the first write, it assumes that the
+// kernel can count connections.
 func (f *Firewall) LimitsConnections() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.table.counts && f.cfg.MostConns > 0
 }
 
-// Protect writes, or rewrites, the rules of a network in one transaction. The network need not exist yet; it is
+// Protect writes or rewrites the rules of a network in one transaction. If the network does not exist yet, it will be
 // protected from its first packet on.
 func (f *Firewall) Protect(n Network) error {
 	f.mu.Lock()
@@ -84,8 +86,8 @@ func (f *Firewall) Protect(n Network) error {
 	return f.protect(n)
 }
 
-// Restore protects a network that should be protected already. It writes only if rules are missing, because reading
-// costs the kernel much less than writing.
+// Restore protects a network that should already be protected. It writes the rules only if they are missing, because
+// for the kernel, reading rules is much cheaper than writing them.
 func (f *Firewall) Restore(n Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,14 +103,14 @@ func (f *Firewall) protect(n Network) error {
 		return f.writeAll()
 	}
 	err := f.table.writeNetworks([]Network{n})
-	if errors.Is(err, unix.ENOENT) { // the table is gone
+	if errors.Is(err, unix.ENOENT) { // the table was deleted
 		return f.writeAll()
 	}
 	return explain(err)
 }
 
-// Check verifies that the rules are in the namespace that the engine works in: one of the given bridges of the engine
-// must be in the namespace that this firewall writes to.
+// Check verifies that this firewall writes its rules to the engine's namespace. bridges are bridges of the engine, and
+// at least one of them must be in that namespace.
 func (f *Firewall) Check(bridges ...Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,20 +124,20 @@ func (f *Firewall) Check(bridges ...Network) error {
 	if f.place != nil && slices.ContainsFunc(bridges, here) {
 		return nil
 	}
-	f.leave() // the engine may have moved
+	f.leave() // the engine may have been restarted in another namespace
 	if err := f.writeAll(); err != nil {
 		return err
 	}
 	if !slices.ContainsFunc(bridges, here) {
 		f.removeMisplaced()
-		return unprotected("the engine's bridge %s is not in the network namespace of the process behind %s",
+		return unprotected("the engine's bridge %s is not in the network namespace of the process that listens on %s",
 			bridges[0].Bridge, f.cfg.Engine)
 	}
 	return nil
 }
 
-// removeMisplaced removes the table from a namespace that is not the engine's: none of the bridges with rules is in
-// that namespace.
+// removeMisplaced removes the table from a namespace that is not the engine's. It keeps the table if any of the bridges
+// with rules is in the namespace.
 func (f *Firewall) removeMisplaced() {
 	ruled, err := f.table.bridges()
 	if err != nil {
@@ -148,26 +150,27 @@ func (f *Firewall) removeMisplaced() {
 		}
 	}
 	if err := f.table.drop(); err != nil {
-		f.cfg.Logger.Warn("could not remove the rules from a network namespace that is not the engine's",
+		f.cfg.Logger.Warn("could not remove the firewall's table from a network namespace that is not the engine's",
 			"table", f.table.name, "error", err)
 	}
 	f.leave()
 }
 
-// Forget removes the rules of a network, which must be gone or empty. Absent is no error.
+// Forget removes the rules of a network. The network must be gone or have no containers. Rules that do not exist are no
+// error.
 func (f *Firewall) Forget(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ledger.forget(bridge)
 	f.ledger.markGone(bridge)
 	if f.place == nil {
-		return nil // Sync removes the rules
+		return nil // the next Sync removes the rules
 	}
 	return f.table.forget([]string{bridge})
 }
 
-// Gone records, after [Firewall.Forget], that the engine has removed the network, and removes its rules again. A Sync
-// between the two may have restored them, with a list that still had the network.
+// Gone records, after [Firewall.Forget], that the engine has removed the network. It removes the network's rules again,
+// because a Sync between Forget and Gone may have restored them from a list that still had the network.
 func (f *Firewall) Gone(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,28 +182,30 @@ func (f *Firewall) Gone(bridge string) error {
 	return f.table.forget([]string{bridge})
 }
 
-// Mark returns a point in time by the firewall's own clock, for [Firewall.Sync].
+// Mark returns the present reading of the firewall's own clock, for [Firewall.Sync].
 func (f *Firewall) Mark() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.ledger.clock
 }
 
-// Sync rewrites all rules, which restores missing ones, and removes the rules of networks that are gone. listed are the
-// engine's networks, listed after mark was taken; changes since then stay.
+// Sync rewrites all rules, which restores missing rules, and removes the rules of networks that are gone. listed are
+// the engine's networks. They must have been listed after the call of [Firewall.Mark] that returned mark. Changes by
+// other methods since mark take precedence over the list.
 func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ledger.update(mark, listed)
-	f.leave() // the engine may have moved
+	f.leave() // the engine may have been restarted in another namespace
 	if err := f.writeAll(); err != nil {
 		return err
 	}
 	return f.prune()
 }
 
-// prune removes the chains of bridges that belong to no known network. It may only be called with the engine's complete
-// list of networks known: the networks that a worker has handled since its start are not all.
+// prune removes the chains of bridges that belong to no known network. It may only be called after the ledger has
+// processed the engine's complete list of networks. Before that, the ledger knows only the networks that the worker has
+// handled since its start.
 func (f *Firewall) prune() error {
 	there, err := f.table.bridges()
 	if err != nil {
@@ -225,17 +230,17 @@ func (f *Firewall) writeAll() error {
 	}
 	networks, missing := f.ledger.networks(there)
 	if missing > 0 {
-		f.cfg.Logger.Warn("restoring missing firewall rules of networks", "networks", missing)
+		f.cfg.Logger.Warn("firewall rules of some networks were missing; restoring them", "networks", missing)
 	}
 	return explain(f.table.writeNetworks(networks))
 }
 
-// Withdraw removes the chains of bridges that no longer exist, and the table when no chain is left. It is for a worker
-// that no longer protects networks; existing networks keep their rules.
+// Withdraw removes the chains of bridges that no longer exist, and removes the table when no such chain is left. It is
+// for a worker whose firewall was turned off. Networks that still exist keep their rules.
 func (f *Firewall) Withdraw() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.leave() // the engine may have moved
+	f.leave() // the engine may have been restarted in another namespace
 	if err := f.enter(); err != nil {
 		return err
 	}
@@ -255,7 +260,7 @@ func (f *Firewall) Withdraw() error {
 	return f.table.remove()
 }
 
-// Remove removes the deployment's table, for a deployment that does not come back. Absent is no error.
+// Remove removes the table of a deployment that will not be used again. A table that does not exist is no error.
 func (f *Firewall) Remove() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -26,39 +26,40 @@ func TestFiveHundredNetworksAreProtectedAndForgotten(t *testing.T) {
 	each := time.Since(start) / n
 	start = time.Now()
 	check(t, f.Sync(f.Mark(), nil))
-	t.Logf("one network: %s; rewriting all %d: %s", each, n, time.Since(start))
+	t.Logf("protecting a network took %s, and rewriting the rules of %d networks %s", each, n, time.Since(start))
 	if rules := h.nft("list", "ruleset"); strings.Count(rules, "chain bxf-") != n {
-		t.Errorf("got %d chains", strings.Count(rules, "chain bxf-"))
+		t.Errorf("%d networks have chains, want %d", strings.Count(rules, "chain bxf-"), n)
 	}
 	start = time.Now()
 	for i := range n {
 		check(t, f.Forget(network(i, "internet").Bridge))
 	}
-	t.Logf("forgetting one: %s", time.Since(start)/n)
-	if found, err := f.Abandoned(); len(found) > 0 || err != nil { // they are removed from the record, too
-		t.Errorf("abandoned: %v, %v", found, err)
+	t.Logf("forgetting a network took %s", time.Since(start)/n)
+	// Abandoned also removes bridges that do not exist from the record.
+	if found, err := f.Abandoned(); len(found) > 0 || err != nil {
+		t.Errorf("the abandoned bridges are %v, and the error is %v; want none", found, err)
 	}
 	if rules := h.nft("list", "ruleset"); strings.Contains(rules, "bxf-0") {
-		t.Errorf("rules are left:\n%s", rules)
+		t.Errorf("rules of forgotten networks are left:\n%s", rules)
 	}
 	check(t, f.Remove())
 	check(t, f.Remove())
 	if rules := h.nft("list", "ruleset"); rules != "" {
-		t.Errorf("rules are left:\n%s", rules)
+		t.Errorf("rules are left after the table was removed:\n%s", rules)
 	}
 }
 
-func TestPoliciesAreParsedAsTheyAreWritten(t *testing.T) {
+func TestParsingAPolicyAndPrintingItAreInverse(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"internet", "none", "allow 10.0.0.0/8", "allow 10.0.0.0/8,192.168.1.0/24"} {
 		p, err := firewall.ParsePolicy(text)
 		if err != nil || p.String() != text {
-			t.Errorf("%q became %q, %v", text, p.String(), err)
+			t.Errorf("parsing %q: got %q and error %v, want the same text", text, p.String(), err)
 		}
 	}
 	for _, text := range []string{"", "all", "internet 10.0.0.0/8", "allow", "allow x", "allow fd00::/8"} {
 		if p, err := firewall.ParsePolicy(text); err == nil {
-			t.Errorf("%q became %q", text, p)
+			t.Errorf("parsing %q: got %q, want an error", text, p)
 		}
 	}
 }
@@ -75,12 +76,12 @@ func TestRangesThatAreNeverReachableCannotBeAllowed(t *testing.T) {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
 		if _, got := f.Denied(p); got != denied {
-			t.Errorf("%s: %t", text, got)
+			t.Errorf("policy %q is denied: %t, want %t", text, got, denied)
 		}
 	}
 }
 
-func TestOnlyTheOperatorAllowsPrivateRanges(t *testing.T) {
+func TestOnlyTheOperatorCanAllowPrivateRanges(t *testing.T) {
 	t.Parallel()
 	f := firewall.New(firewall.Config{Deployment: "x", Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}})
 	for text, withheld := range map[string]bool{
@@ -92,7 +93,7 @@ func TestOnlyTheOperatorAllowsPrivateRanges(t *testing.T) {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
 		if _, got := f.Withheld(p); got != withheld {
-			t.Errorf("%s: %t", text, got)
+			t.Errorf("policy %q is withheld: %t, want %t", text, got, withheld)
 		}
 	}
 	h := newHost(t)
@@ -109,7 +110,7 @@ func TestOnlyTheOperatorAllowsPrivateRanges(t *testing.T) {
 			}
 		}).DNS(p)
 		if !slices.Equal(got, servers) {
-			t.Errorf("%s: the name servers are %v, want %v", text, got, servers)
+			t.Errorf("policy %q has the name servers %v, want %v", text, got, servers)
 		}
 	}
 }
@@ -117,31 +118,32 @@ func TestOnlyTheOperatorAllowsPrivateRanges(t *testing.T) {
 func TestAHostThatCannotBeProtectedIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	for what, engine := range map[string]string{"an engine elsewhere": "tcp://192.0.2.1:2375",
+	for what, engine := range map[string]string{"an engine on another machine": "tcp://192.0.2.1:2375",
 		"no engine": "unix:///nowhere"} {
 		err := firewall.New(firewall.Config{Deployment: "x", Engine: engine}).Sync(0, nil)
 		if protocol.AsError(err).Reason != protocol.ReasonFirewall &&
 			protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("writing rules with %s: got %v, want reason %s or %s", what, err, protocol.ReasonFirewall,
+				protocol.ReasonEngineUnavailable)
 		}
 	}
 	f := h.firewall(nil)
 	if err := f.Check(network(1, "none")); protocol.AsError(err).Reason != protocol.ReasonFirewall {
-		t.Errorf("a missing bridge: got %v", err)
+		t.Errorf("checking a missing bridge: got %v, want reason %s", err, protocol.ReasonFirewall)
 	}
 	if rules := h.nft("list", "ruleset"); rules != "" {
 		t.Errorf("rules are left in a namespace that is not the engine's:\n%s", rules)
 	}
-	// Without the capability.
+	// Run a worker without the capability that nftables needs.
 	cmd := exec.Command("setpriv", "--inh-caps=-net_admin", "--bounding-set=-net_admin", os.Args[0])
 	cmd.Env = append(os.Environ(), engineVariable+"="+h.engine)
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "failed_precondition (firewall_unavailable)") {
-		t.Errorf("without CAP_NET_ADMIN: %v, %s", err, out)
+		t.Errorf("writing rules without CAP_NET_ADMIN: got %v and the output %s, want firewall_unavailable", err, out)
 	}
 }
 
-func TestMissingRulesAreRestoredAndOtherDeploymentsRulesStay(t *testing.T) {
+func TestSyncRestoresMissingRulesAndKeepsOtherDeploymentsRules(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	f, other := h.firewall(nil), h.firewall(func(c *firewall.Config) { c.Deployment = "test-other" })
@@ -153,9 +155,9 @@ func TestMissingRulesAreRestoredAndOtherDeploymentsRulesStay(t *testing.T) {
 	check(t, f.Sync(f.Mark(), nil))
 	check(t, other.Protect(network(3, "allow 10.9.0.0/16")))
 	if again := h.nft("list", "ruleset"); len(again) != len(before) {
-		t.Errorf("before:\n%s\nafter:\n%s", before, again)
+		t.Errorf("the restored rules are\n%s\nwant\n%s", again, before)
 	}
-	// Networks that the engine no longer has are forgotten; networks protected since the list was read are not.
+	// Networks that the engine no longer has lose their rules. Networks protected after the list was made keep theirs.
 	check(t, f.Sync(f.Mark(), []firewall.Network{network(1, "internet")}))
 	check(t, f.Protect(network(5, "none")))
 	mark := f.Mark()
@@ -165,16 +167,16 @@ func TestMissingRulesAreRestoredAndOtherDeploymentsRulesStay(t *testing.T) {
 	rules := h.nft("list", "ruleset")
 	for i, want := range map[int]bool{1: false, 2: true, 3: true, 4: true, 5: false} {
 		if got := strings.Contains(rules, "chain "+network(i, "none").Bridge); got != want {
-			t.Errorf("network %d has rules: %t", i, got)
+			t.Errorf("network %d has rules: %t, want %t", i, got, want)
 		}
 	}
 	check(t, f.Remove())
 	if rules := h.nft("list", "ruleset"); !strings.Contains(rules, network(3, "none").Bridge) {
-		t.Errorf("the other deployment's rules are gone: %s", rules)
+		t.Errorf("removing the table also removed the other deployment's rules: %s", rules)
 	}
 }
 
-// The engine's networks may be listed while it creates one, which the list then lacks.
+// The engine's networks may be listed while the engine creates a network. The list then lacks the new network.
 func TestAListOlderThanANetworkKeepsTheNetworksRules(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -191,11 +193,12 @@ func TestAListOlderThanANetworkKeepsTheNetworksRules(t *testing.T) {
 	}
 	check(t, f.Sync(f.Mark(), nil))
 	if h.ruled(n) {
-		t.Error("the rules of a removed network are left")
+		t.Error("a removed network still has rules after a sync with a newer list")
 	}
 }
 
-// A list from before a network's removal restores the network's rules only until the removal is complete.
+// While a network is being removed, a sync with a list that still has the network restores its rules. After the
+// removal, such a list must not restore them.
 func TestARemovedNetworkHasNoRules(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -205,13 +208,13 @@ func TestARemovedNetworkHasNoRules(t *testing.T) {
 	check(t, f.Protect(n))
 	check(t, f.Forget(n.Bridge))
 	mark := f.Mark()
-	check(t, f.Sync(mark, []firewall.Network{n})) // the engine still has it
+	check(t, f.Sync(mark, []firewall.Network{n})) // the engine still has the network
 	if !h.ruled(n) {
-		t.Fatal("a network that the engine has is not protected")
+		t.Fatal("a network that the engine still has lost its rules")
 	}
 	check(t, f.Gone(n.Bridge))
 	if h.ruled(n) {
-		t.Error("a removed network still has rules")
+		t.Error("a removed network still has rules after Gone")
 	}
 	check(t, f.Sync(mark, []firewall.Network{n}))
 	if h.ruled(n) {
@@ -220,7 +223,7 @@ func TestARemovedNetworkHasNoRules(t *testing.T) {
 	check(t, f.Remove())
 }
 
-// A worker that has just started may handle one sandbox before it has listed all networks.
+// A worker that has just started may protect the network of one sandbox before it has listed all networks.
 func TestRulesOfUnknownNetworksStayUntilASync(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -236,19 +239,19 @@ func TestRulesOfUnknownNetworksStayUntilASync(t *testing.T) {
 		t.Error("protecting one network removed the rules of another")
 	}
 	if err := h.firewall(nil).Check(gone); protocol.AsError(err).Reason != protocol.ReasonFirewall {
-		t.Errorf("a missing bridge: got %v", err)
+		t.Errorf("checking a missing bridge: got %v, want reason %s", err, protocol.ReasonFirewall)
 	}
 	if !h.ruled(one) || !h.ruled(other) {
-		t.Error("checking a missing bridge removed the rules of existing ones")
+		t.Error("checking a missing bridge removed the rules of existing bridges")
 	}
 	check(t, again.Sync(again.Mark(), []firewall.Network{one}))
 	if !h.ruled(one) || h.ruled(other) {
-		t.Error("a sync with the complete list did not remove the rules of a missing network")
+		t.Error("after a sync with the complete list, only the listed network should have rules")
 	}
 }
 
-// The test removes rules in each possible way.
-func TestMissingRulesAreRestored(t *testing.T) {
+// Rules may be missing because the whole table, or only the network's chain, was emptied.
+func TestRestoreWritesMissingRules(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	f := h.firewall(nil)
@@ -262,13 +265,13 @@ func TestMissingRulesAreRestored(t *testing.T) {
 		h.nft(args...)
 		check(t, f.Restore(n))
 		if again := h.nft("list", "ruleset"); again != before {
-			t.Errorf("after %s was deleted, the rules are\n%s\nwant\n%s", what, again, before)
+			t.Errorf("after deleting %s, the restored rules are\n%s\nwant\n%s", what, again, before)
 		}
 	}
 	other := network(1, "internet")
 	check(t, f.Restore(other))
 	if rules := h.nft("list", "chain", "inet", "boxfleet-test-main", n.Bridge); !strings.Contains(rules, "jump internet") {
-		t.Errorf("the new policy is not written: %s", rules)
+		t.Errorf("restoring a network with another policy did not write the new policy: %s", rules)
 	}
 }
 
@@ -283,21 +286,21 @@ func TestTheHostsOwnAddressesAreKnown(t *testing.T) {
 	h.ip("address", "add", hostServer+"/24", "dev", "up0")
 	address := []netip.Addr{netip.MustParseAddr(hostServer)}
 	if own := f.HostAddresses(); !slices.Equal(own, address) {
-		t.Errorf("got the host's addresses %v", own)
+		t.Errorf("the host's addresses are %v, want %v", own, address)
 	}
 	if own := f.HostNameServers(); !slices.Equal(own, address) {
-		t.Errorf("got the host's name servers %v", own)
+		t.Errorf("the name servers on the host are %v, want %v", own, address)
 	}
 	for text, denied := range map[string]bool{"allow " + hostServer + "/32": true, "allow " + otherServer + "/32": false} {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
 		if _, got := f.Denied(p); got != denied {
-			t.Errorf("%s: %t", text, got)
+			t.Errorf("policy %q is denied: %t, want %t", text, got, denied)
 		}
 	}
 }
 
-// BenchmarkRestoreAndCheck measures what the start of a sandbox waits for when its rules exist.
+// BenchmarkRestoreAndCheck measures how long the start of a sandbox waits for its firewall rules if they already exist.
 func BenchmarkRestoreAndCheck(b *testing.B) {
 	h := newHost(b)
 	f := h.firewall(nil)

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// FreePort returns the first of these ports that is free on the loopback of the engine's host. Errors:
-// resource_exhausted if all are taken, unavailable if that cannot be determined.
+// FreePort returns the first of the given ports that is free on the loopback of the engine's host. Errors:
+// resource_exhausted if all of them are taken, unavailable if that cannot be determined.
 func (h *host) FreePort(transport string, ports []int) (free int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -30,15 +30,15 @@ func (h *host) FreePort(transport string, ports []int) (free int, err error) {
 	})
 	switch {
 	case err != nil:
-		return 0, protocol.Errorf(protocol.Unavailable, "", "find a free port: %v", err)
+		return 0, protocol.Errorf(protocol.Unavailable, "", "find a free port on the host's loopback: %v", err)
 	case free == 0:
-		return 0, protocol.Errorf(protocol.ResourceExhausted, "", "none of %d ports of the host's loopback is free",
-			len(ports))
+		return 0, protocol.Errorf(protocol.ResourceExhausted, "",
+			"all %d ports that sandboxes may publish on the host's loopback are taken", len(ports))
 	}
 	return free, nil
 }
 
-// tryPort checks that a port of the loopback is free, by binding it for a moment.
+// tryPort checks that a port of the loopback is free. It binds the port and releases it at once.
 func tryPort(transport string, port int) error {
 	kind := unix.SOCK_STREAM
 	if transport == protocol.ProtocolUDP {

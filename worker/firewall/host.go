@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// host reads the engine's host through its network namespace. Its lock also guards the firewall and the table, because
-// the namespace must stay open while one of them uses it.
+// host reads the engine's host through the engine's network namespace. The lock also guards the firewall and the table,
+// because the namespace must stay open while they use it.
 type host struct {
 	engine string // address of the Docker Engine
 
 	mu    sync.Mutex
-	place *namespace // nil: not open
+	place *namespace // nil while the namespace is not open
 }
 
-// enter opens the engine's namespace if it is not open. The caller holds the lock.
+// enter opens the engine's namespace unless it is already open. The caller holds the lock.
 func (h *host) enter() error {
 	if h.place != nil {
 		return nil
@@ -34,22 +34,22 @@ func (h *host) leave() {
 	}
 }
 
-// Close releases the namespace. The rules stay.
+// Close closes the namespace. The rules in the namespace remain.
 func (h *host) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.leave()
 }
 
-// Exists reports whether the namespace has an interface of that name, whoever created it.
+// Exists reports whether the namespace has an interface with this name. Boxfleet need not have created it.
 func (h *host) Exists(bridge string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.enter() == nil && h.place.exists(bridge)
 }
 
-// Subnets returns the subnets of all sandbox bridges in the namespace, of any deployment, by their names. It returns
-// nil if the namespace cannot be read.
+// Subnets returns the subnets of all sandbox bridges in the namespace, including those of other deployments. It derives
+// the subnets from the bridges' names. It returns nil if the namespace cannot be read.
 func (h *host) Subnets() (found []netip.Prefix) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -2,19 +2,19 @@ package firewall
 
 import "maps"
 
-// ledger records which networks should be protected, and which are gone since recently. Its clock orders these changes
-// against lists of the engine's networks: a list may be out of date when it arrives.
+// ledger records which networks should be protected, and which were removed recently. A list of the engine's networks
+// may be outdated by the time it is processed. The ledger's clock tells which changes are newer than the list.
 type ledger struct {
 	known map[string]*entry // by bridge
-	gone  map[string]uint64 // by bridge: when its network was forgotten, until a list is newer
-	clock uint64            // counts changes of known and gone
+	gone  map[string]uint64 // by bridge: when its network was removed; kept until a newer list has been processed
+	clock uint64            // counts the changes of known and gone
 }
 
 // entry is a network that should be protected.
 type entry struct {
 	Network
-	set    uint64 // when it was protected, by the ledger's clock
-	listed bool   // the engine has had the network since
+	set    uint64 // the ledger's clock when the network was added or confirmed
+	listed bool   // the engine has had the network since it was added
 }
 
 func newLedger() ledger { return ledger{known: map[string]*entry{}, gone: map[string]uint64{}} }
@@ -22,7 +22,7 @@ func newLedger() ledger { return ledger{known: map[string]*entry{}, gone: map[st
 // has reports whether the bridge belongs to a known network.
 func (l *ledger) has(bridge string) bool { return l.known[bridge] != nil }
 
-// holds reports whether the network is known exactly like this.
+// holds reports whether the network is known with the same bridge, subnet and policy.
 func (l *ledger) holds(n Network) bool {
 	e := l.known[n.Bridge]
 	return e != nil && e.Network.equal(n)
@@ -35,8 +35,8 @@ func (l *ledger) add(n Network) {
 	delete(l.gone, n.Bridge)
 }
 
-// confirm records that the engine has the network of a bridge: from now on, an older list without the network does not
-// mean that it is gone.
+// confirm records that the engine has the network of a bridge. A list that lacks the network means that the network is
+// gone only if the list was made after this call.
 func (l *ledger) confirm(bridge string) {
 	if e := l.known[bridge]; e != nil && !e.listed {
 		l.clock++
@@ -47,7 +47,7 @@ func (l *ledger) confirm(bridge string) {
 // forget removes a network that should no longer be protected.
 func (l *ledger) forget(bridge string) { delete(l.known, bridge) }
 
-// markGone records that a network is gone, so that a list from before this moment does not bring it back.
+// markGone records that a network is gone. Lists made before this call no longer add the network.
 func (l *ledger) markGone(bridge string) {
 	l.clock++
 	l.gone[bridge] = l.clock
@@ -56,7 +56,8 @@ func (l *ledger) markGone(bridge string) {
 // clear forgets all networks.
 func (l *ledger) clear() { clear(l.known) }
 
-// update takes the engine's networks, listed after mark was taken; changes since then stay.
+// update processes a list of the engine's networks. The list was made after the clock showed mark. Changes since mark
+// take precedence over the list.
 func (l *ledger) update(mark uint64, listed []Network) {
 	present := map[string]bool{}
 	for _, n := range listed {
@@ -78,8 +79,8 @@ func (l *ledger) update(mark uint64, listed []Network) {
 	maps.DeleteFunc(l.gone, func(_ string, at uint64) bool { return at <= mark })
 }
 
-// networks returns the known networks. missing is how many of them the engine has, but are not among the bridges that
-// have rules.
+// networks returns the known networks. missing counts those among them that exist on the engine, but are not in ruled,
+// the bridges that have rules.
 func (l *ledger) networks(ruled map[string]bool) (networks []Network, missing int) {
 	networks = make([]Network, 0, len(l.known))
 	for bridge, e := range l.known {

@@ -12,11 +12,11 @@ import (
 
 // link is an interface in a network namespace.
 type link struct {
-	index, master int // master is the index of the bridge that the interface is attached to, 0 for none
+	index, master int // master is the index of the bridge to which the interface is attached; 0 if there is none
 	name, kind    string
 }
 
-// abandoned reports whether the interface is a bridge with no interfaces attached.
+// abandoned reports whether the interface is a bridge to which no interface is attached.
 func (l link) abandoned(all []link) bool {
 	return l.kind == "bridge" && !slices.ContainsFunc(all, func(o link) bool { return o.master == l.index })
 }
@@ -70,7 +70,7 @@ func (n *namespace) links() ([]link, error) {
 	return links, nil
 }
 
-// removeLink removes an interface. Absent is no error.
+// removeLink removes an interface. An interface that does not exist is no error.
 func (n *namespace) removeLink(index int) error {
 	conn, err := n.route()
 	if err != nil {
@@ -88,7 +88,7 @@ func (n *namespace) removeLink(index int) error {
 	return err
 }
 
-// route opens a netlink connection for the interfaces of the namespace.
+// route opens a netlink connection that reads and changes the interfaces of the namespace.
 func (n *namespace) route() (*netlink.Conn, error) {
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: n.fd()})
 	if err != nil {
@@ -97,7 +97,7 @@ func (n *namespace) route() (*netlink.Conn, error) {
 	return conn, conn.SetDeadline(time.Now().Add(transactionLimit))
 }
 
-// exists reports whether the namespace has an interface of that name.
+// exists reports whether the namespace has an interface with this name.
 func (n *namespace) exists(name string) bool {
 	request, err := unix.NewIfreq(name)
 	return err == nil && unix.IoctlIfreq(n.probe, unix.SIOCGIFINDEX, request) == nil

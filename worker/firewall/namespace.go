@@ -15,21 +15,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// namespace is the network namespace that an engine works in. It need not be the worker's.
+// namespace is the network namespace of an engine. It may differ from the worker's network namespace.
 type namespace struct {
 	file  *os.File // keeps the namespace open
 	inode uint64
-	own   bool   // the worker's own namespace, which need not be entered
-	root  string // root of the engine's file system, as a path of the worker
-	probe int    // a socket in the namespace, to read the addresses of interfaces
+	own   bool   // it is also the worker's namespace, so no thread has to enter it
+	root  string // the worker's path to the root of the engine's file system
+	probe int    // a socket in the namespace, for reading the addresses of interfaces
 }
 
-// findNamespace finds the namespace of the process that listens on the engine's unix socket. The bridges in the
-// namespace show whether that process is the engine, see [namespace.has].
+// findNamespace finds the namespace of the process that listens on the engine's unix socket. That process need not be
+// the engine. [namespace.has] shows whether the engine's bridges are in the namespace.
 func findNamespace(address string) (*namespace, error) {
 	path, local := strings.CutPrefix(address, "unix://")
 	if !local {
-		return nil, unprotected("the worker does not reach the engine at %s by a unix socket on this machine", address)
+		return nil, unprotected("firewall rules need an engine with a unix socket on the worker's machine, "+
+			"and the engine's address is %s", address)
 	}
 	pid, err := Listener(path)
 	if err != nil {
@@ -64,8 +65,8 @@ func findNamespace(address string) (*namespace, error) {
 	return n, nil
 }
 
-// Listener returns the id of the process that listens on a unix socket, 0 if the process is in a PID namespace that the
-// worker does not see.
+// Listener returns the id of the process that listens on a unix socket. It returns 0 if that process is in a PID
+// namespace that this process cannot see.
 func Listener(path string) (int, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
@@ -92,13 +93,13 @@ func inodeOf(path string) (uint64, error) {
 }
 
 func (n *namespace) close() {
-	_ = n.file.Close()
+	_ = n.file.Close() // was only open to keep the namespace; nothing was written
 	if n.probe >= 0 {
-		_ = unix.Close(n.probe)
+		_ = unix.Close(n.probe) // a socket that never connected
 	}
 }
 
-// fd returns the namespace's descriptor for netlink connections, 0 for the worker's own namespace.
+// fd returns the descriptor by which netlink connections enter the namespace, or 0 for the worker's own namespace.
 func (n *namespace) fd() int {
 	if n.own {
 		return 0
@@ -116,8 +117,8 @@ func (n *namespace) do(f func() error) error {
 	return <-done
 }
 
-// enter runs f on a thread that is moved into the namespace and back. A thread that cannot be moved back ends with its
-// goroutine.
+// enter moves its thread into the namespace, runs f, and moves the thread back. If the thread cannot be moved back, it
+// stays locked to the goroutine, so that it ends with the goroutine.
 func (n *namespace) enter(f func() error) error {
 	runtime.LockOSThread()
 	own, err := os.Open("/proc/thread-self/ns/net")
@@ -136,7 +137,7 @@ func (n *namespace) enter(f func() error) error {
 	return err
 }
 
-// has reports whether the namespace has an interface of that name with an address of that subnet.
+// has reports whether the namespace has an interface with this name, and with an address in this subnet.
 func (n *namespace) has(name string, subnet netip.Prefix) bool {
 	request, err := unix.NewIfreq(name)
 	if err != nil || unix.IoctlIfreq(n.probe, unix.SIOCGIFADDR, request) != nil {

@@ -11,10 +11,10 @@ import (
 // Policy says what a sandbox may connect to.
 type Policy struct {
 	Mode  string         // protocol.NetworkInternet, NetworkNone or NetworkAllow
-	Allow []netip.Prefix // of NetworkAllow
+	Allow []netip.Prefix // the allowed ranges, if Mode is NetworkAllow
 }
 
-// PolicyOf returns the policy of a spec; nil means the default.
+// PolicyOf returns the policy of a spec's network. nil means the default policy.
 func PolicyOf(n *protocol.Network) (Policy, error) {
 	if n == nil || n.Mode == "" {
 		return Policy{Mode: protocol.NetworkInternet}, nil
@@ -22,7 +22,7 @@ func PolicyOf(n *protocol.Network) (Policy, error) {
 	return ParsePolicy(strings.TrimSpace(n.Mode + " " + strings.Join(n.Allow, ",")))
 }
 
-// String returns the policy as the text of a label: "internet", "none", "allow 10.0.0.0/8,…".
+// String returns the policy as text for a label, such as "internet", "none" or "allow 10.0.0.0/8,192.168.1.0/24".
 func (p Policy) String() string {
 	if p.Mode != protocol.NetworkAllow {
 		return p.Mode
@@ -34,8 +34,7 @@ func (p Policy) String() string {
 	return p.Mode + " " + strings.Join(texts, ",")
 }
 
-// ParsePolicy parses the text of [Policy.String]. A text that it does not understand is an error, never a more
-// permissive policy.
+// ParsePolicy parses the text of [Policy.String]. Any other text is an error, never a more permissive policy.
 func ParsePolicy(text string) (Policy, error) {
 	mode, ranges, _ := strings.Cut(text, " ")
 	p := Policy{Mode: mode}
@@ -43,7 +42,7 @@ func ParsePolicy(text string) (Policy, error) {
 	case mode == protocol.NetworkInternet && ranges == "", mode == protocol.NetworkNone && ranges == "":
 		return p, nil
 	case mode != protocol.NetworkAllow:
-		return p, protocol.Invalid("spec.network", "is not a policy: %.80q", text)
+		return p, protocol.Invalid("spec.network", "is not a network policy: %.80q", text)
 	}
 	for _, r := range strings.Split(ranges, ",") {
 		prefix, err := netip.ParsePrefix(r)
@@ -55,16 +54,17 @@ func ParsePolicy(text string) (Policy, error) {
 	return p, nil
 }
 
-// everything is the range that means the same as mode internet.
+// everything is the range of all addresses. A policy that allows it means the same as mode internet.
 var everything = netip.MustParsePrefix("0.0.0.0/0")
 
-// internet reports whether a policy allows the whole internet, and so the host's name servers.
+// internet reports whether a policy allows the whole internet. Such a policy also allows the host's name servers.
 func (p Policy) internet() bool {
 	return p.Mode == protocol.NetworkInternet || slices.Contains(p.Allow, everything)
 }
 
-// allows reports whether the policy's ranges contain an address. A private address must be in a private range that the
-// operator allows, too: a range that also has public addresses allows only those.
+// allows reports whether the policy's ranges allow an address. A private address is allowed only by a range that is
+// completely private and that the operator allows. Of a range with public and private addresses, only the public ones
+// are allowed.
 func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	single := netip.PrefixFrom(a, a.BitLen())
 	return slices.ContainsFunc(p.Allow, func(r netip.Prefix) bool {
@@ -73,7 +73,7 @@ func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	})
 }
 
-// Withheld returns the first private range of a policy that the operator does not let policies allow.
+// Withheld returns the index of the first private range of a policy that the operator does not let policies allow.
 func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool {
 		return protocol.IsPrivateRange(r) &&
@@ -82,8 +82,9 @@ func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 	return i, i >= 0
 }
 
-// Denied returns the first range of a policy that no sandbox may reach: a special range, the sandboxes' own pool, an
-// address of the host, or a range that the operator denies.
+// Denied returns the index of the first range of a policy that no sandbox may reach. Such a range lies within a range
+// that is never reachable, within the sandboxes' network pool, or within a range that the operator denies; or it is an
+// address of the host.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)
 	if f.cfg.Pool.IsValid() {

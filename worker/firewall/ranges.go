@@ -2,9 +2,9 @@ package firewall
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// never are the ranges that no sandbox reaches, even if its policy allows them.
+// never is the list of ranges that no sandbox reaches, even if its policy allows them.
 var never = protocol.NeverReached()
 
-// private are the ranges outside of the internet. A sandbox reaches them only if both its policy and the host's
-// operator allow it.
+// private is the list of ranges that are not part of the internet. A sandbox reaches such a range only if its policy
+// and the host's operator both allow the range.
 var private = protocol.PrivateRanges()

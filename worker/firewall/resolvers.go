@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// HostNameServers returns the configured name servers of the engine's host that run on the host itself, where no sandbox
-// reaches them. It returns nil if the host cannot be read.
+// HostNameServers returns those configured name servers of the engine's host that run on the host itself. No sandbox
+// can reach them. HostNameServers returns nil if the host cannot be read.
 func (h *host) HostNameServers() []netip.Addr {
 	own := h.HostAddresses()
 	h.mu.Lock()
@@ -24,8 +24,8 @@ func (h *host) HostNameServers() []netip.Addr {
 	return slices.DeleteFunc(h.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
 }
 
-// HostAddresses returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be
-// read.
+// HostAddresses returns the IPv4 addresses of the engine's host, without loopback addresses. It returns nil if the host
+// cannot be read.
 func (h *host) HostAddresses() (own []netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -48,9 +48,10 @@ func (h *host) HostAddresses() (own []netip.Addr) {
 	return own
 }
 
-// DNS returns the name servers to configure in the containers of a network with this policy, in addition to the
-// engine's own names; nil leaves them to the engine. A network that may not reach the internet gets only name servers
-// that its policy allows: the engine would query others from outside of the network, and names can carry data out.
+// DNS returns the name servers to configure in the containers of a network with this policy. nil leaves the choice to
+// the engine, which always resolves the names of containers itself. A network that may not reach the internet gets only
+// name servers that its policy allows. The engine would query other name servers from outside of the network, and a
+// sandbox could send data to the internet in the queried names.
 func (f *Firewall) DNS(p Policy) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,12 +73,13 @@ func (f *Firewall) DNS(p Policy) []string {
 	return list
 }
 
-// deadResolver never answers: the engine queries it from inside the container, where the address means the container
-// itself.
+// deadResolver is a name server that never answers. The engine queries name servers from inside the container, where
+// this address means the container itself.
 const deadResolver = "0.0.0.0"
 
-// resolvers reads the name servers of the engine's host. The engine queries them for sandboxes from inside of their
-// networks. It leaves out name servers on the loopback, which the engine queries from outside.
+// resolvers reads the configured name servers of the engine's host. For a sandbox, the engine queries them from inside
+// the sandbox's network. resolvers leaves out name servers on the loopback, because the engine queries those from
+// outside of the sandbox's network.
 func (n *namespace) resolvers() []netip.Addr {
 	var found []netip.Addr
 	for _, name := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {

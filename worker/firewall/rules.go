@@ -24,15 +24,16 @@ const (
 	chainPrivate    = "private"
 	chainNone       = "none"
 	chainRefuse     = "refuse"
-	chainCounted    = "counted"  // no packet goes through it; writing it shows whether the kernel can count connections
-	setCounted      = "counted-" // prefix, followed by the limit: connections by bridge
+	chainCounted    = "counted"  // unused by packets; writing it shows whether the kernel can count connections
+	setCounted      = "counted-" // followed by the limit; counts connections by bridge
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 	setMade         = "made"
 )
 
-// The chains run after connection tracking (-200) and before address translation (-100), so a published port still has
-// the host's address and counts as the host's.
+// beforeTranslation is the priority of the base chains. They run after connection tracking (-200) and before address
+// translation (-100). A packet to a published port still has the host's address there, and counts as a packet to the
+// host.
 var beforeTranslation = nftables.ChainPriorityRef(-150)
 
 // script collects one transaction on the table.
@@ -41,12 +42,12 @@ type script struct {
 	table    *nftables.Table
 	networks *nftables.Set // chains by bridge
 	bridges  *nftables.Set
-	made     *nftables.Set // record of the bridges that the engine was asked to create
-	counted  *nftables.Set // connections by bridge
+	made     *nftables.Set // records the bridges that the engine was asked to create
+	counted  *nftables.Set // counts connections by bridge
 	refuse   expr.Any
-	silent   bool           // drop without a reply: the kernel cannot reject before routing
+	silent   bool           // drop packets without a reply, because the kernel cannot reject packets before routing
 	allowed  []netip.Prefix // private ranges that policies may allow
-	most     int            // maximum connections of a network; 0: no limit
+	most     int            // maximum number of connections of a network; 0: no limit
 }
 
 func newScript(conn *nftables.Conn, table string, silent bool, most int) *script {
@@ -55,7 +56,7 @@ func newScript(conn *nftables.Conn, table string, silent bool, most int) *script
 		conn: conn, table: t,
 		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName,
 			DataType: nftables.TypeVerdict},
-		// The nft program can print the sets below only with KeyByteOrder.
+		// Without KeyByteOrder, the nft program could not print the next two sets.
 		bridges: &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
 		made:    &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian},
 		counted: &nftables.Set{Table: t, Name: setCounted + strconv.Itoa(most), KeyType: nftables.TypeIFName,
@@ -71,7 +72,7 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 		return err
 	}
 	if !s.silent {
-		// The kernel sends any number of resets, but only one ICMP message per second.
+		// TCP gets a reset, because the kernel limits ICMP messages to one per second, but does not limit resets.
 		s.rule(chainRefuse, transport(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 		s.rule(chainRefuse, nil,
 			&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
@@ -88,14 +89,14 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 
 	s.rule(chainPrerouting, incoming(),
 		&expr.Lookup{SourceRegister: 1, SetName: s.networks.Name, SetID: s.networks.ID, IsDestRegSet: true})
-	// These rules apply however a packet reached the host, even by a broadcast in the sandbox's own network.
+	// These rules apply to every packet that reaches the host, even a broadcast in the sandbox's own network.
 	fromBridge := append(incoming(), &expr.Lookup{SourceRegister: 1, SetName: s.bridges.Name, SetID: s.bridges.ID})
 	s.rule(chainInput, slices.Concat(fromBridge, answer()), verdict(expr.VerdictAccept))
 	s.rule(chainInput, fromBridge, verdict(expr.VerdictDrop))
 	return nil
 }
 
-// skeleton creates the table, its sets and its common chains, which it empties.
+// skeleton creates the table, its sets and its common chains. It empties common chains that already exist.
 func (s *script) skeleton() error {
 	s.conn.AddTable(s.table)
 	if err := s.conn.AddSet(s.networks, nil); err != nil {
@@ -120,13 +121,14 @@ func (s *script) destinations(resolvers, named []netip.Addr, deny []netip.Prefix
 	for _, r := range slices.Concat(never, deny) {
 		s.rule(chainNever, to(r), s.refuse)
 	}
-	// The bridges of other sandboxes, of any deployment.
+	// Refuse packets to the bridges of other sandboxes, including those of other deployments.
 	s.rule(chainNever, []expr.Any{
 		&expr.Fib{Register: 1, ResultOIFNAME: true, FlagDADDR: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(BridgePrefix)},
 	}, s.refuse)
 
-	for _, a := range named { // the operator named these; they may be in a range that sandboxes otherwise never reach
+	// The operator configured these name servers, so they are allowed even in ranges that sandboxes never reach otherwise.
+	for _, a := range named {
 		s.resolver(chainServers, a)
 	}
 	s.rule(chainInternet, nil, jump(chainServers))
@@ -142,7 +144,7 @@ func (s *script) destinations(resolvers, named []netip.Addr, deny []netip.Prefix
 	s.rule(chainNone, nil, s.refuse)
 }
 
-// resolver allows DNS queries to a server, and nothing else.
+// resolver allows DNS queries to a name server, and nothing else.
 func (s *script) resolver(chain string, a netip.Addr) {
 	for _, by := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 		s.rule(chain, slices.Concat(to(netip.PrefixFrom(a, 32)), transport(by), []expr.Any{
@@ -152,15 +154,15 @@ func (s *script) resolver(chain string, a netip.Addr) {
 	}
 }
 
-// network writes the chain of a network and directs packets from its bridge there.
+// network writes the chain of a network, and sends the packets from the network's bridge to that chain.
 func (s *script) network(n Network) error {
 	s.chain(n.Bridge)
-	// Sandboxes have no IPv6, so such a packet was forged.
+	// Sandboxes have no IPv6 addresses, so an IPv6 packet was forged.
 	s.rule(n.Bridge, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
 	}, verdict(expr.VerdictDrop))
-	// A forged source could make a connection look like one from outside.
+	// With a forged source address, a connection could look like one that was opened from outside.
 	s.rule(n.Bridge, address(fromOffset, n.Subnet, expr.CmpOpNeq), verdict(expr.VerdictDrop))
 	s.rule(n.Bridge, answer(), verdict(expr.VerdictAccept))
 	s.rule(n.Bridge, []expr.Any{
@@ -188,8 +190,8 @@ func (s *script) network(n Network) error {
 		VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
 }
 
-// allow writes the rules for the ranges of a policy. A private range counts only if the operator allows it too. In all
-// other ranges, only the public addresses count.
+// allow writes the rules for the ranges of a policy. Private ranges are allowed only if the operator allows them too.
+// Of all other ranges, only the public addresses are allowed.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {
@@ -215,8 +217,8 @@ func (s *script) allow(n Network) {
 	}
 }
 
-// forget removes the rules of a network and keeps the record of its bridge. The transaction fails if any of the rules
-// is missing.
+// forget removes the rules of a network, and keeps the network's bridge in the record. The transaction fails if any of
+// the rules is missing.
 func (s *script) forget(bridge string) error {
 	key := []nftables.SetElement{{Key: ifname(bridge)}}
 	if err := s.conn.SetDeleteElements(s.networks, key); err != nil {
@@ -229,8 +231,8 @@ func (s *script) forget(bridge string) error {
 	return nil
 }
 
-// chain creates a chain or empties an existing one. The rules follow in the same transaction, so no packet sees the
-// chain empty.
+// chain creates an empty chain, or empties an existing chain. Its rules follow in the same transaction, so no packet
+// passes the empty chain.
 func (s *script) chain(name string) {
 	c := s.conn.AddChain(&nftables.Chain{Table: s.table, Name: name})
 	s.conn.FlushChain(c)
@@ -253,7 +255,7 @@ func (s *script) rule(chain string, when []expr.Any, then expr.Any) {
 func verdict(kind expr.VerdictKind) expr.Any { return &expr.Verdict{Kind: kind} }
 func jump(chain string) expr.Any             { return &expr.Verdict{Kind: expr.VerdictJump, Chain: chain} }
 
-// transport matches the packets of a protocol.
+// transport matches the packets of a transport protocol.
 func transport(protocol byte) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
@@ -261,11 +263,11 @@ func transport(protocol byte) []expr.Any {
 	}
 }
 
-// incoming loads the name of the interface that a packet came in by.
+// incoming loads the name of the interface by which a packet arrived.
 func incoming() []expr.Any { return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}} }
 
-// answer matches reply packets of connections from outside. It does not match on "established", which would include
-// connections that a sandbox opened while the rules were missing.
+// answer matches reply packets of connections from outside. Matching the connection state "established" would be wrong:
+// it would also match connections that a sandbox opened while the rules were missing.
 func answer() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1},
@@ -273,10 +275,12 @@ func answer() []expr.Any {
 	}
 }
 
-// tooMany matches the first packet of a connection when the bridge has reached its limit of connections. The kernel has
-// one connection table for the whole host: without the limit, a sandbox could fill the table and leave no room for new
-// connections of the host and the other sandboxes. The counts are kept in a set, because rules are rewritten often and
-// would lose them; each limit has its own set. The kernel removes elements without connections.
+// tooMany matches the first packet of a connection if the bridge has reached its limit of connections. The kernel has
+// one connection table for the whole host. Without the limit, one sandbox could fill the table, and the host and the
+// other sandboxes could open no new connections.
+//
+// The counts are kept in a set, because a count inside a rule would be lost when the rule is rewritten. Each limit has
+// its own set. The kernel removes elements without connections from the set.
 func (s *script) tooMany() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
@@ -299,7 +303,7 @@ const (
 
 func to(r netip.Prefix) []expr.Any { return address(toOffset, r, expr.CmpOpEq) }
 
-// address compares an address of an IPv4 packet with a range.
+// address compares the source or destination address of an IPv4 packet with a range.
 func address(offset uint32, r netip.Prefix, op expr.CmpOp) []expr.Any {
 	network := r.Masked().Addr().As4()
 	return []expr.Any{
@@ -311,7 +315,7 @@ func address(offset uint32, r netip.Prefix, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// ifname returns an interface's name as the kernel compares it.
+// ifname returns an interface's name in the form in which the kernel compares names.
 func ifname(name string) []byte {
 	key := make([]byte, unix.IFNAMSIZ)
 	copy(key, name)

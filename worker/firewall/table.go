@@ -14,22 +14,22 @@ import (
 
 const (
 	transactionLimit = 10 * time.Second
-	socketBuffer     = 8 << 20 // for the kernel's replies to one transaction
-	atOnce           = 64      // networks in one transaction
+	socketBuffer     = 8 << 20 // must hold the kernel's replies to one transaction
+	atOnce           = 64      // maximum number of networks in one transaction
 )
 
-// table reads and writes the deployment's nftables table by netlink. It knows what the kernel has; the [ledger] knows
-// which networks should be protected. The caller holds the host's lock and has entered the namespace.
+// table reads and writes the deployment's nftables table by netlink. It tells which rules the kernel has, while the
+// [ledger] tells which networks should have rules. Callers hold the host's lock and have entered the namespace.
 type table struct {
 	host   *host
 	cfg    *Config
 	name   string
-	silent bool // the kernel cannot reject before routing, so packets are dropped without a reply
-	counts bool // the kernel can count connections, as far as is known
+	silent bool // drop packets without a reply, because the kernel cannot reject packets before routing
+	counts bool // the kernel can count connections; true until a write shows the contrary
 }
 
-// writeCommon writes the rules that all networks share. If the kernel does not support a feature, it leaves the feature
-// out.
+// writeCommon writes the rules that all networks share. It does without replies to refused packets, and without a limit
+// of connections, if the kernel does not support them.
 func (t *table) writeCommon() error {
 	err := t.transact(t.common)
 	if errors.Is(err, unix.EOPNOTSUPP) && !t.silent {
@@ -39,7 +39,8 @@ func (t *table) writeCommon() error {
 	if errors.Is(err, unix.ENOENT) && t.counts && t.cfg.MostConns > 0 {
 		t.counts = false
 		if err = t.transact(t.common); err == nil {
-			t.cfg.Logger.Warn("the kernel cannot count connections (nft_connlimit): a sandbox can fill the host's table")
+			t.cfg.Logger.Warn("the kernel cannot count connections, because it lacks the module nft_connlimit: " +
+				"one sandbox can fill the host's connection table")
 		}
 	}
 	return err
@@ -53,7 +54,7 @@ func (t *table) common(s *script) error {
 	return s.common(resolvers, t.cfg.Resolvers, t.cfg.Deny)
 }
 
-// writeNetworks writes the rules of networks, several in each transaction.
+// writeNetworks writes the rules of networks. Each transaction has the rules of several networks.
 func (t *table) writeNetworks(networks []Network) error {
 	for some := range slices.Chunk(networks, atOnce) {
 		err := t.transact(func(s *script) error {
@@ -101,14 +102,14 @@ func (t *table) written(bridge string) bool {
 	return err == nil && len(rules) > 0
 }
 
-// isBridge reports whether a chain is that of a network, and not a common one.
+// isBridge reports whether a chain belongs to a network's bridge, and is not one of the common chains.
 func isBridge(chain string) bool {
 	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainServers, chainInternet, chainPrivate,
 		chainNone, chainRefuse, chainCounted}, chain)
 }
 
-// forget removes the chains of bridges. An incomplete set of rules is completed first, because a transaction that
-// deletes something missing fails.
+// forget removes the rules of bridges. A transaction fails if it deletes a rule that is missing. In that case forget
+// first completes the rules of the bridge, and then removes them.
 func (t *table) forget(bridges []string) error {
 	for _, bridge := range bridges {
 		remove := func(s *script) error { return s.forget(bridge) }
@@ -136,12 +137,12 @@ func (t *table) forget(bridges []string) error {
 	return nil
 }
 
-// drop removes the table, and fails if there is none.
+// drop removes the table. It fails if the table does not exist.
 func (t *table) drop() error {
 	return t.transact(func(s *script) error { s.conn.DelTable(s.table); return nil })
 }
 
-// remove removes the table. Absent is no error.
+// remove removes the table. A table that does not exist is no error.
 func (t *table) remove() error {
 	err := t.drop()
 	if errors.Is(err, unix.ENOENT) {
@@ -215,8 +216,8 @@ func (t *table) transact(write func(*script) error) error {
 	return conn.Flush()
 }
 
-// dial opens a netlink connection. Each use has its own, so that a late reply is never taken for the reply to another
-// request.
+// dial opens a netlink connection. Each request uses its own connection, so that a late reply to one request is never
+// mistaken for the reply to another request.
 func (t *table) dial() (*nftables.Conn, error) {
 	return nftables.New(nftables.WithNetNSFd(t.host.place.fd()), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer),

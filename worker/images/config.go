@@ -11,15 +11,15 @@ import (
 
 // Config says how a worker manages the images on its host.
 type Config struct {
-	PullStall    time.Duration  // a pull without progress fails after this; default 2 min
-	PrePull      []string       // images that are pulled and kept, whether or not a sandbox needs them
-	HighWater    int            // disk use in percent, bytes or inodes, that starts the removal; default 85; 100: never
-	LowWater     int            // percent used at which the removal of unused images stops; default 75
-	MaxBytes     protocol.Bytes // limit for the images that the worker pulled; 0: no limit
-	CheckCached  bool           // ask the registry before each use of an image that came from one, as pull: always does
-	Registries   []string       // that images may come from: host[:port], and "public"; default docker.io and public
+	PullStall    time.Duration  // a pull fails after this time without progress; default 2 min
+	PrePull      []string       // images that are pulled and kept even if no sandbox needs them
+	HighWater    int            // unused images are removed above this disk use in percent; default 85; 100: never
+	LowWater     int            // the removal of unused images stops at this disk use in percent; default 75
+	MaxBytes     protocol.Bytes // maximum size of all images that the worker brought to the host; 0: no limit
+	CheckCached  bool           // ask the registry before each use of a pulled image, as pull: always does
+	Registries   []string       // allowed registries: host[:port], or "public"; default docker.io and public
 	DockerConfig string         // directory with credentials for registries; default DOCKER_CONFIG, or ~/.docker
-	Sweep        time.Duration  // interval between checks of the room that images take; default 1 min
+	Sweep        time.Duration  // interval between checks of the disk use; default 1 min
 }
 
 // Check validates the settings and fills in the defaults. Error: invalid_argument.
@@ -34,7 +34,7 @@ func (c *Config) Check() error {
 	case c.HighWater < 1 || c.HighWater > 100:
 		return protocol.Invalid("images.high_water", "must be 1 to 100 percent, got %d", c.HighWater)
 	case c.LowWater < 1 || c.LowWater > c.HighWater:
-		return protocol.Invalid("images.low_water", "must be 1 percent to images.high_water, %d, got %d",
+		return protocol.Invalid("images.low_water", "must be between 1 and images.high_water, which is %d, got %d",
 			c.HighWater, c.LowWater)
 	case c.MaxBytes < 0:
 		return protocol.Invalid("images.max_bytes", "must not be negative")

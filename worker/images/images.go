@@ -19,20 +19,20 @@ import (
 
 // Options are what [New] needs.
 type Options struct {
-	Config       Config // checked
+	Config       Config // Config.Check must have been called
 	Deployment   string
-	Worker       string // its name
+	Worker       string // the worker's name
 	HostID       string
 	Instance     string
-	Dir          string   // directory of the record of images
-	DenyNetworks []string // IPv4 ranges that no registry may be in, since no sandbox reaches them; validated
+	Dir          string   // the directory in which the record of images is stored
+	DenyNetworks []string // valid IPv4 ranges; like a sandbox, the worker connects to no public registry in them
 	Engine       *docker.Engine
 	Log          Log
 	Recovered    func() <-chan struct{} // returns a channel that is closed when the engine or NATS is back
 	Logger       *slog.Logger
 }
 
-// Log is what this package uses of the deployment's store.
+// Log is the part of the deployment's store that this package uses.
 type Log interface {
 	querier
 	wantedSource
@@ -51,12 +51,12 @@ type Images struct {
 	remover    *remover
 	importer   *importer
 	reporter   *reporter
-	registries *registry.Client // for registries that the engine is not sent to
+	registries *registry.Client // reads from registries that the operator does not name
 	sweepNow   wake.Signal
 
 	mu      sync.Mutex
 	digests map[string]string // digests last read from a registry, by name on the host
-	left    map[string]string // references that a pull left beside somebody else's name, by name on the host
+	left    map[string]string // references by digest that a pull left on the engine, by name on the host
 }
 
 // New returns the manager of a host's images. It reads nothing yet: see [Images.Load].
@@ -78,7 +78,7 @@ func New(o Options) *Images {
 	}
 }
 
-// parseRanges parses ranges that were validated before.
+// parseRanges parses valid ranges. It skips invalid ones.
 func parseRanges(texts []string) (ranges []netip.Prefix) {
 	for _, text := range texts {
 		if r, err := netip.ParsePrefix(text); err == nil {
@@ -88,11 +88,11 @@ func parseRanges(texts []string) (ranges []netip.Prefix) {
 	return ranges
 }
 
-// Load reads the record of the host's images. Without the record the worker owns no image, so none is removed.
+// Load reads the record of the host's images. Images without a record are never removed.
 func (m *Images) Load() { m.inventory.load() }
 
-// Get returns an image, pulled according to the pull policy. The image is not removed until the caller calls release.
-// report, which may be nil, is called with the progress of a pull.
+// Get returns an image, and pulls it if the pull policy demands that. The image is not removed from the host before the
+// caller calls release. report, which may be nil, is called with the progress of a pull.
 func (m *Images) Get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (
 	_ docker.Image, release func(), err error) {
 	full, err := imageref.Full("spec.image", ref)
@@ -122,8 +122,8 @@ func (m *Images) Get(ctx context.Context, ref, policy string, report func(protoc
 	return pulled, held, err
 }
 
-// Run pulls, imports, sweeps and reports images until ctx ends. dataDir is the engine's data directory, as the engine
-// names it.
+// Run pulls, imports, removes and reports images until ctx ends. dataDir is the path of the engine's data directory on
+// the engine's machine.
 func (m *Images) Run(ctx context.Context, dataDir string) error {
 	defer m.registries.Close()
 	var wg sync.WaitGroup
@@ -139,7 +139,7 @@ func (m *Images) Run(ctx context.Context, dataDir string) error {
 	defer tick.Stop()
 	for {
 		if err := sweeper.sweep(ctx); err != nil && ctx.Err() == nil {
-			m.log.Warn("could not check the room that images take", "error", err)
+			m.log.Warn("could not check for unused images, or remove one; retrying later", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -163,7 +163,7 @@ const (
 	prePullMost  = 5 * time.Minute // also the interval at which a pulled image is checked
 )
 
-// prePull pulls an image of the configuration, and pulls it again if somebody removes it.
+// prePull pulls an image of Config.PrePull. It checks at intervals whether the image was removed, and pulls it again.
 func (m *Images) prePull(ctx context.Context, ref string) {
 	name := ref
 	if imageref.TrustOf(m.cfg.Registries, ref) == imageref.Checked {
@@ -188,7 +188,7 @@ func (m *Images) prePull(ctx context.Context, ref string) {
 			}
 			continue
 		}
-		m.log.Warn("could not pull an image of worker.images.pre_pull; retrying", "image", ref, "error", err)
+		m.log.Warn("could not pull an image that worker.images.pre_pull lists; retrying", "image", ref, "error", err)
 		status(protocol.HostImage{State: protocol.ImageFailed, Error: protocol.AsError(err)})
 		select {
 		case <-ctx.Done():

@@ -18,7 +18,7 @@ func testInventory(t *testing.T, dir string) *inventory {
 	return newInventory(dir, slog.New(slog.DiscardHandler))
 }
 
-func TestLargeAndLongUnusedImagesAreRemovedFirst(t *testing.T) {
+func TestLargeImagesAndImagesUnusedForLongAreRemovedFirst(t *testing.T) {
 	cfg := Config{PrePull: []string{"pre"}}
 	if err := cfg.Check(); err != nil {
 		t.Fatal(err)
@@ -40,11 +40,11 @@ func TestLargeAndLongUnusedImagesAreRemovedFirst(t *testing.T) {
 	release := v.hold("held")
 	used := map[string]bool{"4": true}
 	if got, want := v.unused(used, now), []string{"old-large", "old-small", "new-large"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+		t.Errorf("the images would be removed in the order %v, want %v", got, want)
 	}
 	release()
 	if got := v.unused(used, now); got[len(got)-1] != "held" {
-		t.Errorf("an image that was just used is not last: %v", got)
+		t.Errorf("the image that was used last is not removed last: %v", got)
 	}
 }
 
@@ -53,23 +53,24 @@ func TestTheRecordOfImagesSurvivesARestart(t *testing.T) {
 	v := testInventory(t, dir)
 	v.put("a", &record{ID: "1", Size: 5, Origin: protocol.ImagePulled})
 	v.put("b", &record{ID: "2", Size: 5, Origin: protocol.ImageImported, File: "f"})
-	v.put("a", &record{ID: "3", Size: 5, Origin: protocol.ImagePulled}) // a later pull moved the name
+	v.put("a", &record{ID: "3", Size: 5, Origin: protocol.ImagePulled}) // a later pull gave the name to another image
 	restarted := testInventory(t, dir)
 	restarted.load()
 	names := slices.Sorted(maps.Keys(restarted.records))
 	if want := []string{"1", "a", "b"}; !slices.Equal(names, want) || restarted.records["a"].ID != "3" ||
 		restarted.records["1"].Origin != protocol.ImagePulled {
-		t.Errorf("got %v: %+v", names, restarted.records)
+		t.Errorf("after a restart, the recorded names are %v, want %v; the records are %+v", names, want,
+			restarted.records)
 	}
 	if restarted.pins["b"] != protocol.ImageImported || restarted.pins["a"] != "" {
-		t.Errorf("pinned: %v", restarted.pins)
+		t.Errorf("after a restart, the pinned names are %v, want only the import b", restarted.pins)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "images.json"), []byte("{cut off"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	broken := testInventory(t, dir)
 	if broken.load(); len(broken.records) > 0 {
-		t.Errorf("from a broken file: %v", broken.records)
+		t.Errorf("a broken file gave the records %v, want none", broken.records)
 	}
 }
 
@@ -80,16 +81,16 @@ func TestInvalidImageSettingsAreRefused(t *testing.T) {
 		"images.pre_pull": {PrePull: []string{"NO IMAGE"}},
 	} {
 		if err := cfg.Check(); protocol.CodeOf(err) != protocol.InvalidArgument || protocol.AsError(err).Field != field {
-			t.Errorf("%s: got %v", field, err)
+			t.Errorf("an invalid %s: got %v, want invalid_argument for this field", field, err)
 		}
 	}
 	low := Config{HighWater: 60}
 	if err := low.Check(); err != nil || low.LowWater > 60 {
-		t.Errorf("got %+v, %v", low, err)
+		t.Errorf("with high_water 60, low_water became %d, and the error is %v; want at most 60", low.LowWater, err)
 	}
 }
 
-func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
+func TestTheWaterMarksApplyToTheEnginesFileSystem(t *testing.T) {
 	dir := t.TempDir()
 	v := testInventory(t, dir)
 	sweeper := func(address string) *sweeper {
@@ -99,10 +100,10 @@ func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
 	local := sweeper("unix:///run/docker.sock")
 	used, ok := filesystemUse(dir)
 	if !ok || used < 1 || used > 98 {
-		t.Skipf("%d%% of the file system are used here", used)
+		t.Skipf("the file system of the test's directory is %d%% full; the test needs 1 to 98%%", used)
 	}
 	if !local.over(used-1) || local.over(used) || local.over(99) || local.over(100) {
-		t.Errorf("%d%% are used, but the water marks disagree", used)
+		t.Errorf("the file system is %d%% full, but a water mark of %d%% is not exceeded, or a higher one is", used, used-1)
 	}
 	if sweeper("tcp://elsewhere:2376").over(1) {
 		t.Error("this machine's file system was checked for an engine on another machine")
@@ -110,14 +111,14 @@ func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
 	local.cfg.MaxBytes = 10
 	v.records["a"], v.records["b"] = &record{ID: "1", Size: 10}, &record{ID: "1", Size: 10}
 	if local.over(100) {
-		t.Error("an image with two names counts twice")
+		t.Error("an image with two names counts twice towards max_bytes")
 	}
 	if v.records["c"] = (&record{ID: "2", Size: 1}); !local.over(100) {
-		t.Error("max_bytes is exceeded, but images do not take too much room")
+		t.Error("the images exceed max_bytes, but no image would be removed")
 	}
 }
 
-func TestTheReportedNamesAreLimited(t *testing.T) {
+func TestAReportHasALimitedNumberOfNames(t *testing.T) {
 	names := func(n, size int) (all []string) {
 		for i := range n {
 			all = append(all, fmt.Sprintf("%0*d", size, n-i))

@@ -27,15 +27,15 @@ const (
 	importCheck      = time.Minute // interval at which imported images are checked
 )
 
-// wantedSource says which images are to be imported, and has their files.
+// wantedSource tells which images the deployment wants imported, and provides their files.
 type wantedSource interface {
 	FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage), caughtUp func()) error
 	ImageFile(ctx context.Context, digest string) (io.ReadCloser, error)
 }
 
-// importer keeps the host's imported images as the deployment wants them.
+// importer imports the images that the deployment wants on this host, and removes imports that it no longer wants.
 type importer struct {
-	worker     string // its name
+	worker     string // the worker's name
 	deployment string
 	engine     *docker.Engine
 	inventory  *inventory
@@ -48,7 +48,7 @@ type importer struct {
 // wantedImages are the images that this worker should import.
 type wantedImages struct {
 	mu       sync.Mutex
-	complete bool // all were read at least once
+	complete bool // all wanted images have been read
 	byKey    map[string]*protocol.WantedImage
 	changed  wake.Signal
 }
@@ -110,7 +110,7 @@ func (i *importer) follow(ctx context.Context, w *wantedImages) {
 	for ctx.Err() == nil {
 		err := i.source.FollowWantedImages(ctx, handle, caughtUp)
 		if err != nil && ctx.Err() == nil {
-			i.log.Warn("could not follow which images are to be imported; retrying", "error", err)
+			i.log.Warn("could not follow the list of images to import; retrying", "error", err)
 		}
 		if !backoff.Sleep(ctx, time.Second) {
 			return
@@ -118,18 +118,18 @@ func (i *importer) follow(ctx context.Context, w *wantedImages) {
 	}
 }
 
-// settle imports what is missing and removes what is no longer wanted. It returns false if something failed.
+// settle imports missing images, and removes imports that are no longer wanted. It returns false if anything failed.
 func (i *importer) settle(ctx context.Context, w *wantedImages) (settled bool) {
 	wants, complete := w.list()
 	if !complete {
-		return true // run is woken once the list is complete
+		return true // follow wakes run when the list is complete
 	}
 	settled = true
 	names := map[string]bool{}
 	for _, want := range wants {
 		name := i.localName(want.Ref)
 		names[name] = true
-		names[want.Ref] = true // an older version's import has this name until it gets the new one
+		names[want.Ref] = true // an import by an older version has this name until importOne gives it the new name
 		if err := i.importOne(ctx, want, name); err != nil && ctx.Err() == nil {
 			settled = false
 			i.log.Warn("could not import an image; retrying", "image", want.Ref, "error", err)
@@ -140,7 +140,7 @@ func (i *importer) settle(ctx context.Context, w *wantedImages) (settled bool) {
 	for _, name := range i.inventory.unpinUnwanted(names) {
 		if err := i.remover.remove(ctx, name); err != nil && ctx.Err() == nil {
 			settled = false
-			i.log.Warn("could not remove an image that is no longer wanted; retrying", "image", name, "error", err)
+			i.log.Warn("could not remove an imported image that is no longer wanted; retrying", "image", name, "error", err)
 		}
 	}
 	return settled
@@ -151,8 +151,8 @@ func (i *importer) localName(ref string) string {
 	return imageref.Local(i.deployment, protocol.ImageImported, ref)
 }
 
-// importOne imports an image under a name of the worker's own, unless the host has it. If the host has an image with
-// the name that specs use, that one stays as it is. An image that somebody removed is imported again.
+// importOne imports an image under the worker's own name, unless the host already has the import. An image that has the
+// name that specs use is not changed. An import that was removed from the host is imported again.
 func (i *importer) importOne(ctx context.Context, want *protocol.WantedImage, name string) error {
 	if full, err := imageref.Full("ref", want.Ref); err != nil || full != want.Ref {
 		return protocol.Invalid("ref", "is not a full image reference: %.80q", want.Ref)
@@ -187,7 +187,8 @@ func (i *importer) importOne(ctx context.Context, want *protocol.WantedImage, na
 	return i.releaseOlder(ctx, want.Ref)
 }
 
-// adoptOlder gives the import of an older version its new name. It returns false if that is not the wanted image.
+// adoptOlder gives an image that an older version imported its new name. It returns false if there is no such import of
+// the wanted file.
 func (i *importer) adoptOlder(ctx context.Context, want *protocol.WantedImage, name string) (adopted bool, err error) {
 	r := i.inventory.older(want.Ref)
 	if r == nil || r.File != want.Digest {
@@ -203,8 +204,8 @@ func (i *importer) adoptOlder(ctx context.Context, want *protocol.WantedImage, n
 	return true, i.engine.TagImage(ctx, r.ID, name)
 }
 
-// releaseOlder removes the name that an older version gave to an imported image, once the image has its new name. A
-// name that was somebody else's before stays.
+// releaseOlder removes the name that an older version gave to an imported image. The image must have its new name
+// already. If the older version took the name from another client's image, the name stays.
 func (i *importer) releaseOlder(ctx context.Context, ref string) error {
 	r := i.inventory.older(ref)
 	if r == nil {
@@ -223,7 +224,7 @@ func (i *importer) releaseOlder(ctx context.Context, ref string) error {
 	return nil
 }
 
-// loadFile loads the file of an image into the engine under a name, and checks the file's digest on the way.
+// loadFile loads an image from its file into the engine, under the given name. It checks the file's digest meanwhile.
 func (i *importer) loadFile(ctx context.Context, want *protocol.WantedImage, name string) error {
 	file, err := i.source.ImageFile(ctx, want.Digest)
 	if err != nil {
@@ -258,7 +259,7 @@ func (i *importer) loadFile(ctx context.Context, want *protocol.WantedImage, nam
 		want.Format)
 }
 
-// checkedFile ends with an error if its content does not have the wanted digest.
+// checkedFile reads a file. At the end of the file, it returns an error if the content does not have the wanted digest.
 type checkedFile struct {
 	r    io.Reader
 	sum  hash.Hash
@@ -274,7 +275,7 @@ func (c *checkedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// drain reads the rest of a file after the decompressor and discards it, so that the digest covers the whole file.
+// drain reads and discards what the decompressor has left of a file, so that the digest is checked for the whole file.
 type drain struct{ r io.Reader }
 
 func (d *drain) Read([]byte) (int, error) {

@@ -17,38 +17,40 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// inventory records the names that the worker gave to images on the host, and who needs them.
+// inventory records the names that the worker gave to images on the host, and which of them are needed.
 type inventory struct {
 	file    string
 	log     *slog.Logger
 	changed wake.Signal // the report of images is outdated
 
-	// removal is held while an image is removed, so that no image is removed between the moment it is found and the
-	// moment it is held.
+	// removal is held while an image is removed, and while hold begins. So no image is removed after hold has begun.
 	removal sync.Mutex
 
 	mu      sync.Mutex
 	records map[string]*record            // by name on the host
-	holds   map[string]int                // full references that a create or a pull is using
-	pins    map[string]string             // names on the host that must stay, with their origin
-	status  map[string]protocol.HostImage // last reported status of pinned names
+	holds   map[string]int                // full references that creates and pulls are using, with how many do
+	pins    map[string]string             // names on the host that must stay, with the image's origin
+	status  map[string]protocol.HostImage // status to report instead of the record, by name on the host
 	dirty   bool                          // records have changed since they were saved
 }
 
 // record is a name that the worker gave to an image. Records are kept in a file.
 type record struct {
-	Ref    string         `json:"ref,omitempty"` // the reference in specs; "": the same as the name on the host
+	Ref    string         `json:"ref,omitempty"` // the image's reference in specs; "": the same as the name on the host
 	ID     string         `json:"id"`
 	Size   protocol.Bytes `json:"size"`
 	Origin string         `json:"origin"`
-	Digest string         `json:"digest,omitempty"` // the registry's digest, if the name is the worker's own
+	Digest string         `json:"digest,omitempty"` // the digest in the registry, if only the worker uses the name
 	Left   string         `json:"left,omitempty"`   // reference by digest that the worker's pull left on the engine
 	File   string         `json:"file,omitempty"`   // digest of the imported file
-	Others bool           `json:"others,omitempty"` // an older version's import took somebody else's name; never removed
-	UsedAt time.Time      `json:"used_at"`
+
+	// Others says that the name is another client's, although a pull or an import by an older version gave the name to
+	// another image. Such a name is never removed.
+	Others bool      `json:"others,omitempty"`
+	UsedAt time.Time `json:"used_at"`
 }
 
-// specRef returns what specs call the image that has this name on the host.
+// specRef returns the reference by which specs name the image. name is the image's name on the host.
 func (r *record) specRef(name string) string { return cmp.Or(r.Ref, name) }
 
 func newInventory(dir string, log *slog.Logger) *inventory {
@@ -57,7 +59,8 @@ func newInventory(dir string, log *slog.Logger) *inventory {
 		status: map[string]protocol.HostImage{}}
 }
 
-// load reads the records. Without them the worker owns no image, which wastes room and does no harm.
+// load reads the records. If they cannot be read, the worker never removes the images that are already on the host.
+// That wastes disk space, but does no other harm.
 func (v *inventory) load() {
 	data, err := os.ReadFile(v.file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +71,8 @@ func (v *inventory) load() {
 		err = json.Unmarshal(data, &records)
 	}
 	if err != nil {
-		v.log.Warn("could not read the record of the host's images; existing images are not removed", "error", err)
+		v.log.Warn("could not read the record of the host's images; images that are already there will not be removed",
+			"error", err)
 		return
 	}
 	for name, r := range records {
@@ -76,7 +80,7 @@ func (v *inventory) load() {
 			continue
 		}
 		v.records[name] = r
-		if r.Origin == protocol.ImageImported { // pinned until the importer knows that it is no longer wanted
+		if r.Origin == protocol.ImageImported { // keep it until the importer knows whether it is still wanted
 			v.pins[name] = protocol.ImageImported
 		}
 	}
@@ -88,7 +92,7 @@ func (v *inventory) save() {
 	if err == nil {
 		err = os.WriteFile(v.file+".tmp", data, 0o600)
 	}
-	if err == nil { // never after a failed write, as on a full disk: half a record would replace the whole one
+	if err == nil { // not after a failed write, as on a full disk: half a file would replace the complete file
 		err = os.Rename(v.file+".tmp", v.file)
 	}
 	if err != nil {
@@ -112,7 +116,8 @@ func (v *inventory) all() map[string]*record {
 	return maps.Clone(v.records)
 }
 
-// put records that the worker gave a name to an image. An image that had the name before is recorded by its id.
+// put records that the worker gave a name to an image. If another image of the worker had the name before, that image
+// is now recorded under its id.
 func (v *inventory) put(name string, r *record) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -125,7 +130,7 @@ func (v *inventory) put(name string, r *record) {
 	v.changed.Wake()
 }
 
-// drop removes the record of a name, if it is still this one.
+// drop removes the record of a name, unless the name has another record by now.
 func (v *inventory) drop(name string, r *record) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -136,7 +141,7 @@ func (v *inventory) drop(name string, r *record) {
 	}
 }
 
-// dropUnneeded does the same if nobody needs the name.
+// dropUnneeded is like drop, but keeps the record of a name that is needed.
 func (v *inventory) dropUnneeded(name string, r *record) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -153,7 +158,8 @@ func (v *inventory) owns(name, id string) bool {
 	return r != nil && r.ID == id && !r.Others
 }
 
-// hold keeps the image of a full reference from being removed until it is released. A release counts as a use.
+// hold keeps the image of a full reference from being removed until release is called. A call of release counts as a
+// use of the image.
 func (v *inventory) hold(full string) (release func()) {
 	v.removal.Lock()
 	defer v.removal.Unlock()
@@ -197,7 +203,7 @@ func (v *inventory) setStatus(name string, i protocol.HostImage) {
 	v.changed.Wake()
 }
 
-// clearStatus has a name reported as its record says.
+// clearStatus removes the status of a name, so that its record is reported.
 func (v *inventory) clearStatus(name string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -238,7 +244,7 @@ func (v *inventory) bytes() protocol.Bytes {
 	return sum
 }
 
-// unused lists the names whose images may be removed, large and long unused ones first.
+// unused lists the names whose images may be removed. Large images, and images that were not used for long, are first.
 func (v *inventory) unused(used map[string]bool, now time.Time) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -257,7 +263,7 @@ func (v *inventory) unused(used map[string]bool, now time.Time) []string {
 	return names
 }
 
-// removable returns the record of a name, or nil if there is none or somebody needs the name.
+// removable returns the record of a name, or nil if the name has no record or is needed.
 func (v *inventory) removable(name string) *record {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -267,14 +273,15 @@ func (v *inventory) removable(name string) *record {
 	return nil
 }
 
-// needed reports whether a recorded name is pinned or held. The caller holds the lock.
+// needed reports whether a recorded name must stay: it is pinned, or its image is held or pre-pulled. The caller holds
+// the lock.
 func (v *inventory) needed(name string) bool {
 	ref := v.ref(name)
 	prePulled := v.pins[ref] == protocol.ImagePrePull && v.records[name].Origin != protocol.ImageImported
 	return v.pins[name] != "" || v.holds[ref] > 0 || prePulled
 }
 
-// ref returns what specs call an image, by its name on the host. The caller holds the lock.
+// ref returns the reference by which specs name the image that has this name on the host. The caller holds the lock.
 func (v *inventory) ref(name string) string {
 	if r := v.records[name]; r != nil {
 		return r.specRef(name)
@@ -293,7 +300,8 @@ func (v *inventory) awaitedAs(name string) []string {
 	return refs
 }
 
-// older returns the record of an import by an older version, which gave images the name that specs use.
+// older returns the record of an import by an older version, or nil. Older versions gave an imported image the name
+// that specs use.
 func (v *inventory) older(ref string) *record {
 	r := v.get(ref)
 	if r != nil && r.Origin == protocol.ImageImported && r.Ref == "" {
@@ -302,7 +310,7 @@ func (v *inventory) older(ref string) *record {
 	return nil
 }
 
-// dropOlder drops such a record.
+// dropOlder drops a record that older returned.
 func (v *inventory) dropOlder(ref string, r *record) {
 	v.mu.Lock()
 	if v.records[ref] == r && v.pins[ref] == protocol.ImageImported {
@@ -313,7 +321,8 @@ func (v *inventory) dropOlder(ref string, r *record) {
 	v.drop(ref, r)
 }
 
-// unpinUnwanted unpins the imported names that are not wanted, and lists them. Images in use are removed later.
+// unpinUnwanted unpins the names of imports that are not wanted, and lists them for removal. An image that is still in
+// use is listed again the next time.
 func (v *inventory) unpinUnwanted(wanted map[string]bool) (unwanted []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -332,7 +341,7 @@ func (v *inventory) unpinUnwanted(wanted map[string]bool) (unwanted []string) {
 	return unwanted
 }
 
-// rows returns the worker's images as they are reported.
+// rows returns the worker's images in the form in which they are reported.
 func (v *inventory) rows() []protocol.HostImage {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -351,7 +360,8 @@ func (v *inventory) rows() []protocol.HostImage {
 	})
 }
 
-// withRefs puts before the names of images on the host what specs call those that have a name of the worker's own.
+// withRefs returns the names with further references in front: the references by which specs name those images whose
+// name on the host is used only by the worker.
 func (v *inventory) withRefs(names []string) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

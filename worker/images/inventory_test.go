@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A worker that lost its records would never remove the images that it brought to the host.
+// Without its records, a worker would never remove the images that it brought to the host.
 func TestAFullDiskKeepsTheRecordsOfImages(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
+		t.Skip("this test mounts a file system: run it as root")
 	}
 	dir := t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=64k"); err != nil {
@@ -39,6 +39,6 @@ func TestAFullDiskKeepsTheRecordsOfImages(t *testing.T) {
 	again.load()
 	if again.records["kept"] == nil {
 		content, err := os.ReadFile(v.file)
-		t.Errorf("the records are lost: %d bytes, %v", len(content), err)
+		t.Errorf("the full disk destroyed the records: their file has %d bytes; reading it: %v", len(content), err)
 	}
 }

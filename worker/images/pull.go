@@ -15,13 +15,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/registry"
 )
 
-// localName returns the worker's own name for an image on the host, by its origin and its full reference in specs.
+// localName returns the name on the host that only the worker uses, for an image with this origin and this full
+// reference in specs.
 func (m *Images) localName(origin, full string) string {
 	return imageref.Local(m.deployment, origin, full)
 }
 
-// find finds an image on the host. An import with this name comes first, then an image to which somebody else gave the
-// name, then the worker's own pull.
+// find finds an image on the host. It prefers an import, then an image to which another client of the engine gave the
+// name, then an image that the worker pulled.
 func (m *Images) find(ctx context.Context, full, ref string) (docker.Image, error) {
 	imported, err := m.findLocal(ctx, protocol.ImageImported, full)
 	if !errors.Is(err, docker.ErrImageNotFound) {
@@ -37,7 +38,7 @@ func (m *Images) find(ctx context.Context, full, ref string) (docker.Image, erro
 	return byName, err
 }
 
-// findLocal finds an image by the name of the worker's own that it has on the host.
+// findLocal finds an image by the name that only the worker uses.
 func (m *Images) findLocal(ctx context.Context, origin, full string) (docker.Image, error) {
 	name := m.localName(origin, full)
 	r := m.inventory.get(name)
@@ -76,8 +77,8 @@ func (m *Images) pull(ctx context.Context, full string, report func(protocol.Pul
 	return now, err
 }
 
-// recordPull records a pull by the engine. A name that existed before and is not the worker's stays somebody else's,
-// whatever image it names now.
+// recordPull records a pull by the engine. A name that another client of the engine gave before the pull stays that
+// client's, even if the pull gave the name to another image.
 func (m *Images) recordPull(full string, before, now docker.Image) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,8 +92,8 @@ func (m *Images) recordPull(full string, before, now docker.Image) {
 	m.sweepNow.Wake()
 }
 
-// pullAside has the engine pull an image whose name on the host is somebody else's. That name stays as it is; the
-// pulled image gets a name of the worker's own.
+// pullAside makes the engine pull an image whose name on the host belongs to another client of the engine. That name
+// does not change. The pulled image gets a name that only the worker uses.
 func (m *Images) pullAside(ctx context.Context, full string, report func(protocol.PullProgress)) (docker.Image, error) {
 	name := m.localName(protocol.ImagePulled, full)
 	left := func(ref string) {
@@ -118,8 +119,9 @@ func (m *Images) pullAside(ctx context.Context, full string, report func(protoco
 	return found, nil
 }
 
-// pullPublic reads an image from a registry that the operator does not name, connecting to public addresses only, and
-// loads it into the engine under a name of the worker's own. An image that the host has already is not read again.
+// pullPublic reads an image from a registry that the operator does not name, and connects only to public addresses. It
+// loads the image into the engine under a name that only the worker uses. It does not read an image again that the host
+// already has.
 func (m *Images) pullPublic(ctx context.Context, full string, report func(protocol.PullProgress)) (docker.Image,
 	error) {
 	name := m.localName(protocol.ImagePulled, full)

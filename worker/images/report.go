@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Limits of one report, so that it fits into a message.
+// Limits of one report, so that the report fits into a message.
 const (
-	maxReported  = 1000      // for the images that the worker manages, and also for the names
-	maxNameBytes = 128 << 10 // all names together
+	maxReported  = 1000      // images that the worker manages, and also names
+	maxNameBytes = 128 << 10 // length of all names together
 )
 
 // reportPause is the minimum time between two reports.
@@ -32,8 +32,8 @@ type reporter struct {
 	engine    *docker.Engine
 	inventory *inventory
 	sink      reportSink
-	interval  time.Duration       // between checks for changes that the engine did not announce
-	identity  protocol.HostImages // fields that are in each report
+	interval  time.Duration       // the time between checks for changes that the engine did not announce
+	identity  protocol.HostImages // the fields that are the same in each report
 	log       *slog.Logger
 }
 
@@ -50,7 +50,7 @@ func (p *reporter) run(ctx context.Context) {
 			report.Listed = true
 			report.Names, report.Cut = limitNames(p.inventory.withRefs(names))
 		} else if ctx.Err() == nil {
-			p.log.Warn("could not list the host's images", "error", err)
+			p.log.Warn("could not list the images on the host; retrying", "error", err)
 			retry = time.After(time.Second)
 		}
 		rows := p.inventory.rows()
@@ -61,7 +61,7 @@ func (p *reporter) run(ctx context.Context) {
 			if err := p.sink.PublishImages(ctx, &now); err == nil {
 				published = content
 			} else if ctx.Err() == nil {
-				p.log.Warn("could not publish the list of the host's images", "error", err)
+				p.log.Warn("could not publish the list of the host's images; retrying", "error", err)
 				p.inventory.changed.Wake()
 			}
 		}
@@ -83,7 +83,7 @@ func (p *reporter) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := p.engine.FollowImages(ctx, p.inventory.changed.Wake)
 		if ctx.Err() == nil {
-			p.log.Debug("could not follow the engine's image events", "error", err)
+			p.log.Debug("the stream of the engine's image events ended; following it again", "error", err)
 		}
 		if !backoff.Sleep(ctx, time.Second) {
 			return
@@ -92,8 +92,8 @@ func (p *reporter) follow(ctx context.Context) {
 	}
 }
 
-// limitNames returns as many names as fit into a report, sorted. cut says whether some did not fit. names lists the
-// important ones first, so that they fit.
+// limitNames returns as many of the first names as fit into a report, sorted. The caller puts important names first.
+// cut says whether some names did not fit.
 func limitNames(names []string) (reported []string, cut bool) {
 	size := 0
 	for _, name := range names {

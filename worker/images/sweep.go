@@ -12,11 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// sweeper removes unused images while images take too much room.
+// sweeper removes unused images while the disk is too full, or images exceed their own limit.
 type sweeper struct {
 	*remover
 	cfg     Config
-	dataDir string // of the engine, "" if it is on another machine
+	dataDir string // the engine's data directory; "" if the engine is on another machine
 }
 
 func (s *sweeper) sweep(ctx context.Context) error {
@@ -42,7 +42,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	return nil
 }
 
-// dropAbsent drops the records of names that somebody else removed or gave to another image.
+// dropAbsent drops the records of names that another client of the engine removed, or gave to another image.
 func (s *sweeper) dropAbsent(ctx context.Context, used map[string]bool) error {
 	for name, r := range s.inventory.all() {
 		if used[r.ID] {
@@ -59,8 +59,8 @@ func (s *sweeper) dropAbsent(ctx context.Context, used map[string]bool) error {
 	return nil
 }
 
-// over reports whether images take too much room: their file system is fuller than this percentage, or their own limit
-// is exceeded.
+// over reports whether the file system of the images is fuller than this percentage, or the images exceed
+// Config.MaxBytes.
 func (s *sweeper) over(percent int) bool {
 	if s.cfg.MaxBytes > 0 && s.inventory.bytes() > s.cfg.MaxBytes {
 		return true
@@ -69,8 +69,8 @@ func (s *sweeper) over(percent int) bool {
 	return ok && percent < 100 && used > percent
 }
 
-// filesystemUse returns how full a file system is in percent, by bytes or by inodes, whichever is more. ok is false if
-// the file system is not visible to the worker.
+// filesystemUse returns how full a file system is in percent: the higher of its use of bytes and of inodes. ok is false
+// if the worker cannot see the file system.
 func filesystemUse(dir string) (percent int, ok bool) {
 	var s unix.Statfs_t
 	if dir == "" || unix.Statfs(dir, &s) != nil || s.Blocks == 0 {
@@ -89,7 +89,7 @@ type querier interface {
 	Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error)
 }
 
-// remover removes images that nobody needs.
+// remover removes images that are not needed.
 type remover struct {
 	engine    *docker.Engine
 	inventory *inventory
@@ -97,7 +97,8 @@ type remover struct {
 	log       *slog.Logger
 }
 
-// awaited reports whether a pending sandbox, on any host or on none yet, waits for the image of a name.
+// awaited reports whether a pending sandbox waits for the image of a name. The sandbox may be on any host, or not yet
+// be placed.
 func (d *remover) awaited(ctx context.Context, name string) (bool, error) {
 	r, err := d.querier.Query(ctx, protocol.DefaultTenant, protocol.EndpointAwaited,
 		&protocol.Query{Images: d.inventory.awaitedAs(name)})
@@ -107,9 +108,9 @@ func (d *remover) awaited(ctx context.Context, name string) (bool, error) {
 	return len(r.Awaited) > 0, nil
 }
 
-// remove removes a name that the worker gave to an image; with its last name, the image goes too. It does nothing if a
-// sandbox waits for the image, somebody needs or uses the image, or somebody gave the name to another image. If no
-// coordinator answers whether a sandbox waits, the image stays.
+// remove removes a name that the worker gave to an image. If it was the last name, the engine also removes the image.
+// remove does nothing if the image is needed, if a container uses it, or if a sandbox waits for it. If no coordinator
+// answers whether a sandbox waits, remove returns an error. A name that another client gave to another image stays.
 func (d *remover) remove(ctx context.Context, name string) error {
 	if awaited, err := d.awaited(ctx, name); err != nil || awaited {
 		return err
@@ -125,13 +126,13 @@ func (d *remover) remove(ctx context.Context, name string) error {
 	case errors.Is(err, docker.ErrImageNotFound):
 	case err != nil:
 		return err
-	case r.Others, found.ID != r.ID, name == r.ID && len(found.Tags) > 0: // somebody else's, or it has become so
+	case r.Others, found.ID != r.ID, name == r.ID && len(found.Tags) > 0: // the name or the image is another client's
 	default:
 		err := d.engine.RemoveImage(ctx, name)
 		if err == nil && r.Left != "" {
 			err = d.engine.RemoveImage(ctx, r.Left)
 		}
-		if protocol.CodeOf(err) == protocol.FailedPrecondition { // a container was created from it meanwhile
+		if protocol.CodeOf(err) == protocol.FailedPrecondition { // a container was created from the image meanwhile
 			return nil
 		}
 		if err != nil {

@@ -1,9 +1,9 @@
-// Package kernel deals with what the kernel has only once for all sandboxes of a host, and does not limit by
+// Package kernel deals with resources that all sandboxes of a host share, and that the kernel does not limit for each
 // container.
 //
-//	limits.go     reports limits that are too low for the host's slots
-//	terminals.go  limits the terminals of each container
-//	watchers.go   ends processes that hold all file watchers
+//	limits.go     reports kernel limits that are too low for the host's number of sandboxes
+//	terminals.go  limits the number of terminals in each container
+//	watchers.go   ends processes of the sandbox that has used up the file watchers
 //
 // The package imports protocol.
 package kernel

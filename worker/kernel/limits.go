@@ -10,23 +10,23 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// LowLimits returns a warning for each of the kernel's limits that so many sandboxes could use up, with the value to
-// set. connections is how many connections one sandbox may have.
+// LowLimits returns a warning for each kernel limit that is too low for a host with this number of slots. The warning
+// says which value to set. connections is the maximum number of connections of one sandbox.
 func LowLimits(slots, connections int) (warnings []string) {
 	return lowLimits(slots, connections, sysctl)
 }
 
-// lowLimits reads limits with get, and passes over those that this kernel does not have.
+// lowLimits is LowLimits with the limits that get returns. It skips limits that the kernel does not have.
 func lowLimits(slots, connections int, get func(name string) (uint64, bool)) (warnings []string) {
 	for _, l := range []struct {
 		name      string
-		each, own uint64 // for one sandbox, and for the host's own programs
+		each, own uint64 // how much one sandbox needs, and how much the host's own programs need
 		what      string
 	}{
-		// These two are limits of one user ID. Root in every sandbox is the host's root for the kernel, unless the
+		// The first two limits are for one user ID. To the kernel, root in each sandbox is the host's root, unless the
 		// engine maps user IDs.
 		{"fs.inotify.max_user_instances", 32, 128, "file watchers of one user id, in all sandboxes and the host together"},
-		{"fs.inotify.max_user_watches", 1024, 8192, "files watched by one user id, in all sandboxes and the host together"},
+		{"fs.inotify.max_user_watches", 1024, 8192, "watched files of one user id, in all sandboxes and the host together"},
 		{"kernel.pty.max", leastTerminals, 1024, "terminals of all sandboxes"},
 		{"net.netfilter.nf_conntrack_max", uint64(connections), 16384, "connections of all sandboxes"},
 		{"kernel.pid_max", protocol.DefaultPIDs, 4096, "processes and threads of the machine"},

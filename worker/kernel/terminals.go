@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel limits the terminals of the whole machine, by default to 4096, 1024 of them for the host itself. The file
-// system from which a container gets its terminals can have a limit of its own, but the engine offers no option for
-// it.
+// The kernel limits the number of terminals of the whole machine, by default to 4096, of which 1024 are reserved for
+// the host itself. The file system in a container that provides its terminals can have its own limit, but the engine
+// has no option for that limit. The limit of a container lies between these values.
 const (
-	leastTerminals = 24 // for each container
+	leastTerminals = 24
 	mostTerminals  = 256
 )
 
-// LimitTerminals limits a container, whose first process is pid, to its share of the terminals of so many sandboxes. It
-// needs root and Linux 5.2.
+// LimitTerminals limits the number of terminals in a container to its share on a host with this number of slots. pid is
+// the container's first process. LimitTerminals needs root and Linux 5.2.
 func LimitTerminals(pid, slots int) error { return setTerminals(pid, terminals(slots, sysctl)) }
 
 // terminals returns how many terminals a container may have.
@@ -29,8 +29,8 @@ func terminals(slots int, get func(name string) (uint64, bool)) int {
 	return max(leastTerminals, min(mostTerminals, (int(all)-int(reserved))/max(slots, 1)))
 }
 
-// setTerminals changes the options of the file system behind a process's /dev/pts. Options that are not set again
-// would be reset, so the others repeat what the engine sets.
+// setTerminals sets the maximum number of terminals of the file system at a process's /dev/pts. The kernel resets all
+// options that are not given, so setTerminals also repeats the options that the engine sets.
 func setTerminals(pid, most int) error {
 	at, err := openTerminals(pid)
 	if err != nil {
@@ -53,7 +53,7 @@ func setTerminals(pid, most int) error {
 	return nil
 }
 
-// openTerminals opens a process's /dev/pts without following links, and checks that it is not the host's.
+// openTerminals opens a process's /dev/pts without following links, and checks that it is not the /dev/pts of the host.
 func openTerminals(pid int) (int, error) {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -81,10 +81,10 @@ func checkTerminals(at int) error {
 		return err
 	}
 	if kind.Type != unix.DEVPTS_SUPER_MAGIC {
-		return errors.New("the container has no terminals of its own")
+		return errors.New("the container has no file system for terminals at /dev/pts")
 	}
 	if unix.Stat("/dev/pts", &ours) == nil && ours.Dev == its.Dev {
-		return errors.New("the container's terminals are the host's")
+		return errors.New("the container shares its /dev/pts with the host")
 	}
 	return nil
 }

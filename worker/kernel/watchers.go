@@ -16,15 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watchers makes sure that root still gets file watchers (inotify instances).
+// Watchers ensures that root can create file watchers (inotify instances).
 //
-// The kernel counts them by user ID, and root in every sandbox is the host's root: one sandbox can take those of all
-// others and of the host's own programs, and no limit of a container or a process prevents it. So once a second,
-// Watchers tries to get one. If it fails, it kills the processes that hold them in the sandbox that holds the most.
+// The kernel limits file watchers by user ID, and to the kernel, root in each sandbox is the host's root. So one
+// sandbox can use up the file watchers of all other sandboxes and of the host's own programs. No limit of a container
+// or of a process prevents that. Therefore Watchers tries to create a file watcher once a second. If that fails, it
+// kills processes with file watchers in the sandbox that has the most of them.
 type Watchers struct {
-	// Containers returns the first process of each container, with the name of its sandbox.
+	// Containers returns the first process of each container, with the name of the container's sandbox.
 	Containers func() map[int]string
-	// Fence returns an error while the worker does not hold the host's lock. Then nothing is killed.
+	// Fence returns an error while the worker does not hold the host's lock. Watchers then kills nothing.
 	Fence  func() error
 	Logger *slog.Logger
 }
@@ -32,11 +33,12 @@ type Watchers struct {
 const (
 	watchersPeriod = time.Second
 
-	// blamePart: a sandbox that holds less than a quarter of all file watchers is not to blame.
+	// blamePart is the part of all file watchers, here a quarter, that a sandbox may have without losing any of them.
 	blamePart = 4
 )
 
-// Run works until ctx ends. Without root it does nothing: root's file watchers are then not the worker's.
+// Run checks until ctx ends. It does nothing if the worker does not run as root, because it cannot then test whether
+// root can create file watchers.
 func (w Watchers) Run(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -56,12 +58,12 @@ func (w Watchers) Run(ctx context.Context) error {
 		name, killed := relieve(w.Containers(), int(most)/blamePart)
 		switch {
 		case killed > 0:
-			w.Logger.Warn("a sandbox used up the file watchers of all; killed the processes that held them",
+			w.Logger.Warn("a sandbox used up the file watchers of the whole machine; killed processes of the sandbox",
 				"sandbox", name, "processes", killed)
 		case time.Since(warned) > time.Minute:
 			warned = time.Now()
 			w.Logger.Warn(
-				"root has no file watchers left, and no sandbox holds many: raise fs.inotify.max_user_instances",
+				"root can create no more file watchers, and no sandbox has many: raise fs.inotify.max_user_instances",
 				"now",
 				most,
 			)
@@ -69,8 +71,8 @@ func (w Watchers) Run(ctx context.Context) error {
 	}
 }
 
-// watchersUsedUp reports whether root can get no more file watchers. It returns false if this process has merely run
-// out of descriptors.
+// watchersUsedUp reports whether root can create no more file watchers. It returns false if the reason is only that
+// this process has reached its limit of open files.
 func watchersUsedUp() bool {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err == nil {
@@ -88,13 +90,14 @@ func watchersUsedUp() bool {
 // holder is a process in a sandbox that has file watchers.
 type holder struct {
 	pid      int
-	fd       int // of the process, so that another process with its PID is not killed instead
+	fd       int // a pidfd, so that no other process that gets the PID later is killed
 	watchers int
 }
 
-// relieve kills processes of the sandbox that holds the most file watchers, those with the most first, until it holds
-// no more than least. If it does not hold more than that, nothing is killed. containers are the sandboxes' names by the
-// first process of each container; first processes hold no file watchers and are never killed.
+// relieve kills processes of the sandbox that has the most file watchers, until the sandbox has at most least of them.
+// It begins with the processes that have the most. It kills nothing if the sandbox has at most least already.
+// containers maps the first process of each container to the name of the sandbox. First processes have no file
+// watchers, and are never killed.
 func relieve(containers map[int]string, least int) (name string, killed int) {
 	held := findHolders(containers)
 	total := map[string]int{}
@@ -123,14 +126,14 @@ func relieve(containers map[int]string, least int) (name string, killed int) {
 
 // findHolders returns, by sandbox, the processes in containers that hold file watchers of root.
 func findHolders(containers map[int]string) map[string][]holder {
-	inside := map[string]string{} // sandboxes by PID namespace
+	inside := map[string]string{} // names of sandboxes, by PID namespace
 	for pid, name := range containers {
 		if space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err == nil {
 			inside[space] = name
 		}
 	}
 	found := map[string][]holder{}
-	entries, _ := os.ReadDir("/proc") // on an error, as many as could be read
+	entries, _ := os.ReadDir("/proc") // with an error, entries still has those that could be read
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || containers[pid] != "" {
@@ -162,8 +165,8 @@ func mayHoldRoots(pid int) bool {
 	return err == nil && isOrWasRoot(string(status))
 }
 
-// isOrWasRoot reports, from the text of /proc/PID/status, whether a process is root or may have been. Because of
-// no-new-privileges, only a process with CAP_SETUID in its bounding set can have changed its user.
+// isOrWasRoot reports, from the text of /proc/PID/status, whether a process runs as root or may have done so before.
+// Because of no-new-privileges, only a process with CAP_SETUID in its bounding set can have changed its user.
 func isOrWasRoot(status string) bool {
 	field := func(title string) string {
 		_, rest, _ := strings.Cut(status, "\n"+title+":\t")

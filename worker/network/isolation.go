@@ -14,7 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Config describes how one host isolates the networks of its sandboxes. The texts are as in the worker's configuration.
+// Config configures how one host isolates the networks of its sandboxes. Texts have the format of the worker's
+// configuration.
 type Config struct {
 	Deployment    string
 	EngineAddress string
@@ -22,24 +23,24 @@ type Config struct {
 	DenyNetworks  []string // IPv4 ranges that no sandbox reaches
 	AllowNetworks []string // private IPv4 ranges that specs may allow
 	DNS           []string // name servers of sandboxes; default: those of the engine's host
-	Connections   int      // maximum connections of one sandbox beyond its network; 0: no limit
+	Connections   int      // maximum open connections of one sandbox that leave its network; 0: no limit
 
 	Subnets    *Subnets
 	Engine     Engine
-	Fence      func() error  // must pass before each change on the host
-	Reconcile  time.Duration // between two calls of Sync
-	ReapDryRun bool          // only report orphan bridges
+	Fence      func() error  // must return nil before each change on the host
+	Reconcile  time.Duration // the time between two calls of Sync
+	ReapDryRun bool          // only reports orphan bridges, and removes none
 	Logger     *slog.Logger
 }
 
-// Engine lists the networks of the Docker engine, whichever deployment they belong to.
+// Engine lists the networks on the Docker engine, including those that this deployment did not create.
 type Engine interface {
 	UsedSubnets(ctx context.Context) ([]netip.Prefix, error)
 	Bridges(ctx context.Context) ([]docker.Network, error)
 }
 
-// Isolation keeps the networks of sandboxes apart from everything they must not reach, unless the operator turned that
-// off. Its methods may be called concurrently, except that only one [Isolation.Sync] may run at a time.
+// Isolation isolates the networks of sandboxes from everything that they must not reach, unless the operator turned the
+// firewall off. Its methods may be called concurrently, but only one [Isolation.Sync] may run at a time.
 type Isolation struct {
 	settings
 	rules
@@ -49,7 +50,8 @@ type Isolation struct {
 	health  hosterr.Problem
 }
 
-// New checks the operator's network settings. The caller calls [Isolation.Close]. Error: invalid_argument.
+// New checks the operator's network settings. The caller must call [Isolation.Close] at the end. Error:
+// invalid_argument.
 func New(cfg Config) (*Isolation, error) {
 	settings, err := parseSettings(cfg)
 	if err != nil {
@@ -72,31 +74,31 @@ func New(cfg Config) (*Isolation, error) {
 			return nil, err
 		}
 		i.health.Set(protocol.Errorf(protocol.Unavailable, protocol.ReasonFirewall,
-			"the firewall rules for sandbox networks are not written yet"))
+			"the worker has not yet written the firewall rules for the networks of sandboxes"))
 	}
 	return i, nil
 }
 
-// Close releases the engine's network namespace. The rules stay.
+// Close closes the engine's network namespace. The rules in the namespace remain.
 func (i *Isolation) Close() { i.firewall.Close() }
 
-// checkNameServers refuses configured name servers on the host itself, because sandboxes cannot reach the host. It only
-// warns when the host's own configuration names one.
+// checkNameServers refuses configured name servers on the host itself, because sandboxes cannot reach the host. If no
+// name servers are configured, sandboxes use those of the host, and checkNameServers warns if one runs on the host.
 func (i *Isolation) checkNameServers() error {
 	own := i.firewall.HostAddresses()
 	for _, a := range i.dns {
 		if slices.Contains(own, a) {
-			return protocol.Invalid("dns", "must not be addresses of the engine's host, which sandboxes cannot reach, got %s", a)
+			return protocol.Invalid("dns", "must not have an address of the engine's host, got %s: sandboxes cannot reach it", a)
 		}
 	}
 	if unreachable := i.firewall.HostNameServers(); len(unreachable) > 0 && len(i.dns) == 0 {
-		i.log.Warn("sandboxes cannot reach the host's name servers, which run on the host itself; set worker.dns",
-			"servers", unreachable)
+		i.log.Warn("sandboxes cannot resolve names: the host's name servers run on the host itself, which sandboxes "+
+			"cannot reach; set worker.dns", "servers", unreachable)
 	}
 	return nil
 }
 
-// Status returns what the table of hosts shows: the kind of firewall in use, and what is wrong with it.
+// Status returns what the table of hosts shows: the kind of firewall in use, and the firewall's problem, if it has one.
 func (i *Isolation) Status() (kind, problem string) {
 	if !i.required {
 		return protocol.FirewallOff, ""
@@ -107,7 +109,8 @@ func (i *Isolation) Status() (kind, problem string) {
 	return protocol.FirewallNFTables, ""
 }
 
-// ConnectionsUnlimited reports whether the rules work but the kernel cannot limit the connections of a sandbox.
+// ConnectionsUnlimited reports whether the rules are in place, but the kernel cannot limit the connections of a
+// sandbox.
 func (i *Isolation) ConnectionsUnlimited() bool {
 	return i.required && i.health.Get() == "" && !i.firewall.LimitsConnections()
 }
@@ -120,11 +123,12 @@ func (i *Isolation) Check(s *protocol.SandboxSpec) error {
 	}
 	if n, denied := i.firewall.Denied(policy); denied {
 		return policyDenied(allowField(n),
-			"no sandbox may reach %s: it is never reachable, or denied by the operator (worker.deny_networks)", policy.Allow[n])
+			"no sandbox on this host may reach %s: the range is never reachable, or worker.deny_networks denies it",
+			policy.Allow[n])
 	}
 	if n, withheld := i.firewall.Withheld(policy); withheld {
-		return policyDenied(allowField(n), "%s is private, and the host's operator does not allow it (worker.allow_networks)",
-			policy.Allow[n])
+		return policyDenied(allowField(n), "%s is a private range that the host's operator does not allow "+
+			"in worker.allow_networks", policy.Allow[n])
 	}
 	return nil
 }
@@ -137,9 +141,9 @@ func policyDenied(field, format string, args ...any) error {
 	return e
 }
 
-// NameServers returns the name servers to configure in a sandbox's containers; nil leaves them to the engine.
+// NameServers returns the name servers to configure in a sandbox's containers. nil leaves the choice to the engine.
 func (i *Isolation) NameServers(s *protocol.SandboxSpec) []string {
-	if policy, err := firewall.PolicyOf(s.Network); i.required && err == nil { // validated before
+	if policy, err := firewall.PolicyOf(s.Network); i.required && err == nil { // Check has validated the policy
 		return i.firewall.DNS(policy)
 	}
 	var list []string

@@ -22,16 +22,16 @@ func TestNameServersOnTheHostItselfAreRefused(t *testing.T) {
 		server, firewall string
 		refused          bool
 	}{
-		"the host's":                     {own[0].String(), "", true},
-		"the host's, without a firewall": {own[0].String(), protocol.FirewallOff, false},
-		"the loopback's":                 {"127.0.0.1", protocol.FirewallOff, true},
-		"another machine's":              {"192.0.2.53", "", false},
+		"on the host":                       {own[0].String(), "", true},
+		"on the host, without the firewall": {own[0].String(), protocol.FirewallOff, false},
+		"on the loopback":                   {"127.0.0.1", protocol.FirewallOff, true},
+		"on another machine":                {"192.0.2.53", "", false},
 	} {
 		cfg := testConfig(t, engine)
 		cfg.DNS, cfg.Firewall = []string{c.server}, c.firewall
 		i, err := New(cfg)
 		if (err != nil) != c.refused || err != nil && protocol.AsError(err).Field != "dns" {
-			t.Errorf("%s: got %v, want refused = %t", what, err, c.refused)
+			t.Errorf("name server %s: got %v, want an error for dns: %t", what, err, c.refused)
 		}
 		if err == nil {
 			i.Close()
@@ -39,7 +39,8 @@ func TestNameServersOnTheHostItselfAreRefused(t *testing.T) {
 	}
 }
 
-// thisMachine returns the address of an engine that is this test process, so the engine's host is this machine.
+// thisMachine listens on a socket and returns its address. As an engine's address, it makes this machine the engine's
+// host.
 func thisMachine(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -69,7 +70,7 @@ func machineAddresses(t *testing.T) (list []netip.Addr) {
 	return list
 }
 
-func TestInvalidRangesAndPortsOfTheOperatorAreRefused(t *testing.T) {
+func TestInvalidRangesAndPortsInTheConfigurationAreRefused(t *testing.T) {
 	for field, change := range map[string]func(*Config){
 		"allow_networks": func(c *Config) { c.AllowNetworks = []string{"10.0.0.0/8", "0.0.0.0/0"} },
 		"deny_networks":  func(c *Config) { c.DenyNetworks = []string{"x"} },
@@ -77,19 +78,19 @@ func TestInvalidRangesAndPortsOfTheOperatorAreRefused(t *testing.T) {
 		cfg := testConfig(t, "unix:///nowhere")
 		change(&cfg)
 		if _, err := New(cfg); err == nil || protocol.AsError(err).Field != field {
-			t.Errorf("%s: %v", field, err)
+			t.Errorf("invalid %s: got %v, want an error for this field", field, err)
 		}
 	}
 	for _, text := range []string{"", "0", "x", "1-", "2-1", "1-65536", "-5", "1-2-3"} {
 		if r, err := protocol.ParsePortRange("ports", text); err == nil || protocol.AsError(err).Field != "ports" {
-			t.Errorf("%q: %v, %v", text, r, err)
+			t.Errorf("port range %q: got %v and error %v, want an error for ports", text, r, err)
 		}
 	}
 }
 
-// TestPortsAreChosenFromTheOperatorsRange chooses until no port is free.
+// The operator's range has one port, which is taken for TCP and free for UDP.
 func TestPortsAreChosenFromTheOperatorsRange(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // the range is this one port, taken for TCP and free for UDP
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,11 +105,11 @@ func TestPortsAreChosenFromTheOperatorsRange(t *testing.T) {
 	allowed := protocol.PortRange{First: port, Last: port}
 	given, err := i.ChoosePorts(allowed, []protocol.Port{{Container: 80, Protocol: protocol.ProtocolUDP}}, cfg.Logger)
 	if err != nil || given[0].Host != port {
-		t.Errorf("got %v, %v, want %d", given, err, port)
+		t.Errorf("choosing a UDP port: got %v and error %v, want port %d", given, err, port)
 	}
 	_, err = i.ChoosePorts(allowed, []protocol.Port{{Container: 81, Host: 1, Protocol: protocol.ProtocolTCP},
 		{Container: 80, Protocol: protocol.ProtocolTCP}}, cfg.Logger)
 	if e := protocol.AsError(err); err == nil || e.Code != protocol.ResourceExhausted || e.Field != "spec.ports[1].host" {
-		t.Errorf("no port is free, but got %v", err)
+		t.Errorf("choosing a TCP port: got %v, want resource_exhausted for spec.ports[1].host", err)
 	}
 }

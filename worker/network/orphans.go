@@ -11,15 +11,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// A bridge is removed after it has been an orphan for orphanPasses reconciliations. A newer orphan may belong to a
-// network that the engine is still creating, for a worker that was killed.
+// orphanPasses is the number of reconciliations during which a bridge must have been an orphan before it is removed. If
+// a worker was killed, the engine may still be creating the network of a bridge that looks like an orphan.
 const orphanPasses = 4
 
-// orphans are bridges that were made for networks of this deployment, but belong to no network of the engine now. Each
-// has the time at which it was first found to be an orphan.
+// orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The
+// value is the time at which the bridge was first found to be an orphan.
 type orphans map[firewall.Bridge]time.Time
 
-// orphanBridges removes orphans that stay orphans long enough.
+// orphanBridges removes bridges that were orphans for some time.
 type orphanBridges struct {
 	firewall *firewall.Firewall
 	subnets  *Subnets
@@ -28,11 +28,12 @@ type orphanBridges struct {
 	log      *slog.Logger
 	since    orphans
 	rest     time.Duration // how long a bridge must have been an orphan before it is removed
-	dryRun   bool          // only report orphans
+	dryRun   bool          // only report orphans, and remove none
 }
 
-// remove removes bridges left by an engine that was killed while it created their networks. It lists the engine's
-// networks after the bridges, so the bridge of a network that was created in between is no orphan.
+// remove removes bridges that were left by an engine which was killed while it created their networks. It lists the
+// bridges before the engine's networks. So a network that is created between the two lists does not make its bridge
+// look like an orphan.
 func (o *orphanBridges) remove(ctx context.Context) error {
 	abandoned, err := o.firewall.Abandoned()
 	if err != nil {
@@ -74,8 +75,8 @@ func (o *orphanBridges) remove(ctx context.Context) error {
 	return nil
 }
 
-// update returns the orphans among the abandoned bridges; those that were orphans before keep their time. Only bridges
-// in this worker's pool count: an earlier worker may have used another pool.
+// update returns the orphans among the abandoned bridges. Bridges that were orphans before keep their time. Only
+// bridges in this worker's pool count, because an earlier worker may have used another pool.
 func (o orphans) update(abandoned []firewall.Bridge, pool netip.Prefix, used []netip.Prefix, bridges []docker.Network,
 	now time.Time) orphans {
 	updated := orphans{}

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-func TestABridgeIsAnOrphanFromWhenItWasFirstFoundWithoutANetwork(t *testing.T) {
+func TestABridgeIsAnOrphanSinceItWasFirstFoundWithoutANetwork(t *testing.T) {
 	bridge := func(subnet string, index int) firewall.Bridge {
 		p := netip.MustParsePrefix(subnet)
 		return firewall.Bridge{Name: firewall.BridgeName(p), Subnet: p, Index: index}
@@ -20,26 +20,26 @@ func TestABridgeIsAnOrphanFromWhenItWasFirstFoundWithoutANetwork(t *testing.T) {
 	pool := netip.MustParsePrefix("10.201.0.0/16")
 	o := orphans(nil).update([]firewall.Bridge{one, two}, pool, nil, nil, first)
 	if len(o) != 2 || !o[one].Equal(first) {
-		t.Fatalf("first update: %v", o)
+		t.Fatalf("after the first update, the orphans are %v, want both bridges since the update", o)
 	}
-	used := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/24")} // by any network
+	used := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/24")} // the subnet of some network
 	if got := o.update([]firewall.Bridge{one, two}, pool, used, nil, second); len(got) != 0 {
-		t.Errorf("orphans although their subnet is in use: %v", got)
+		t.Errorf("bridges whose subnets are in use are orphans: %v", got)
 	}
 	if got := o.update([]firewall.Bridge{one}, pool, nil, []docker.Network{{Bridge: one.Name}}, second); len(got) != 0 {
-		t.Errorf("an orphan although a network has the bridge: %v", got)
+		t.Errorf("a bridge that a network has is an orphan: %v", got)
 	}
 	if got := o.update([]firewall.Bridge{one}, netip.MustParsePrefix("10.202.0.0/16"), nil, nil, second); len(got) != 0 {
-		t.Errorf("an orphan outside of this worker's pool: %v", got)
+		t.Errorf("a bridge outside of this worker's pool is an orphan: %v", got)
 	}
-	o = o.update([]firewall.Bridge{one}, pool, nil, nil, second) // the other has a network now
+	o = o.update([]firewall.Bridge{one}, pool, nil, nil, second) // two is no longer abandoned
 	if len(o) != 1 || !o[one].Equal(first) {
-		t.Errorf("second update: %v", o)
+		t.Errorf("after the second update, the orphans are %v, want the first bridge since the first update", o)
 	}
 	again := one
 	again.Index++ // deleted and created again
 	o = o.update([]firewall.Bridge{again, two}, pool, nil, nil, third)
 	if len(o) != 2 || !o[again].Equal(third) || !o[two].Equal(third) {
-		t.Errorf("third update: %v", o)
+		t.Errorf("after the third update, the orphans are %v, want both bridges since this update", o)
 	}
 }

@@ -17,19 +17,20 @@ import (
 func CheckPorts(allowed protocol.PortRange, spec *protocol.SandboxSpec) error {
 	if i := allowed.Outside(spec.Ports); i >= 0 {
 		return policyDenied(portField(i),
-			"the host's operator lets sandboxes publish the ports %s (worker.ports), but not %d", allowed, spec.Ports[i].Host)
+			"the host's operator lets sandboxes publish only the ports %s (worker.ports), got %d", allowed, spec.Ports[i].Host)
 	}
 	return nil
 }
 
 func portField(i int) string { return fmt.Sprintf("spec.ports[%d].host", i) }
 
-// ChoosePorts fills in the host ports that the spec leaves open, with free ones that the operator allows. The engine
-// itself would choose different ports at each start, while a port that the container asks for stays the same after a
-// stop, a resume and a restart of the engine.
+// ChoosePorts returns the ports of a spec. For host ports that the spec leaves open, it chooses free ports that the
+// operator allows. If the engine chose, the ports would differ after each start. A port in the container's
+// configuration stays the same after a stop, a resume and a restart of the engine.
 //
-// A port that is free here may be taken before the container starts; the engine then refuses the start. Where the
-// engine's network namespace cannot be entered, the choice is blind. Firewall rules do not matter for this.
+// A chosen port may be taken before the container starts. The engine then refuses the start. If the engine's network
+// namespace cannot be entered, ChoosePorts chooses without knowing whether a port is free. It does not need the
+// firewall to be on.
 func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port, log *slog.Logger) ([]protocol.Port,
 	error) {
 	ports := slices.Clone(spec)
@@ -44,11 +45,11 @@ func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port
 		switch {
 		case protocol.CodeOf(err) == protocol.ResourceExhausted || len(candidates) == 0:
 			e := protocol.Errorf(protocol.ResourceExhausted, docker.ReasonPortTaken,
-				"no port is free among %s, which the host's operator lets sandboxes publish (worker.ports)", allowed)
+				"all ports that the host's operator lets sandboxes publish are taken: %s (worker.ports)", allowed)
 			e.Field = portField(n)
 			return nil, e
 		case err != nil:
-			log.Warn("could not check whether a port is free; choosing one at random", "error", err)
+			log.Warn("could not check which host ports are free; choosing a port at random", "error", err)
 			host = candidates[0]
 		}
 		ports[n].Host = host
@@ -56,11 +57,11 @@ func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port
 	return ports, nil
 }
 
-// maxCandidates is how many ports are tried to find a free one.
+// maxCandidates limits how many ports are tried to find a free port.
 const maxCandidates = 1024
 
-// portCandidates returns ports of a range in random order, without those for which taken is true. The order is random
-// so that sandboxes starting at the same time do not try the same ports.
+// portCandidates returns ports of a range, except those for which taken is true. The order is random, so that sandboxes
+// that start at the same time do not try the same ports.
 func portCandidates(r protocol.PortRange, taken func(port int) bool) (candidates []int) {
 	for _, at := range rand.Perm(r.Len()) {
 		if port := r.First + at; !taken(port) && len(candidates) < maxCandidates {
@@ -73,7 +74,8 @@ func portCandidates(r protocol.PortRange, taken func(port int) bool) (candidates
 // PublishedPorts returns the ports of a spec, in the spec's order, with the host ports that the engine bound.
 func PublishedPorts(spec, bound []protocol.Port) ([]protocol.Port, error) {
 	left, published := slices.Clone(bound), []protocol.Port(nil)
-	// First match the ports that the spec names; the remaining ones were chosen.
+	// First match the host ports that the spec names. The remaining host ports belong to the ports that the spec leaves
+	// open.
 	hosts := make([]int, len(spec))
 	for _, chosen := range []bool{false, true} {
 		for i, p := range spec {
@@ -101,7 +103,7 @@ func PublishedPorts(spec, bound []protocol.Port) ([]protocol.Port, error) {
 var portInMessage = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:(\d+)`)
 
 // PortConflict adds the spec's field to an error of the engine about a port that is taken or cannot be published. retry
-// reports that the spec left the port open, so a start with another port may succeed.
+// is true if the spec left the port open, so that a start with another port may succeed.
 func PortConflict(err error, spec []protocol.Port) (named error, retry bool) {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Reason != docker.ReasonPortTaken && e.Reason != protocol.ReasonUnsupported {
@@ -127,8 +129,8 @@ func PortConflict(err error, spec []protocol.Port) (named error, retry bool) {
 	return &n, false
 }
 
-// PortTaken reports whether a start failed because a port is taken. The port of an existing sandbox may be free again
-// soon, and the sandbox's files are worth the wait.
+// PortTaken reports whether a start failed because a port is taken. Such a start of an existing sandbox should be
+// retried: the port may soon be free again, and giving up would lose the sandbox's files.
 func PortTaken(err error) bool {
 	var e *protocol.Error
 	return errors.As(err, &e) && e.Reason == docker.ReasonPortTaken

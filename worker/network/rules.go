@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// RulesOf returns what the firewall needs to know about an existing network. A network made before there were policies
-// has the default policy; one whose policy cannot be parsed is closed.
+// RulesOf returns what the firewall needs to know about an existing network. A network that was created before policies
+// existed has the default policy. A network whose policy cannot be parsed may connect to nothing.
 func RulesOf(n docker.Network) firewall.Network {
 	policy := firewall.Policy{Mode: protocol.NetworkInternet}
 	if text := n.Labels[docker.LabelNetwork]; text != "" {
@@ -21,24 +21,25 @@ func RulesOf(n docker.Network) firewall.Network {
 	return firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
 }
 
-// rules are the methods that change and check the firewall rules of one network.
+// rules has the methods that change and check the firewall rules of one network.
 type rules struct {
 	firewall *firewall.Firewall
 	settings *settings
-	fence    func() error // must pass before each change on the host
+	fence    func() error // must return nil before each change on the host
 	log      *slog.Logger
 }
 
-// BridgeExists reports whether an interface of that name exists on the engine's host, also if the engine did not make
-// it.
+// BridgeExists reports whether an interface with this name exists on the engine's host. The engine need not have
+// created the interface.
 func (r *rules) BridgeExists(bridge string) bool { return r.firewall.Exists(bridge) }
 
-// Protect writes the rules of a network, before anything is in the network.
+// Protect writes the rules of a network. It is called before the network has containers.
 func (r *rules) Protect(n firewall.Network) error {
 	return r.change(func() error { return r.firewall.Protect(n) })
 }
 
-// Restore makes sure of the rules of a network, immediately before something is started in the network.
+// Restore ensures that the rules of a network are in place. It is called immediately before a container is started in
+// the network.
 func (r *rules) Restore(n firewall.Network) error {
 	if err := r.change(func() error { return r.firewall.Restore(n) }); err != nil {
 		return err
@@ -46,8 +47,8 @@ func (r *rules) Restore(n firewall.Network) error {
 	return r.Verify(n)
 }
 
-// RestoreExisting does the same for the network of a sandbox that was made earlier: the operator may have turned the
-// firewall off since. find returns the engine's network, and false if it is gone.
+// RestoreExisting is like Restore, for the network of a sandbox that was created earlier. Since then the operator may
+// have turned the firewall off. find returns the engine's network, and false if the network does not exist.
 func (i *Isolation) RestoreExisting(s *protocol.SandboxSpec, find func() (docker.Network, bool, error)) error {
 	if _, err := i.enforceable(s); err != nil || !i.required {
 		return err
@@ -57,13 +58,14 @@ func (i *Isolation) RestoreExisting(s *protocol.SandboxSpec, find func() (docker
 		return err
 	}
 	if !found {
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's network is gone")
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
+			"the sandbox's network no longer exists on the engine")
 	}
 	return i.Restore(RulesOf(n))
 }
 
-// Verify checks that the rules are in the network namespace in which the network is. Nothing is started in a network
-// for which that fails.
+// Verify checks that the rules are in the same network namespace as the network. If Verify fails, nothing may be
+// started in the network.
 func (r *rules) Verify(n firewall.Network) error {
 	if !r.settings.required {
 		return nil
@@ -79,7 +81,7 @@ func (r *rules) Unprotect(bridge string) error {
 	return r.change(func() error { return r.firewall.Forget(bridge) })
 }
 
-// Removed makes sure that no rules are left of a network that the engine has removed.
+// Removed ensures that no rules are left of a network that the engine has removed.
 func (r *rules) Removed(bridge string) error {
 	if bridge == "" {
 		return nil
@@ -98,18 +100,18 @@ func (r *rules) change(change func() error) error {
 	return change()
 }
 
-// Withdraw cleans up after the operator has turned the firewall off: it removes the rules of networks that are gone,
-// because another sandbox may get their subnets. Rules that cannot be reached stay.
+// Withdraw cleans up after the operator has turned the firewall off. It removes the rules of networks that are gone,
+// because another sandbox may get the same subnet. If the rules cannot be reached, they stay.
 func (r *rules) Withdraw() {
 	if r.settings.required || r.fence() != nil {
 		return
 	}
 	if err := r.firewall.Withdraw(); err != nil {
-		r.log.Debug("could not remove the rules left from before the firewall was turned off", "error", err)
+		r.log.Debug("could not remove firewall rules that were written before the firewall was turned off", "error", err)
 	}
 }
 
-// RemoveAll removes all rules of the deployment, for a deployment that does not come back.
+// RemoveAll removes all rules of a deployment that will not be used again.
 func (r *rules) RemoveAll() error {
 	if !r.settings.required {
 		return nil

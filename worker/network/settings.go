@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// settings are what the operator configured. They never change and need no host.
+// settings are the operator's network settings. They never change.
 type settings struct {
-	required bool // false: the operator turned the firewall off; existing rules are removed with their networks
+	required bool // false if the operator turned the firewall off; rules of earlier networks are removed with the networks
 	deny     []netip.Prefix
 	allow    []netip.Prefix
 	dns      []netip.Addr
@@ -30,7 +30,7 @@ func parseSettings(cfg Config) (*settings, error) {
 	for _, r := range s.allow {
 		if !protocol.IsPrivateRange(r) {
 			return nil, protocol.Invalid("allow_networks",
-				"must be private ranges, since public ones are always allowed, got %s", r)
+				"must only have private ranges, because specs may always allow public ranges, got %s", r)
 		}
 	}
 	for _, text := range cfg.DNS {

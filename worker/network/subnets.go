@@ -14,25 +14,25 @@ import (
 
 const subnetBits = firewall.SubnetBits
 
-// Subnets gives each sandbox a subnet from the worker's own pool, because Docker's default pools run out after about
-// thirty networks. Its methods may be called concurrently.
+// Subnets gives each sandbox a subnet from the worker's own pool. Docker's default pools would be used up after about
+// thirty networks. The methods of Subnets may be called concurrently.
 type Subnets struct {
 	mu      sync.Mutex
 	pool    netip.Prefix
-	ours    map[netip.Prefix]bool // taken by this worker; true: the engine had a network there
+	ours    map[netip.Prefix]bool // taken by this worker; true if the engine has had a network with the subnet
 	foreign map[netip.Prefix]bool // used by others at the last update; disjoint from ours
-	moved   map[netip.Prefix]bool // changed hands since begin, so the list being read may be stale for them
-	next    uint32                // where the search resumes, so that a released subnet is reused last
+	moved   map[netip.Prefix]bool // taken or released since begin, so the list that is being read may be wrong about them
+	next    uint32                // where the next search begins, so that a released subnet is reused as late as possible
 }
 
-// poolRanges are the ranges a pool may lie in. Loopback, link-local and multicast addresses do not work in an engine's
-// network, and with a public range sandboxes could not reach the real owners of those addresses.
+// poolRanges are the ranges within which a pool must lie. Loopback, link-local and multicast addresses do not work in
+// an engine's network. With a public range, sandboxes could not reach the machines that really have those addresses.
 var poolRanges = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"),
 }
 
-// NewSubnets makes the allocator for a pool. Error: invalid_argument, on the field network_pool.
+// NewSubnets returns the subnets of a pool. Error: invalid_argument for the field network_pool.
 func NewSubnets(pool string) (*Subnets, error) {
 	p, err := netip.ParsePrefix(pool)
 	if err != nil || !p.Addr().Is4() || p.Bits() > subnetBits {
@@ -46,7 +46,7 @@ func NewSubnets(pool string) (*Subnets, error) {
 		moved: map[netip.Prefix]bool{}}, nil
 }
 
-// Pool returns the prefix that the subnets come from.
+// Pool returns the prefix from which the subnets are taken.
 func (s *Subnets) Pool() netip.Prefix { return s.pool }
 
 // size returns the number of subnets in the pool.
@@ -75,8 +75,8 @@ func (s *Subnets) begin() {
 	clear(s.moved)
 }
 
-// update takes the list of subnets in use on the host: all networks of the engine, including this worker's, and the
-// machine's interfaces. It frees the subnets that are no longer in use.
+// update processes the list of subnets in use on the host: those of all networks on the engine, including this
+// worker's, and of the machine's interfaces. It frees the subnets that are no longer in use.
 func (s *Subnets) update(listed []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,9 +121,9 @@ func number(a netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(bytes[:])
 }
 
-// machineSubnets lists the subnets of the machine's own interfaces. An engine accepts a network that overlaps an
-// interface it does not know, such as a bridge left over from an earlier run of the engine; the leftover's rules then
-// break the traffic in the new network.
+// machineSubnets lists the subnets of the machine's interfaces. The engine does not know all of them, for example a
+// bridge that an earlier run of the engine left behind. It would create a network that overlaps the bridge, and the
+// bridge's rules would break the traffic in the new network.
 func machineSubnets() (subnets []netip.Prefix) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *Subnets) Take() (netip.Prefix, error) {
 		}
 	}
 	return netip.Prefix{}, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoNetwork,
-		"all %d subnets of %s are in use", s.size(), s.pool)
+		"all %d subnets of the network pool %s are in use", s.size(), s.pool)
 }
 
 // Free returns how many subnets of the pool are not in use.
@@ -160,7 +160,7 @@ func (s *Subnets) Free() int {
 	return int(s.size()) - len(s.ours) - len(s.foreign)
 }
 
-// MarkForeign records that a subnet that was just taken is in use by somebody else.
+// MarkForeign records that a subnet which was just taken is used by a network that is not this worker's.
 func (s *Subnets) MarkForeign(p netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *Subnets) MarkForeign(p netip.Prefix) {
 	s.foreign[p], s.moved[p] = true, true
 }
 
-// unmarkForeign frees a subnet whose foreign user is gone.
+// unmarkForeign frees a subnet whose foreign network or bridge is gone.
 func (s *Subnets) unmarkForeign(p netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

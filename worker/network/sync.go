@@ -8,11 +8,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// Mark returns a point in time for [Isolation.Sync], to be taken before the engine's networks are listed.
+// Mark returns a value for [Isolation.Sync]. It must be called before the engine's networks are listed.
 func (i *Isolation) Mark() uint64 { return i.firewall.Mark() }
 
-// Sync restores missing rules and removes those of networks that are gone. networks are the engine's networks of this
-// deployment, listed after mark was taken. It reports whether [Isolation.Status] changed.
+// Sync restores missing rules, and removes the rules of networks that are gone. networks are this deployment's networks
+// on the engine, listed after the call of [Isolation.Mark] that returned mark. Sync reports whether [Isolation.Status]
+// changed.
 func (i *Isolation) Sync(ctx context.Context, mark uint64, networks []docker.Network) (changed bool) {
 	if !i.required || i.fence() != nil {
 		i.Withdraw()
@@ -37,15 +38,16 @@ func (i *Isolation) Sync(ctx context.Context, mark uint64, networks []docker.Net
 		return false
 	}
 	if err != nil {
-		i.log.Warn("cannot protect the networks of sandboxes; the host takes no sandboxes", "error", err)
+		i.log.Warn("could not write the firewall rules for the networks of sandboxes; the host takes no sandboxes until "+
+			"that succeeds", "error", err)
 	} else {
-		i.log.Info("the networks of sandboxes are protected")
+		i.log.Info("the firewall rules for the networks of sandboxes are in place")
 	}
 	return true
 }
 
-// verifyNamespace checks, by the engine's bridges, that the rules are in the engine's network namespace. An engine
-// without bridges is verified with its first network.
+// verifyNamespace checks that the rules are in the engine's network namespace, where the engine's bridges must be. If
+// the engine has no bridges, the check is made when its first network is created.
 func (i *Isolation) verifyNamespace(ctx context.Context) error {
 	networks, err := i.engine.Bridges(ctx)
 	if err != nil || len(networks) == 0 {

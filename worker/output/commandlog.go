@@ -14,7 +14,7 @@ import (
 )
 
 // CommandLog publishes the output of a container's own command, under a name that no exec has. The files that it reads
-// keep only the last [control.PrimaryWindow] bytes of each stream.
+// keep only the last control.PrimaryWindow bytes of each stream.
 type CommandLog struct {
 	feed
 	cfg  CommandLogConfig

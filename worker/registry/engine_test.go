@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// TestAnEngineLoadsTheArchive has a real engine load the image that the worker reads from a registry.
+// A real engine loads the archive that the worker writes while it reads an image from a registry.
 func TestAnEngineLoadsTheArchive(t *testing.T) {
 	t.Parallel()
 	word := strings.ToLower(rand.Text())

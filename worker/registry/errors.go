@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// failed translates an error into words of this package only: a remote server's text may repeat anything that the
-// server can reach.
+// failed translates an error. It uses no text of a remote server, because the server could put into it whatever it can
+// read.
 func (i *Image) failed(ctx context.Context, err error) error {
 	registry := imageref.Registry(i.ref)
 	fail := func(code protocol.Code, reason, format string, args ...any) error {
@@ -32,17 +32,19 @@ func (i *Image) failed(ctx context.Context, err error) error {
 		return fail(protocol.Cancelled, "", "the pull was cancelled")
 	case errors.Is(err, errNotPublic):
 		return fail(protocol.PermissionDenied, protocol.ReasonPolicyDenied,
-			"%s is at, or sends the worker to, an address that is not public, and worker.images.registries does not name it",
-			registry)
+			"the registry %s has, or leads to, an address that is not public; "+
+				"the host's operator can allow it in worker.images.registries", registry)
 	case errors.Is(err, errNotHTTPS):
 		return fail(protocol.PermissionDenied, protocol.ReasonPolicyDenied,
-			"%s sends the worker to a server without TLS, and worker.images.registries does not name it", registry)
+			"the registry %s leads to a server without TLS; "+
+				"the host's operator can allow it in worker.images.registries", registry)
 	case errors.Is(err, errCredentials):
 		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied,
-			"%s sends its credentials to another host, and worker.images.registries does not name it", registry)
+			"the registry %s would make the worker send its credentials to another host; "+
+				"the host's operator can allow it in worker.images.registries", registry)
 	case errors.Is(err, errTooLong):
-		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "%s sent a response of more than %s", registry,
-			protocol.Bytes(maxResponse))
+		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "the registry %s sent a response of more than %s",
+			registry, protocol.Bytes(maxResponse))
 	case errors.As(err, &response):
 		return i.refused(response, fail)
 	case errors.As(err, &certificate), errors.As(err, &unknown), errors.As(err, &hostname):
@@ -50,10 +52,10 @@ func (i *Image) failed(ctx context.Context, err error) error {
 			registry)
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable,
-			"%s cannot be reached, or closed the connection", registry)
+			"the registry %s cannot be reached, or closed the connection", registry)
 	}
 	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed,
-		"%s did not send an image for linux that the worker can read", registry)
+		"the registry %s did not send an image for linux that the worker can read", registry)
 }
 
 // refused translates a registry's error response.
@@ -77,7 +79,7 @@ func (i *Image) refused(response *transport.Error, fail func(protocol.Code, stri
 			"the registry denies access with the worker's credentials")
 	case status == http.StatusUnauthorized:
 		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied,
-			"the registry denies access, and the worker has no credentials for it")
+			"the registry denies access: the worker has no credentials for this registry")
 	case status == http.StatusForbidden:
 		return fail(protocol.NotFound, protocol.ReasonImageNotFound, "the registry has no such image, or denies access")
 	case status == http.StatusTooManyRequests:

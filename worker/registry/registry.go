@@ -22,7 +22,7 @@ type Client struct {
 	transport *http.Transport
 }
 
-// New returns a client that connects to public addresses only, and to none in denied.
+// New returns a client that connects only to public addresses, and to no address in the denied ranges.
 func New(denied []netip.Prefix) *Client {
 	return &Client{transport: newTransport(public(denied))}
 }
@@ -39,10 +39,10 @@ type Login struct {
 
 // Image is an image in a registry.
 type Image struct {
-	Digest string // of the manifest that the reference names, or of the index of manifests for several platforms
+	Digest string // of the manifest that the reference names; it may be an index of manifests for several platforms
 
 	ref    string
-	known  bool // the registry got credentials
+	known  bool // the client has credentials for the registry
 	image  v1.Image
 	config []byte
 }
@@ -50,17 +50,18 @@ type Image struct {
 // maxConfig is the maximum size of an image's configuration, in bytes.
 const maxConfig = 4 << 20
 
-// Open finds an image for linux and the architecture by its full reference. [Image.Write] reads its layers, until ctx
-// ends.
+// Open finds an image for linux and the given architecture by its full reference. It reads the image's manifest and
+// configuration, and [Image.Write] reads the layers. ctx must not end before the image was written.
 //
-// It fails with invalid_argument for a reference that registries do not take; permission_denied with reason
-// policy_denied if a connection would have left the public internet, or with image_denied; not_found with
-// image_not_found; unavailable with registry_unreachable, or with image_pull_failed for everything else.
+// Open fails with invalid_argument for a reference that registries do not accept; with permission_denied and reason
+// policy_denied if a connection would have left the public internet; with permission_denied and reason image_denied if
+// the registry denies access; with not_found and reason image_not_found; with unavailable and reason
+// registry_unreachable; and with unavailable and reason image_pull_failed for every other failure.
 func (c *Client) Open(ctx context.Context, ref, architecture string, login Login) (*Image, error) {
 	i := &Image{ref: ref, known: login != Login{}}
 	named, err := name.ParseReference(ref, name.StrictValidation)
-	if err != nil { // such as a name of one letter, which Docker accepts
-		return nil, protocol.Invalid("spec.image", "%.200q is not a reference that registries accept", ref)
+	if err != nil { // for example a name of one letter, which Docker accepts but registries do not
+		return nil, protocol.Invalid("spec.image", "%.200q is not an image reference that registries accept", ref)
 	}
 	auth := authn.FromConfig(authn.AuthConfig{Username: login.Username, Password: login.Password,
 		IdentityToken: login.IdentityToken, RegistryToken: login.RegistryToken})
@@ -92,16 +93,16 @@ func (c *Client) Open(ctx context.Context, ref, architecture string, login Login
 	return i, nil
 }
 
-// saved is the manifest of an archive, as docker save writes it.
+// saved is the manifest of an archive in the format of docker save.
 type saved struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// Write writes the image as an archive, under the name in as. It calls moved with how many bytes of each layer it has
-// written so far. The content is verified by its digests. Errors are as for [Client.Open]; those of w are returned
-// unchanged.
+// Write writes the image as an archive in which the image has the name as. While it writes a layer, it calls moved with
+// the number of the layer's bytes that are written so far. It verifies the content by its digests. Errors are as for
+// [Client.Open]. Errors of w are returned unchanged.
 func (i *Image) Write(ctx context.Context, w io.Writer, as string, moved func(layer string, done, total int64)) error {
 	layers, err := i.image.Layers()
 	if err != nil {
@@ -142,7 +143,7 @@ func writeFile(out *tar.Writer, file string, content []byte) error {
 	return err
 }
 
-// writeLayer writes a layer in the registry's form, compressed or not, unless it was written before.
+// writeLayer writes a layer, compressed or not as the registry sends it. It does not write a layer twice.
 func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer, written map[string]bool,
 	moved func(string, int64, int64)) (file string, err error) {
 	digest, err := layer.Digest()
@@ -177,7 +178,8 @@ func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer,
 	return file, err
 }
 
-// remoteReader reports how much was read, and keeps the registry's errors apart from the writer's.
+// remoteReader reports how much was read. It keeps the registry's error, so that this error is not mistaken for an
+// error of the writer.
 type remoteReader struct {
 	r     io.Reader
 	done  int64

@@ -21,12 +21,13 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed())) }
 
-// server is an HTTPS server at an address of its own, such as 127.0.0.2. It records its requests.
+// server is an HTTPS server at its own address, such as 127.0.0.2. It records its requests.
 type server struct {
 	*httptest.Server
 	host string // including the port
@@ -75,7 +76,7 @@ func (s *server) seen() (conns int, passwords []string) {
 	return s.conns, passwords
 }
 
-// clientFor returns a client that takes these servers' addresses, and no others, for public.
+// clientFor returns a client to which only the addresses of these servers are public.
 func clientFor(t *testing.T, servers ...*server) *Client {
 	t.Helper()
 	c := &Client{transport: newTransport(func(a netip.AddrPort) bool {
@@ -86,7 +87,8 @@ func clientFor(t *testing.T, servers ...*server) *Client {
 		}
 		return false
 	})}
-	c.transport.TLSClientConfig = &tls.Config{RootCAs: servers[0].Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}
+	roots := servers[0].Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	c.transport.TLSClientConfig = &tls.Config{RootCAs: roots, ServerName: "example.com"}
 	t.Cleanup(c.Close)
 	return c
 }
@@ -97,7 +99,7 @@ const (
 
 func digestOf(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// content is what a registry stores of one image, by digest.
+// content is the content of a registry with one image. blobs are by digest.
 type content struct {
 	blobs map[string][]byte
 	index []byte
@@ -107,7 +109,8 @@ func newContent() *content {
 	return newContentOf(nil, digestOf(nil), digestOf(nil))
 }
 
-// newContentOf repeats the same layer for each platform. The default layer is not a tar.
+// newContentOf returns content whose image has one layer for each of diffs, for two platforms. All layers are given. If
+// given is nil, each platform has its own layer, which is not a tar.
 func newContentOf(given []byte, diffs ...string) *content {
 	c := &content{blobs: map[string][]byte{}}
 	put := func(data []byte) map[string]any {
@@ -142,7 +145,7 @@ func newContentOf(given []byte, diffs ...string) *content {
 	return c
 }
 
-// answer responds like a registry without authentication. It may redirect requests for layers.
+// answer responds like a registry without authentication. It redirects requests for layers to layersAt, if that is set.
 func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string) {
 	last := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
 	data := c.blobs[last]
@@ -161,11 +164,11 @@ func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string
 		if json.Unmarshal(data, &m) == nil && m.MediaType != "" {
 			w.Header().Set("Content-Type", m.MediaType)
 		}
-		_, _ = w.Write(data)
+		_, _ = w.Write(data) // fails only if the client is gone
 	}
 }
 
-// withTokens makes a registry require a token from a realm.
+// withTokens makes a registry require a token, which the server at realm gives out.
 func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter,
 	r *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -240,7 +243,7 @@ func TestAnImageIsReadWithTokensAndThroughRedirects(t *testing.T) {
 	}
 }
 
-// Each case is a way from the name of an image to a service that only the host reaches.
+// In each case, the name of an image leads to a service that only the host can reach.
 func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	t.Parallel()
 	inside := serve(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, secret) })
@@ -263,20 +266,21 @@ func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	} {
 		_, _, err := readImage(t.Context(), clientFor(t, byRealm, byLayer, byManifest), ref, Login{})
 		if !errors.Is(err, &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
-			t.Errorf("%s: got %v", what, err)
+			t.Errorf("%s leads to an internal service: got %v, want policy_denied", what, err)
 		}
 	}
-	everybody := New(nil) // by the real check, all servers are at the machine's own addresses
+	everybody := New(nil) // the real check refuses all servers of this test, because they are on this machine
 	defer everybody.Close()
 	for _, ref := range []string{byLayer.host + "/xx:1", "example.com:" + port + "/xx:1"} {
 		if strings.HasPrefix(ref, "example.com") {
-			everybody.transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) { // as if its name resolved to this address
+			// Connect as if the name resolved to the address of the internal service.
+			everybody.transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
 				return newTransport(public(nil)).DialContext(ctx, network, inside.host)
 			}
 		}
 		if _, _, err := readImage(t.Context(), everybody, ref, Login{}); !errors.Is(err,
 			&protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
-			t.Errorf("%s: got %v", ref, err)
+			t.Errorf("image %s on this machine: got %v, want policy_denied", ref, err)
 		}
 	}
 	if conns, _ := inside.seen(); conns > 0 {
@@ -284,7 +288,7 @@ func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	}
 }
 
-func TestCredentialsAreSentToTheirRegistryOnly(t *testing.T) {
+func TestCredentialsAreSentOnlyToTheirRegistry(t *testing.T) {
 	t.Parallel()
 	other := serve(t, "127.0.0.3", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"token": "opened"}`) })
 	c := newContent()
@@ -298,14 +302,14 @@ func TestCredentialsAreSentToTheirRegistryOnly(t *testing.T) {
 	for _, login := range []Login{{Username: "u", Password: "p"}, {IdentityToken: "refresh"}} {
 		_, _, err := readImage(t.Context(), client, r.host+"/xx:1", login)
 		if !errors.Is(err, &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonImageDenied}) {
-			t.Errorf("got %v", err)
+			t.Errorf("a registry that asks for credentials at another host: got %v, want image_denied", err)
 		}
 	}
 	other.mu.Lock()
 	defer other.mu.Unlock()
 	for _, q := range other.asked {
 		if q.Header.Get("Authorization") != "" || q.Method == http.MethodPost {
-			t.Errorf("the other host got %s %v", q.Method, q.Header)
+			t.Errorf("the other host got credentials in the request %s with header %v", q.Method, q.Header)
 		}
 	}
 	for registry, hosts := range map[string]map[string]bool{
@@ -315,7 +319,7 @@ func TestCredentialsAreSentToTheirRegistryOnly(t *testing.T) {
 	} {
 		for host, want := range hosts {
 			if got := mayGetCredentials(registry, host); got != want {
-				t.Errorf("%s may get the credentials for %s: %t", host, registry, got)
+				t.Errorf("%s may get the credentials for %s: %t, want %t", host, registry, got, want)
 			}
 		}
 	}
@@ -333,7 +337,8 @@ func TestErrorsContainNoTextOfARemoteServer(t *testing.T) {
 		429: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed},
 		503: {Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable},
 	} {
-		for _, body := range []string{secret, `{"errors": [{"code": "` + secret + `", "message": "` + secret + `", "detail": "` + secret + `"}]}`, strings.Repeat(secret, maxResponse/len(secret)+2)} {
+		structured := strings.ReplaceAll(`{"errors": [{"code": "S", "message": "S", "detail": "S"}]}`, `"S"`, `"`+secret+`"`)
+		for _, body := range []string{secret, structured, strings.Repeat(secret, maxResponse/len(secret)+2)} {
 			r := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) {
 				if q.URL.Path == "/v2/" {
 					return
@@ -341,15 +346,15 @@ func TestErrorsContainNoTextOfARemoteServer(t *testing.T) {
 				w.Header().Set("Location", "https://"+secret+".invalid/"+secret)
 				w.Header().Set("Docker-Content-Digest", secret)
 				w.WriteHeader(status)
-				_, _ = io.WriteString(w, body)
+				_, _ = io.WriteString(w, body) // fails if the client does not read the complete body
 			})
 			_, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:1", Login{})
 			e := protocol.AsError(err)
 			if err == nil || strings.Contains(err.Error(), secret) || len(err.Error()) > 300 {
-				t.Errorf("%d: %.500v", status, err)
+				t.Errorf("status %d: the error contains text of the server, or is too long: %.500v", status, err)
 			}
 			if len(body) < 1000 && (e == nil || e.Code != want.Code || want.Reason != "" && e.Reason != want.Reason) {
-				t.Errorf("%d: got %v, want %v", status, err, want)
+				t.Errorf("status %d: got %v, want %v", status, err, want)
 			}
 		}
 	}

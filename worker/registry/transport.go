@@ -13,20 +13,20 @@ import (
 	"github.com/boxfleet/boxfleet/imageref"
 )
 
-// Refusals of the transport.
+// The reasons why the transport refuses a request or a response. failed translates these errors.
 var (
-	errNotPublic   = errors.New("an address that is not public")
-	errNotHTTPS    = errors.New("a request without TLS")
-	errCredentials = errors.New("another host asks for the credentials")
+	errNotPublic   = errors.New("the address is not public")
+	errNotHTTPS    = errors.New("the request does not use TLS")
+	errCredentials = errors.New("the request would send the registry's credentials to another host")
 	errTooLong     = errors.New("the response is too long")
 )
 
 // maxResponse is the maximum size of a response other than a layer, in bytes.
 const maxResponse = 8 << 20
 
-// newTransport returns a transport that connects only to public addresses. It checks the address of each connection as
-// it is made, so an earlier lookup of the name does not matter. It uses no proxy, because a proxy would resolve names
-// itself.
+// newTransport returns a transport that connects only to allowed addresses. It checks the address at the moment it
+// connects, so a name that resolves to another address by then makes no difference. It uses no proxy, because a proxy
+// would resolve names itself.
 func newTransport(allowed func(netip.AddrPort) bool) *http.Transport {
 	dialer := &net.Dialer{Timeout: 20 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		if a, err := netip.ParseAddrPort(address); err != nil || !allowed(a) {
@@ -41,7 +41,8 @@ func newTransport(allowed func(netip.AddrPort) bool) *http.Transport {
 	}
 }
 
-// public returns a check that an address is on the public internet, not denied, and not the machine's own.
+// public returns a function that reports whether an address is on the public internet, in no denied range, and not an
+// address of this machine.
 func public(denied []netip.Prefix) func(netip.AddrPort) bool {
 	return func(to netip.AddrPort) bool {
 		a := to.Addr().Unmap()
@@ -66,7 +67,8 @@ func public(denied []netip.Prefix) func(netip.AddrPort) bool {
 	}
 }
 
-// guard limits which hosts get a registry's requests and credentials, and how much is read from them.
+// guard allows only requests with TLS, limits which hosts get a registry's credentials, and limits the length of
+// responses.
 type guard struct {
 	next     http.RoundTripper
 	registry string // host or host:port
@@ -77,7 +79,7 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" {
 		return nil, errNotHTTPS
 	}
-	// A request for a token has a password in a header, or a refresh token in a form.
+	// A request for a token carries a password in a header, or a refresh token in a form.
 	if (r.Header.Get("Authorization") != "" || r.Method == http.MethodPost) &&
 		!mayGetCredentials(g.registry, r.URL.Hostname()) {
 		return nil, errCredentials
@@ -89,8 +91,8 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// mayGetCredentials reports whether a host may get the credentials for a registry: it is the registry's host, or a
-// domain that contains the registry, as gitlab.com does for registry.gitlab.com.
+// mayGetCredentials reports whether a host may get the credentials for a registry. The host must be the registry's own
+// host, or a parent domain of that host: gitlab.com may get the credentials for registry.gitlab.com.
 func mayGetCredentials(registry, host string) bool {
 	if name, _, err := net.SplitHostPort(registry); err == nil {
 		registry = name
@@ -99,7 +101,7 @@ func mayGetCredentials(registry, host string) bool {
 	return host == registry || strings.Contains(host, ".") && strings.HasSuffix(registry, "."+host)
 }
 
-// isBlob reports whether a request is for a blob, also after redirects.
+// isBlob reports whether a request is for a blob, or follows redirects from such a request.
 func isBlob(r *http.Request) bool {
 	for r.Response != nil && r.Response.Request != nil {
 		r = r.Response.Request
@@ -107,7 +109,7 @@ func isBlob(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v2/") && strings.Contains(r.URL.Path, "/blobs/")
 }
 
-// bounded is a response body that fails beyond a maximum length.
+// bounded is a response body. Reading it fails after a maximum length.
 type bounded struct {
 	io.ReadCloser
 	left int64

@@ -44,7 +44,7 @@ func (h history) generation() (generation uint64) {
 
 func (s *Sandbox) history() history { return history{s} }
 
-// append is history.Append.
+// append does what history.Append does.
 func (s *Sandbox) append(ctx context.Context, generation uint64, choose decide.Decision) error {
 	return s.history().Append(ctx, generation, choose)
 }

@@ -18,13 +18,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
 
-// containers are the sandbox's containers on the engine, including those of its services. It is a service.Containers.
+// containers are the sandbox's containers on the engine, including those of its services. The type implements
+// service.Containers.
 type containers struct{ s *Sandbox }
 
 func (s *Sandbox) containers() containers { return containers{s} }
 
 // Inspect returns a container of the sandbox, or the zero value if there is none. A container with this name that does
-// not belong to the sandbox counts as none. The sandbox's container cannot be made while the other one has its name.
+// not belong to the sandbox counts as none. While it exists, the sandbox's own container cannot be made.
 func (l containers) Inspect(ctx context.Context, name string) (docker.Container, error) {
 	c, err := l.s.host.Engine.Inspect(ctx, name)
 	if docker.IsNotFound(err) {

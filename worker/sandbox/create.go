@@ -74,10 +74,10 @@ func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	return timeout - time.Since(a.from)
 }
 
-// firstRead returns an assignment that was appended at a time of the store's clock, and that this process reads first
-// now. The age of the assignment, by the store's clock, is subtracted from the create's time. An impossible age counts
-// as zero. Otherwise a host with a wrong clock would fail each create without a try, and, being empty, attract all of
-// them.
+// firstRead returns the assignment that was appended at the time at, and that this process reads for the first time at
+// the time now, both by the store's clock. The create has already used up the age of the assignment. An impossible age
+// counts as zero: otherwise a host with a wrong clock would fail each create at once, and, because it stays empty,
+// would be given all of them.
 func firstRead(at, now time.Time, timeout time.Duration) assignment {
 	age := now.Sub(at)
 	if age < 0 || age > timeout+maxLateness {

@@ -125,8 +125,8 @@ func (r *execRun) appendStarted(ctx context.Context, boot string) (number uint64
 	return 0, err
 }
 
-// finished returns the result of the exec. It starts the exec if its supervisor does not know it, and publishes its
-// output meanwhile.
+// finished waits for the end of the exec and returns its result. It first starts the exec if the supervisor does not
+// know the exec. Until the end, it publishes the exec's output.
 func (r *execRun) finished(ctx context.Context, x *protocol.Exec, number uint64, a *attach.Attachment,
 	p *output.Exec) (control.Result, error) {
 	if a == nil || x.Boot != "" && x.Boot != a.Boot {
@@ -229,8 +229,8 @@ func refused(id string, why *protocol.Error) (*control.Result, error) {
 // containerEnded is the message of an exec that was interrupted by the end of its container.
 const containerEnded = "its container ended"
 
-// sealedResult reads the result that the exec's supervisor left on disk before it ended. If there is none, the exec was
-// interrupted, because of why.
+// sealedResult reads the result that the exec's supervisor wrote to disk before it ended. If the disk has no result,
+// the exec was interrupted, and the message of its error contains why.
 func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
 	select {
 	case result := <-r.result: // the supervisor reported the result before it ended

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// execs are the sandbox's execs that have a goroutine. It forwards the reports of supervisors to them, and is a
-// service.Execs.
+// execs are the sandbox's execs that have a goroutine. The type forwards the reports of supervisors to these execs, and
+// implements service.Execs.
 type execs struct {
 	s *Sandbox
 
@@ -163,7 +163,7 @@ func (e *execs) list() []*execRun {
 	return list
 }
 
-// await prevents that new goroutines start, and waits for the others to end. Their contexts must have ended.
+// await prevents new goroutines from starting, and waits until the others have ended. Their contexts must have ended.
 func (e *execs) await() {
 	e.mu.Lock()
 	e.closed = true

@@ -182,8 +182,8 @@ func (p *primary) withOutput(ctx context.Context, why *protocol.Error) *protocol
 	return &full
 }
 
-// awaitEnd waits until the supervisor has reported the end of the command, at most for output.FinishWithin. The
-// supervisor was asked to end the command.
+// awaitEnd waits until the supervisor has reported the end of the command, at most for output.FinishWithin. Call
+// awaitEnd after the supervisor was asked to end the command.
 func (p *primary) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, output.FinishWithin)
 	defer cancel()

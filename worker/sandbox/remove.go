@@ -97,8 +97,8 @@ func (t *teardown) removeNetworks(ctx context.Context) error {
 }
 
 // discard removes everything of a sandbox that should not be on this host: the sandbox was deleted, or assigned to
-// another host, or the generation on this host was never ready. Before, discard reads the log and inspects the host
-// again. It removes nothing if decide.Next no longer returns Discard.
+// another host, or the generation on this host was never ready. It first reads the log and inspects the container
+// again, and removes nothing if decide.Next no longer returns Discard.
 func (t *teardown) discard(ctx context.Context) error {
 	s := t.s
 	if err := s.journal.Refresh(ctx); err != nil {

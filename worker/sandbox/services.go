@@ -179,7 +179,7 @@ func (m *services) get(name string) *service.Service {
 	return m.byName[name]
 }
 
-// each calls do for each container on the host that is a service's of the spec, for all of them at once.
+// each calls do for the container of each service in the spec, if the container exists. The calls run concurrently.
 func (m *services) each(ctx context.Context, b *protocol.Sandbox,
 	do func(ctx context.Context, c docker.Container) error) error {
 	names, _ := b.Spec.Services()

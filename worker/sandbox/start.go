@@ -90,7 +90,7 @@ func (t *starter) connect(ctx context.Context, p *primary, d hostdir.Dir, c dock
 // startMounted starts the container if it does not run. It returns the mounts to verify, or nil if there are none.
 func (t *starter) startMounted(ctx context.Context, d hostdir.Dir, id string) (*hostfiles.Opened, error) {
 	s := t.s
-	lenient := t.b.State == protocol.StateReady // a sandbox that was ready may start without its tools
+	lenient := t.b.State == protocol.StateReady // a sandbox that was ready may start without optional files
 	if s.local.Container == decide.ContainerRunning {
 		if !hostfiles.Unverified(d) {
 			return nil, nil
@@ -241,7 +241,7 @@ func (r *revivals) another(c docker.Container, now time.Time, window, guard time
 	return r.n <= maxRevivals
 }
 
-// undo takes back the last count, for a start that did not fail because of the container.
+// undo reverts the last count. Call undo after a start that failed, but not because of the container.
 func (r *revivals) undo() { r.n-- }
 
 // revive starts a container again that should run and does not, if the engine or the machine ended it. If the container

@@ -113,8 +113,8 @@ func removeObject(ctx context.Context, s *Sandbox, o Object) error {
 		return s.host.Engine.RemoveContainer(ctx, o.id)
 	}
 	// The kernel takes about as long to remove the rules as the engine takes to remove the network, so do both at once.
-	// The sandbox has no container in the network any more. If another container is in the network, the engine refuses to
-	// remove it, and the rules are restored.
+	// The sandbox has no container in the network any more. If another container is in the network, the engine does not
+	// remove the network, and the rules are restored.
 	unprotected := make(chan error, 1)
 	go func() { unprotected <- s.host.Network.Unprotect(o.bridge) }()
 	err := s.host.Engine.RemoveNetwork(ctx, o.id)

@@ -164,14 +164,15 @@ func (h *health) unstartable(p *control.Primary) error {
 	switch {
 	case p.Error != nil:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed,
-			"its command cannot be started: %s", p.Error.Message)
+			"the command of the service cannot be started: %s", p.Error.Message)
 	case ends == 0 || p.LastExit == nil:
 		return nil
 	case decide.OutOfMemory(p):
 		return outOfMemory(h.v.spec.Memory)
 	case ends >= maxEnds:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"its command ended %d times before it was ready, at last with exit code %d", ends, *p.LastExit)
+			"the command of the service ended %d times before the service was ready, last with exit code %d",
+			ends, *p.LastExit)
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// BenchmarkExec measures the time from start to result of `true` through the link, in a container. It reports the
-// median of one exec, and execs per second; ended execs are forgotten, as by a worker.
+// BenchmarkExec measures the time from the start to the result of the command `true`, which runs in a container. It
+// reports the median time of an exec, and the number of execs per second. Ended execs are forgotten, as a worker does.
 func BenchmarkExec(b *testing.B) {
 	for _, user := range []string{"0", "1000"} {
 		for _, parallel := range []int{1, 8, 64} {
@@ -43,7 +43,7 @@ func benchmarkExec(b *testing.B, user string, parallel int) {
 		r := <-done
 		took := time.Since(began)
 		if code(r) != "0" {
-			b.Errorf("%s: exit code %s, %v", id, code(r), r.Error)
+			b.Errorf("exec %s ended with exit code %s and error %v, want 0", id, code(r), r.Error)
 		}
 		go s.link.Forget(context.Background(), id)
 		return took

@@ -6,13 +6,13 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// calls runs callbacks one after another on one goroutine. Waiting output notices of the same exec are merged, so the
-// number of execs limits what waits.
+// calls runs callbacks one after another on one goroutine. It merges the waiting output notices of an exec into one, so
+// the queue does not grow with the output.
 type calls struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	queue   []func()
-	outputs map[string]*control.Output // waiting
+	outputs map[string]*control.Output // notices that wait, by exec
 	closed  bool
 }
 
@@ -51,7 +51,7 @@ func (c *calls) addOutput(o control.Output, call func(control.Output)) {
 	})
 }
 
-// close drops the callbacks that wait.
+// close drops the waiting callbacks, and makes run return.
 func (c *calls) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +59,7 @@ func (c *calls) close() {
 	c.changed.Signal()
 }
 
-// run runs the callbacks until close.
+// run runs the callbacks until close is called.
 func (c *calls) run() {
 	for {
 		c.mu.Lock()

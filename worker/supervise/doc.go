@@ -1,19 +1,23 @@
-// Package supervise is the worker's side of a sandbox's supervisor: the connection to it, and the files that it writes.
+// Package supervise is the worker's side of a sandbox's supervisor: the connection to the supervisor, and the files
+// that the supervisor writes.
 //
 //	worker --- Start, Cancel, … ---> Link <==unix socket== supervisor (PID 1)
 //	       <-- OnEnd, OnOutput, … --  | descriptors go with Start and Welcome
 //	                                  v
 //	       <-- OpenOutput, ReadRecord --- run/execs/.<set>.{stdout,stderr,exit}, run/primary/{stdout,stderr}
 //
-// The worker listens and the supervisor dials, so nothing in the container can lead the worker elsewhere; and the
-// peer's pid, which the kernel reports, must be that of the container's init. The run directory is mounted in no
-// container: the worker opens the files, and the supervisor only has their descriptors. Their content is untrusted all
-// the same, and is read with a limit. A sandbox made by an older worker has the directory mounted, where its root can
-// write; its supervisor makes the files, in run/execs/<id>/. Therefore files are opened without following links, and
-// must be regular.
+// The worker listens and the supervisor dials, so no process in the container can make the worker connect to another
+// socket. The kernel reports the pid of the peer, and that pid must be the pid of the container's init.
 //
-// Files to which an exec has written nothing are used for the next exec; run/execs/.sets says to which exec each set
-// belongs. The previous version named the files after the exec.
+// The worker opens the files in the run directory, and sends their descriptors to the supervisor. The run directory is
+// mounted in no container. Nevertheless the content of the files is untrusted, and is read with a limit.
+//
+// A sandbox that was created by an older worker differs: its run directory is mounted in the container, and its
+// supervisor creates the files in run/execs/<id>/. The root user of such a sandbox can write to the directory. So the
+// worker opens files without following links, and only if they are regular files.
+//
+// The files of an exec form a set. A set to which an exec has written nothing is used for the next exec. The file
+// run/execs/.sets tells to which exec each set belongs. The previous version named the files after the exec.
 //
 // The package imports protocol and supervisor/control.
 package supervise

@@ -25,8 +25,9 @@ func TestX2_ArgumentsNeverMeetAShell(t *testing.T) {
 	if got, want := string(r.Stdout), strings.Join(args, "|")+"|"; got != want {
 		t.Errorf("the command saw %q, want %q", got, want)
 	}
-	if r := s.exec(control.Start{Argv: []string{"echo", "a\x00b"}}); !r.Failed || r.Error.Code != protocol.InvalidArgument {
-		t.Errorf("a NUL byte in an argument: %+v, want invalid_argument", r)
+	r = s.exec(control.Start{Argv: []string{"echo", "a\x00b"}})
+	if !r.Failed || r.Error.Code != protocol.InvalidArgument {
+		t.Errorf("a command with a NUL byte in an argument ended with %+v, want invalid_argument", r)
 	}
 }
 
@@ -39,22 +40,24 @@ func TestX4_ExecEnvironmentOverridesTheSandboxs(t *testing.T) {
 		want  string
 	}{
 		{control.Start{Argv: script}, "sandbox yes /root root\n"},
-		{control.Start{Argv: script, Env: map[string]string{"LAYER": "exec"}, User: "agent"}, "exec yes /home/agent agent\n"},
+		{control.Start{Argv: script, Env: map[string]string{"LAYER": "exec"}, User: "agent"},
+			"exec yes /home/agent agent\n"},
 		{control.Start{Argv: script, User: "4321"}, "sandbox yes / 4321\n"},
 		{control.Start{Argv: script, Env: map[string]string{"HOME": "/h", "USER": "u"}}, "sandbox yes /h u\n"},
 	} {
 		if r := s.exec(c.start); string(r.Stdout) != c.want {
-			t.Errorf("env %v, user %q: %q, want %q", c.start.Env, c.start.User, r.Stdout, c.want)
+			t.Errorf("with env %v and user %q, the command printed %q, want %q", c.start.Env, c.start.User, r.Stdout, c.want)
 		}
 	}
 	r := s.exec(control.Start{Argv: []string{"env"}, Env: map[string]string{"LAYER": "exec", "USER": "u"}})
 	for _, name := range []string{"LAYER=", "KEPT=", "USER=", "HOME=", "PATH="} {
 		if n := strings.Count("\n"+string(r.Stdout), "\n"+name); n != 1 {
-			t.Errorf("%s is %d times in %q", name, n, r.Stdout)
+			t.Errorf("%s is %d times in the environment, want once:\n%s", name, n, r.Stdout)
 		}
 	}
-	if r := s.exec(control.Start{Argv: []string{"tool"}, Env: map[string]string{"PATH": "/nowhere"}}); code(r) != "127" {
-		t.Errorf("the exec's PATH was not used: exit code %s", code(r))
+	r = s.exec(control.Start{Argv: []string{"tool"}, Env: map[string]string{"PATH": "/nowhere"}})
+	if code(r) != "127" {
+		t.Errorf("a program outside of the exec's PATH ended with exit code %s, want 127", code(r))
 	}
 }
 
@@ -66,9 +69,10 @@ func TestX5_ParallelExecsDoNotSeeEachOther(t *testing.T) {
 	for i := range 100 {
 		running.Go(func() {
 			dir, n := fmt.Sprintf("/tmp/%d", i+1), fmt.Sprint(i)
-			r := s.exec(control.Start{Argv: []string{"sh", "-c", "echo $N; pwd; cd /; export N=x"}, Env: map[string]string{"N": n}, Cwd: dir})
+			r := s.exec(control.Start{Argv: []string{"sh", "-c", "echo $N; pwd; cd /; export N=x"},
+				Env: map[string]string{"N": n}, Cwd: dir})
 			if want := n + "\n" + dir + "\n"; string(r.Stdout) != want {
-				t.Errorf("got %q, want %q", r.Stdout, want)
+				t.Errorf("exec %d printed %q, want %q", i, r.Stdout, want)
 			}
 		})
 	}
@@ -81,14 +85,14 @@ func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
 	began := time.Now()
 	r := s.sh("echo out; sleep 1000 & echo err >&2")
 	if string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" || code(r) != "0" {
-		t.Errorf("result %+v", r)
+		t.Errorf("an exec with a background process ended with %+v", r)
 	}
 	r = s.sh("yes & echo started >&2; sleep 0.05")
 	if s.output(r.ID, "stderr") != "started\n" || code(r) != "0" || r.StdoutBytes == 0 {
-		t.Errorf("with a background writer: %+v", r)
+		t.Errorf("an exec with a background writer ended with %+v", r)
 	}
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %s", took)
+		t.Errorf("both execs took %s, want at most 5 s", took)
 	}
 	if n := len(s.processes()); n != 2 {
 		t.Errorf("%d processes are left, want the sleep and the yes: %v", n, s.processes())
@@ -104,7 +108,7 @@ func TestF18_ThreadsAreMadeBeforeAnExecCanUseThemUp(t *testing.T) {
 	}
 	before := threads()
 	if before < 28 {
-		t.Errorf("%d threads at the beginning", before)
+		t.Errorf("the supervisor has %d threads at the beginning, want at least 28", before)
 	}
 	full := s.start(control.Start{Argv: []string{"sh", "-c", "for i in $(seq 100); do sleep 1000 & done"}})
 	var running sync.WaitGroup
@@ -114,10 +118,10 @@ func TestF18_ThreadsAreMadeBeforeAnExecCanUseThemUp(t *testing.T) {
 	running.Wait()
 	s.cancel(full, 0)
 	if after := threads(); after != before {
-		t.Errorf("%d threads, %d at the beginning", after, before)
+		t.Errorf("the supervisor has %d threads at the end, and had %d at the beginning", after, before)
 	}
 	if s.connected().Boot != s.hellos[0].Boot {
-		t.Error("PID 1 died")
+		t.Error("PID 1 was started again")
 	}
 }
 
@@ -143,13 +147,14 @@ func TestX11_ExitCodesAreTheShells(t *testing.T) {
 	} {
 		r := s.exec(control.Start{Argv: c.argv})
 		if code(r) != c.code || r.Failed || !strings.Contains(string(r.Stderr), c.stderr) {
-			t.Errorf("%q: exit code %s, stderr %q, %v; want %s and %q", c.argv, code(r), r.Stderr, r.Error, c.code, c.stderr)
+			t.Errorf("%q ended with exit code %s, stderr %q and error %v; want exit code %s and %q", c.argv, code(r),
+				r.Stderr, r.Error, c.code, c.stderr)
 		}
 	}
 	id := s.start(control.Start{Argv: []string{"no-such-program"}})
 	s.end(id)
 	if got := s.output(id, "stderr"); got != "boxfleet: no-such-program: command not found\n" {
-		t.Errorf("the message in the file is %q", got)
+		t.Errorf("the message in the file for stderr is %q", got)
 	}
 }
 
@@ -172,21 +177,23 @@ func TestX11_AFailedStartSaysWhy(t *testing.T) {
 		c.start.Argv = []string{"true"}
 		r := s.exec(c.start)
 		if !r.Failed || r.ExitCode != nil || r.Error == nil || r.Error.Reason != c.reason || r.Error.Field == "" {
-			t.Errorf("user %q, cwd %q: %+v, want %s", c.start.User, c.start.Cwd, r.Error, c.reason)
+			t.Errorf("an exec with user %q and cwd %q ended with %+v, want reason %s", c.start.User, c.start.Cwd, r.Error,
+				c.reason)
 		}
 	}
 	r := s.exec(control.Start{Argv: []string{"sh", "-c", "pwd; id -u; id -g"}, Cwd: "/home/agent", User: "agent"})
 	if string(r.Stdout) != "/home/agent\n1000\n1000\n" {
-		t.Errorf("in its own home: %q %q %v", r.Stdout, r.Stderr, r.Error)
+		t.Errorf("in the user's home, the command printed %q and %q; error %v", r.Stdout, r.Stderr, r.Error)
 	}
 	r = s.exec(control.Start{Argv: []string{"./tool"}, Cwd: "/home/agent", User: "agent"})
 	if code(r) != "127" {
-		t.Errorf("a missing relative program: %s", code(r))
+		t.Errorf("a missing relative program ended with exit code %s, want 127", code(r))
 	}
-	s.exec(control.Start{Argv: []string{"sh", "-c", "printf '#!/bin/sh\necho ran $0 $1\n' > tool; chmod 700 tool"}, Cwd: "/home/agent", User: "agent"})
+	s.exec(control.Start{Cwd: "/home/agent", User: "agent",
+		Argv: []string{"sh", "-c", "printf '#!/bin/sh\necho ran $0 $1\n' > tool; chmod 700 tool"}})
 	r = s.exec(control.Start{Argv: []string{"./tool", "x"}, Cwd: "/home/agent", User: "agent"})
 	if string(r.Stdout) != "ran ./tool x\n" {
-		t.Errorf("a relative program: %q %q", r.Stdout, r.Stderr)
+		t.Errorf("a relative program printed %q and %q", r.Stdout, r.Stderr)
 	}
 	r = s.exec(control.Start{Argv: []string{"id", "-G"}, User: "agent"})
 	if groups := strings.Fields(string(r.Stdout)); !slices.Contains(groups, "10") {
@@ -200,16 +207,16 @@ func TestS3_CancelKillsTheProcess(t *testing.T) {
 	id := s.start(control.Start{Argv: []string{"sh", "-c", stubborn}})
 	s.await("output", func() bool { return len(s.outputs[id]) > 0 })
 	s.cancel(id, time.Hour)
-	s.cancel(id, 50*time.Millisecond) // a later call may shorten the grace
+	s.cancel(id, 50*time.Millisecond) // a later call may shorten the grace period
 	if r := s.end(id); !r.Cancelled || r.TimedOut || code(r) != "137" {
-		t.Errorf("result %+v, exit code %s", r, code(r))
+		t.Errorf("the exec ended with exit code %s and %+v, want cancelled with 137", code(r), r)
 	}
 	if left := s.processes(); len(left) > 0 {
-		t.Errorf("processes are left: %v", left)
+		t.Errorf("processes of the exec are left: %v", left)
 	}
-	s.cancel(id, 0) // an ended exec: no effect
+	s.cancel(id, 0) // has no effect on an ended exec
 	if err := s.link.Cancel(t.Context(), "unknown", 0); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("an unknown exec: %v", err)
+		t.Errorf("cancelling an unknown exec: got %v, want not_found", err)
 	}
 }
 
@@ -218,10 +225,10 @@ func TestS17_ANonZeroExitIsNotAFailure(t *testing.T) {
 	s := newSandbox(t, option{})
 	r := s.sh("exit 3")
 	if code(r) != "3" || r.Failed || r.Cancelled || r.TimedOut || r.Error != nil {
-		t.Errorf("result %+v", r)
+		t.Errorf("the exec ended with %+v, want only exit code 3", r)
 	}
 	if r.Started.IsZero() || r.Ended.Before(r.Started) {
-		t.Errorf("from %s to %s", r.Started, r.Ended)
+		t.Errorf("the exec ran from %s to %s", r.Started, r.Ended)
 	}
 }
 
@@ -232,13 +239,13 @@ func TestP8_NoExecHasOrGainsACapability(t *testing.T) {
 		r := s.exec(control.Start{Argv: []string{"grep", "-h", "Cap", "/proc/self/status"}, User: user})
 		for line := range strings.Lines(string(r.Stdout)) {
 			if !strings.HasSuffix(line, "\t0000000000000000\n") {
-				t.Errorf("as %s: %s", user, line)
+				t.Errorf("an exec of %s has capabilities: %s", user, line)
 			}
 		}
-		// setuidgid first sets the groups.
+		// setuidgid sets its groups before it runs the command.
 		r = s.exec(control.Start{Argv: []string{"setuidgid", "agent", "true"}, User: user})
 		if code(r) == "0" {
-			t.Errorf("as %s: a process could set its groups", user)
+			t.Errorf("an exec of %s could set its groups", user)
 		}
 	}
 }
@@ -249,21 +256,22 @@ func TestP8_ARootExecCannotReadPID1(t *testing.T) {
 	for _, path := range []string{"/proc/1/mem", "/proc/1/maps", "/proc/1/environ", "/proc/1/fd/"} {
 		r := s.sh("head -c 1 " + path + " >/dev/null; ls " + path + "* >/dev/null && head -c 10 " + path)
 		if code(r) == "0" {
-			t.Errorf("%s can be read by a root exec", path)
+			t.Errorf("an exec of root could read %s", path)
 		}
 	}
 	r := s.sh("kill -9 1; kill -STOP 1; echo still here")
 	if string(r.Stdout) != "still here\n" {
-		t.Errorf("%+v", r)
+		t.Errorf("after an exec of root sent signals to PID 1, the exec ended with %+v", r)
 	}
 }
 
-// The supervisor holds files of the host. No process of the sandbox can get them: not by inheriting, not by reading PID
-// 1's /proc, and not by making PID 1 go there for it.
+// The supervisor has files of the host open. No process of the sandbox can get these files: not by inheriting them, not
+// by reading PID 1's /proc, and not by making PID 1 open them.
 func TestH1_NoExecGetsTheFilesOfPID1(t *testing.T) {
 	t.Parallel()
 	for _, privileged := range []bool{false, true} {
-		s := newSandbox(t, option{privileged: privileged, welcome: control.Welcome{Command: []string{"sh", "-c", "echo printed; sleep 1000"}}})
+		welcome := control.Welcome{Command: []string{"sh", "-c", "echo printed; sleep 1000"}}
+		s := newSandbox(t, option{privileged: privileged, welcome: welcome})
 		held := s.start(control.Start{Argv: []string{"sh", "-c", "seq 1 100000; sleep 1000"}})
 		s.await("output", func() bool { return len(s.outputs[held]) > 0 && len(s.primary) > 0 })
 		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.pid))
@@ -274,7 +282,7 @@ func TestH1_NoExecGetsTheFilesOfPID1(t *testing.T) {
 			}
 		}
 		if want := control.ExecFiles + control.PrimaryFiles; err != nil || len(ours) != want {
-			t.Fatalf("PID 1 holds %v of the host's files, %v, want %d", ours, err, want)
+			t.Fatalf("PID 1 has %v of the host's files open, want %d; error %v", ours, want, err)
 		}
 		for _, user := range []string{"0", "1000"} {
 			r := s.exec(control.Start{User: user, Argv: []string{"sh", "-c", `
@@ -285,16 +293,17 @@ func TestH1_NoExecGetsTheFilesOfPID1(t *testing.T) {
 					[ $n -gt 2 ] && readlink /proc/$$/fd/$n
 				done; echo tried`}})
 			if string(r.Stdout) != "tried\n" {
-				t.Errorf("privileged %v, user %s: %q", privileged, user, r.Stdout)
+				t.Errorf("privileged: %t, user %s: the exec got files of PID 1: %q", privileged, user, r.Stdout)
 			}
 			for _, of := range []string{"1", "self"} {
 				for _, n := range ours {
 					path := fmt.Sprintf("/proc/%s/fd/%s", of, n)
 					if r := s.exec(control.Start{User: user, Cwd: path, Argv: []string{"pwd"}}); !r.Failed {
-						t.Errorf("privileged %v, user %s: a command ran in %s: %q", privileged, user, path, r.Stdout)
+						t.Errorf("privileged: %t, user %s: a command ran in %s, and printed %q", privileged, user, path, r.Stdout)
 					}
-					if r := s.exec(control.Start{User: user, Argv: []string{path}}); !r.Failed && code(r) != "126" && code(r) != "127" {
-						t.Errorf("privileged %v, user %s: %s was run: exit code %s", privileged, user, path, code(r))
+					r := s.exec(control.Start{User: user, Argv: []string{path}})
+					if !r.Failed && code(r) != "126" && code(r) != "127" {
+						t.Errorf("privileged: %t, user %s: %s was run, with exit code %s", privileged, user, path, code(r))
 					}
 				}
 			}
@@ -303,14 +312,14 @@ func TestH1_NoExecGetsTheFilesOfPID1(t *testing.T) {
 	}
 }
 
-func TestReap_OrphansDoNotStayAsZombies(t *testing.T) {
+func TestReap_OrphansDoNotRemainAsZombies(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	s.sh("for i in $(seq 50); do (sleep 0.0$i & ) & done")
 	s.awaitEmpty()
 }
 
-// A worker with outdated state may start an exec again that has ended and is forgotten.
+// A worker whose state is outdated may send the Start of an exec that has ended and is forgotten.
 func TestStart_IsRefusedAfterItWasForgotten(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -321,21 +330,22 @@ func TestStart_IsRefusedAfterItWasForgotten(t *testing.T) {
 	}
 	s.end(s.start(start))
 	if err := again(); err != nil {
-		t.Errorf("repeating a known start: %v", err)
+		t.Errorf("repeating the start of an exec that is not forgotten: got %v, want no error", err)
 	}
 	if err := s.link.Forget(t.Context(), start.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := again(); protocol.CodeOf(err) != protocol.FailedPrecondition || protocol.AsError(err).Reason != protocol.ReasonInterrupted {
-		t.Errorf("repeating a forgotten start: %v, want failed_precondition, interrupted", err)
+	if err := again(); protocol.CodeOf(err) != protocol.FailedPrecondition ||
+		protocol.AsError(err).Reason != protocol.ReasonInterrupted {
+		t.Errorf("repeating the start of a forgotten exec: got %v, want failed_precondition, interrupted", err)
 	}
-	s.exec(control.Start{Number: 6, Argv: []string{"true"}}) // starts may arrive out of order
+	s.exec(control.Start{Number: 6, Argv: []string{"true"}}) // a start with a lower number may arrive later
 	if got := string(s.sh("cat /tmp/runs").Stdout); got != "run\n" {
-		t.Errorf("starts: %q, want one", got)
+		t.Errorf("the command left the lines %q, want one", got)
 	}
 }
 
-// A machine may be suspended and continue after another worker has taken its host.
+// A machine may be suspended, and continue after another worker has taken the lock of its host.
 func TestStart_ReadAfterTheLeaseIsRefused(t *testing.T) {
 	t.Parallel()
 	const trust = 200 * time.Millisecond
@@ -373,14 +383,15 @@ func TestStart_ReadAfterTheLeaseIsRefused(t *testing.T) {
 	over := control.Clock() + trust
 	s.poll("the end of the lease", func() bool { return control.Clock() > over })
 	signal(unix.SIGCONT)
-	if err := <-refused; protocol.CodeOf(err) != protocol.Unavailable || protocol.AsError(err).Reason != protocol.ReasonLeaseLost {
-		t.Errorf("the start: %v, want unavailable, lease_lost", err)
+	if err := <-refused; protocol.CodeOf(err) != protocol.Unavailable ||
+		protocol.AsError(err).Reason != protocol.ReasonLeaseLost {
+		t.Errorf("the start after the lease: got %v, want unavailable, lease_lost", err)
 	}
 	if r := s.sh("test ! -e /tmp/ran"); code(r) != "0" {
-		t.Error("the exec was started")
+		t.Error("the refused exec was started")
 	}
-	if r := s.exec(start); code(r) != "0" { // the refused start did not use up its number
-		t.Errorf("the next try: %+v", r)
+	if r := s.exec(start); code(r) != "0" { // the number of a refused start can be used again
+		t.Errorf("a second start of the refused exec ended with %+v, want exit code 0", r)
 	}
 }
 
@@ -391,19 +402,19 @@ func TestStart_ReportsTheAgeOfARunningExec(t *testing.T) {
 	before := control.Clock()
 	id := s.start(control.Start{Argv: []string{"sleep", "60"}})
 	started := control.Clock()
-	s.poll("some time", func() bool { return control.Clock() > started+50*time.Millisecond })
+	s.poll("an age of 50 ms", func() bool { return control.Clock() > started+50*time.Millisecond })
 	asked := control.Clock()
 	status, err := s.link.Start(t.Context(), control.Start{ID: id, Argv: []string{"sleep", "60"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if least, most := asked-started, control.Clock()-before; status.Age < least || status.Age > most {
-		t.Errorf("%s ago, want %s to %s", status.Age, least, most)
+		t.Errorf("the exec was started %s ago, want between %s and %s", status.Age, least, most)
 	}
 	if err := s.link.Cancel(t.Context(), id, 0); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.end(id); !r.Cancelled {
-		t.Errorf("%+v", r)
+		t.Errorf("the cancelled exec ended with %+v", r)
 	}
 }

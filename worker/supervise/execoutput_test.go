@@ -16,12 +16,12 @@ func TestX6_OutputIsAnnouncedWhileTheExecRuns(t *testing.T) {
 		return n > 0 && s.outputs[id][n-1] == control.Output{ID: id, Stdout: 4, Stderr: 4}
 	})
 	if out, errs := s.output(id, "stdout"), s.output(id, "stderr"); out != "one\n" || errs != "two\n" {
-		t.Errorf("files hold %q and %q", out, errs)
+		t.Errorf("while the exec runs, its files contain %q and %q", out, errs)
 	}
 	s.cancel(id, 0)
 	r := s.end(id)
 	if !r.Cancelled || string(r.Stdout) != "one\n" || string(r.Stderr) != "two\n" {
-		t.Errorf("result %+v", r)
+		t.Errorf("the exec ended with %+v, want cancelled with the complete output", r)
 	}
 }
 
@@ -36,24 +36,24 @@ func TestX7_OutputIsBytes(t *testing.T) {
 		id := s.start(control.Start{Argv: []string{"cat"}, Stdin: table[:size], InlineLimit: 1 << 20})
 		r := s.end(id)
 		if !bytes.Equal(r.Stdout, table[:size]) || r.StdoutBytes != int64(size) || !r.Inline {
-			t.Errorf("%d bytes in, %d out, inline %v", size, len(r.Stdout), r.Inline)
+			t.Errorf("an exec that printed %d bytes has a result with %d bytes, inline: %t", size, len(r.Stdout), r.Inline)
 		}
 		if got := s.output(id, "stdout"); got != string(table[:size]) {
-			t.Errorf("%d bytes in, %d in the file", size, len(got))
+			t.Errorf("an exec that printed %d bytes has a file with %d bytes, or other content", size, len(got))
 		}
 	}
 }
 
-func TestOutputThatTheDiskHasNoRoomForSaysSo(t *testing.T) {
+func TestTheResultSaysThatOutputIsMissingBecauseOfAFullDisk(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{disk: "256k"})
 	script := []string{"sh", "-c", "head -c 1000000 /dev/zero; echo end"}
 	r := s.end(s.start(control.Start{Argv: script}))
 	if code(r) != "0" || !r.Truncated || !r.DiskFull || r.StdoutBytes == 0 || r.StdoutBytes > 256<<10 {
-		t.Errorf("result %+v", r)
+		t.Errorf("on a full disk, the exec ended with %+v", r)
 	}
 	if cut := s.exec(control.Start{Argv: []string{"true"}, OutputLimit: 10}); cut.DiskFull {
-		t.Errorf("an exec that prints nothing: %+v", cut)
+		t.Errorf("an exec that printed nothing ended with %+v, want no full disk", cut)
 	}
 }
 
@@ -64,14 +64,14 @@ func TestX8_OutputPastTheCapIsDroppedAndMarked(t *testing.T) {
 	id := s.start(control.Start{Argv: script, OutputLimit: 1_000_001})
 	r := s.end(id)
 	if code(r) != "0" || !r.Truncated || r.StdoutBytes != 1_000_001 || r.StderrBytes != 4 || r.Inline {
-		t.Errorf("result %+v", r)
+		t.Errorf("with more output than its limit, the exec ended with %+v", r)
 	}
 	if n := len(s.output(id, "stdout")); n != 1_000_001 {
-		t.Errorf("%d bytes in the file", n)
+		t.Errorf("the file for stdout has %d bytes, want 1,000,001", n)
 	}
 	exact := s.exec(control.Start{Argv: []string{"head", "-c", "4096", "/dev/zero"}, OutputLimit: 4096})
 	if exact.Truncated || exact.StdoutBytes != 4096 {
-		t.Errorf("output of exactly the cap: %+v", exact)
+		t.Errorf("with exactly as much output as its limit, the exec ended with %+v", exact)
 	}
 }
 
@@ -85,8 +85,8 @@ func TestX8_ASlowWorkerDoesNotSlowAProcess(t *testing.T) {
 	}})
 	defer close(block)
 	s.start(control.Start{Argv: []string{"true"}})
-	<-ended // from here on, callbacks block
+	<-ended // from here on, the worker's callbacks block
 	id := s.start(control.Start{Argv: []string{"sh", "-c", "head -c 5000000 /dev/zero"}})
 	s.waitForRecord(id)
-	s.start(control.Start{Argv: []string{"true"}}) // yet calls are answered
+	s.start(control.Start{Argv: []string{"true"}}) // calls are answered although the callbacks block
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// passed are open files on their way to a supervisor. They are closed once nobody is to send them any more: a
-// descriptor that is closed too early may refer to another file by the time it is sent.
+// passed are open files that are sent to a supervisor. They are closed when their last holder releases them. If a
+// descriptor were closed too early, the same number could refer to another file by the time it is sent.
 type passed struct {
 	fds     []int
 	holders atomic.Int32
@@ -58,10 +58,10 @@ type outFiles struct {
 	sets           *sets
 }
 
-// fileNames are the files of an exec, in the order of [control.Start].
+// fileNames are the names of an exec's files, in the order in which [control.Start] sends the files.
 var fileNames = [control.ExecFiles]string{control.StdoutName, control.StderrName, control.RecordName}
 
-// errLinkClosed is the error of calls after Close.
+// errLinkClosed is the error of calls after [Link.Close].
 var errLinkClosed = protocol.Errorf(protocol.Unavailable, "", "the link to the supervisor is closed")
 
 func openOutFiles(run *os.Root) (*outFiles, error) {
@@ -95,9 +95,10 @@ func (o *outFiles) close() {
 	}
 }
 
-// exec opens the files of an exec, or makes them. Their order is that of [control.Start].
+// exec opens the files of an exec, and creates missing ones. The result has the order of [control.Start].
 //
-// They have no directory of their own: on ext4, making one takes 30 times as long as making a file.
+// The files are not in a directory of their own, because on ext4, creating a directory takes 30 times as long as
+// creating a file.
 func (o *outFiles) exec(id string) (*passed, error) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -107,7 +108,8 @@ func (o *outFiles) exec(id string) (*passed, error) {
 	return o.sets.open(id)
 }
 
-// command opens the files of the primary command, or makes them. Their order is that of [control.Welcome].
+// command opens the files of the primary command, and creates missing ones. The result has the order of
+// [control.Welcome].
 func (o *outFiles) command() (*passed, error) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -117,8 +119,8 @@ func (o *outFiles) command() (*passed, error) {
 	return makeFiles(o.primary, control.StdoutName, control.StderrName)
 }
 
-// remove removes the files of an exec, including those of an older supervisor, or keeps them for another exec; see
-// [sets.giveBack].
+// remove removes the files of an exec, including files that an older supervisor created. It may instead keep the files
+// for another exec, see [sets.giveBack].
 func (o *outFiles) remove(run *os.Root, id string, forgotten bool) error {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -151,8 +153,8 @@ func makeFiles(dir int, names ...string) (*passed, error) {
 	return newPassed(fds), nil
 }
 
-// makeFile opens a regular file for writing. In the run directory of an older supervisor, the name may be anything
-// else.
+// makeFile opens a regular file for writing, and creates it if it is missing. In the run directory of an older
+// supervisor, the name may belong to something that is not a regular file; makeFile then fails.
 func makeFile(dir int, name string) (int, error) {
 	fd, err := unix.Openat(
 		dir,
@@ -166,7 +168,7 @@ func makeFile(dir int, name string) (int, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink != 1 {
 		unix.Close(fd)
-		return 0, hostile(name, "is not a regular file of its own")
+		return 0, hostile(name, "is not a regular file, or has several names")
 	}
 	return fd, nil
 }
@@ -185,13 +187,13 @@ func makeDirectory(parent int, name string) (int, error) {
 func notMade(name string, err error) error {
 	switch {
 	case err == unix.ELOOP, err == unix.ENOTDIR, err == unix.ENXIO, err == unix.EISDIR:
-		return hostile(name, "is not the file or directory that the worker made")
+		return hostile(name, "is not the file or directory that the worker created")
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-		return protocol.Errorf(protocol.Unavailable, "", "make %s in the run directory: %v", name, err)
+		return protocol.Errorf(protocol.Unavailable, "", "create %s in the run directory: %v", name, err)
 	}
 	reason := ""
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		reason = protocol.ReasonDiskFull
 	}
-	return protocol.Errorf(protocol.ResourceExhausted, reason, "make %s in the run directory: %v", name, err)
+	return protocol.Errorf(protocol.ResourceExhausted, reason, "create %s in the run directory: %v", name, err)
 }

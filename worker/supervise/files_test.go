@@ -18,11 +18,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// A sandbox outlives its worker, so its supervisor may be an older one that makes its own files.
-func TestFiles_AnOlderSupervisorGetsNone(t *testing.T) {
+// A sandbox outlives its worker, so its supervisor may be an older version, which creates its own files.
+func TestFiles_AnOlderSupervisorGetsNoFiles(t *testing.T) {
 	t.Parallel()
 	dir, run := t.TempDir(), openRun(t)
-	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: run, Welcome: control.Welcome{Key: make([]byte, 32), Command: []string{"true"}}})
+	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: run,
+		Welcome: control.Welcome{Key: make([]byte, 32), Command: []string{"true"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,15 +44,15 @@ func TestFiles_AnOlderSupervisorGetsNone(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.Start != nil && c.Start.Files != 0 || c.Welcome != nil && c.Welcome.Files != 0 {
-			t.Errorf("the Start announces files: %+v", c)
+			t.Errorf("the worker announces files to an older supervisor: %+v", c)
 		}
 	}
 	if made, _ := filepath.Glob(filepath.Join(run.Name(), "*/*")); len(made) > 0 {
-		t.Errorf("the worker made the files of an older supervisor: %v", made)
+		t.Errorf("the worker created files for an older supervisor: %v", made)
 	}
 }
 
-// readerOfFiles fails the test if files come with the bytes that it reads.
+// readerOfFiles reads a connection, and fails the test if files arrive with the bytes.
 type readerOfFiles struct {
 	t    *testing.T
 	conn *net.UnixConn
@@ -61,12 +62,12 @@ func (r readerOfFiles) Read(p []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*control.MaxFiles))
 	n, oobn, _, _, err := r.conn.ReadMsgUnix(p, oob)
 	if oobn > 0 {
-		r.t.Error("files came")
+		r.t.Error("the worker sent files to an older supervisor")
 	}
 	return max(n, 0), err
 }
 
-// Without files an exec runs anyway, but little of its output is stored.
+// An exec runs even if its files cannot be created. Then only a part of its output is stored.
 func TestFiles_AnExecRunsWithoutFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -82,16 +83,21 @@ func TestFiles_AnExecRunsWithoutFiles(t *testing.T) {
 		}
 		r := s.exec(control.Start{ID: c.id, Argv: []string{"sh", "-c", c.script}, InlineLimit: 16 << 10})
 		if code(r) != "3" || !r.Inline || r.Truncated != c.truncated {
-			t.Errorf("%s: exit code %s, inline %v, truncated %v", c.id, code(r), r.Inline, r.Truncated)
+			t.Errorf("exec %s ended with exit code %s, inline: %t, truncated: %t", c.id, code(r), r.Inline, r.Truncated)
 		}
-		if c.truncated && (len(r.Stdout) != 8<<10 || !strings.HasPrefix(string(r.Stdout), "1\n2\n3\n")) || !c.truncated && string(r.Stdout)+string(r.Stderr) != "out\nerr\n" {
-			t.Errorf("%s: %d bytes of stdout, stderr %q", c.id, len(r.Stdout), r.Stderr)
+		want := "out\nerr\n"
+		if c.truncated {
+			want = "1\n2\n3\n"
+		}
+		if got := string(r.Stdout) + string(r.Stderr); !strings.HasPrefix(got, want) ||
+			c.truncated && len(r.Stdout) != 8<<10 || !c.truncated && got != want {
+			t.Errorf("exec %s has %d bytes of stdout, and the stderr %q", c.id, len(r.Stdout), r.Stderr)
 		}
 	}
 }
 
-// A supervisor at its limit of open files says so, and works again once it is below the limit.
-func TestFiles_ASupervisorAtItsLimitRefuses(t *testing.T) {
+// A supervisor that has reached its limit of open files refuses starts, and accepts them again when execs have ended.
+func TestFiles_ASupervisorAtItsLimitOfOpenFilesRefusesStarts(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{args: []string{"--ulimit", "nofile=48:48"}})
 	var running []string
@@ -104,16 +110,17 @@ func TestFiles_ASupervisorAtItsLimitRefuses(t *testing.T) {
 		switch r := status.Result; {
 		case err == nil && r == nil:
 			running = append(running, id)
-		case protocol.CodeOf(err) == protocol.ResourceExhausted, r != nil && r.Error != nil && r.Error.Code == protocol.ResourceExhausted:
+		case protocol.CodeOf(err) == protocol.ResourceExhausted,
+			r != nil && r.Error != nil && r.Error.Code == protocol.ResourceExhausted:
 			refused++
 		default:
-			t.Fatalf("%s: %+v, %v", id, status.Result, err)
+			t.Fatalf("start %s: got %+v and error %v, want a running exec or resource_exhausted", id, status.Result, err)
 		}
 	}
 	if len(running) == 0 || refused == 0 {
-		t.Errorf("%d run, %d were refused", len(running), refused)
+		t.Errorf("%d execs run, and %d were refused; want some of both", len(running), refused)
 	}
-	for _, id := range running { // a repeated start starts nothing
+	for _, id := range running { // repeats the start of a running exec
 		s.start(control.Start{ID: id, Argv: []string{"sleep", "1000"}, OutputLimit: 1 << 20})
 	}
 	for _, id := range running {
@@ -123,11 +130,12 @@ func TestFiles_ASupervisorAtItsLimitRefuses(t *testing.T) {
 	s.poll("an exec to run again", func() bool { return code(s.exec(control.Start{Argv: []string{"true"}})) == "0" })
 }
 
-// A repeated start gets the same files, even if the first one was lost.
+// A repeated start gets the same files, even if the worker was restarted after the first start.
 func TestFiles_ARepeatedStartGetsTheSameFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	start := control.Start{ID: "again", Argv: []string{"sh", "-c", "seq 1 20000; while [ ! -e /tmp/go ]; do sleep 0.02; done; seq 1 20000"}}
+	start := control.Start{ID: "again", Argv: []string{"sh", "-c",
+		"seq 1 20000; while [ ! -e /tmp/go ]; do sleep 0.02; done; seq 1 20000"}}
 	s.start(start)
 	s.await("output", func() bool { return len(s.outputs["again"]) > 0 })
 	begin, err := supervise.FilesOf(s.run, "again")
@@ -148,12 +156,15 @@ func TestFiles_ARepeatedStartGetsTheSameFiles(t *testing.T) {
 	s.sh("touch /tmp/go")
 	r := s.end("again")
 	after, err := os.Stat(filepath.Join(s.dir, "run/execs", begin+".stdout"))
-	if err != nil || !os.SameFile(before, after) || after.Size() != r.StdoutBytes {
-		t.Errorf("its output is in another file, or %v, of %d bytes, the exec says %d", err, after.Size(), r.StdoutBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !os.SameFile(before, after) || after.Size() != r.StdoutBytes {
+		t.Errorf("the file for stdout was replaced, or has %d bytes instead of %d", after.Size(), r.StdoutBytes)
 	}
 	files, _ := filepath.Glob(filepath.Join(s.dir, "run/execs", begin+".*"))
 	if len(files) != control.ExecFiles {
-		t.Errorf("its files are %v", files)
+		t.Errorf("the exec has the files %v, want %d", files, control.ExecFiles)
 	}
 	held := 0
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.pid))
@@ -162,7 +173,7 @@ func TestFiles_ARepeatedStartGetsTheSameFiles(t *testing.T) {
 			held++
 		}
 	}
-	if held > 1 { // the record is open for a moment
-		t.Errorf("PID 1 still holds %d files of an exec that has ended", held)
+	if held > 1 { // the exit record stays open for a moment
+		t.Errorf("PID 1 still has %d files of the ended exec open", held)
 	}
 }

@@ -7,19 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// page is the unit in which file systems free parts of a file.
+// page is the unit in which file systems free the space of a part of a file.
 const page = 4096
 
-// FreeOutput frees, on disk, the whole pages of a file of [OpenOutput] between two offsets, and returns where the freed
-// part ends. Sizes and offsets do not change, and the supervisor may continue to write; the freed part reads as zeros.
+// FreeOutput frees the disk space of the whole pages between two offsets of a file from [OpenOutput]. It returns the
+// offset where the freed part ends. The freed part then reads as zeros. The file's size and the offsets in the file do
+// not change, and the supervisor may continue to write.
 func FreeOutput(f *os.File, from, to int64) (freed int64, err error) {
 	if to &^= page - 1; to <= from {
 		return from, nil
 	}
-	// The descriptor is read-only. Through it, the same file is opened again for writing, even if its name has changed.
+	// f is open for reading only. Opening its descriptor opens the same file for writing, even if its name has changed.
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return from, fmt.Errorf("supervise: open an output file to free a part: %w", err)
+		return from, fmt.Errorf("supervise: open an output file for freeing a part of the file: %w", err)
 	}
 	defer unix.Close(fd)
 	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from); err != nil {
@@ -28,13 +29,14 @@ func FreeOutput(f *os.File, from, to int64) (freed int64, err error) {
 	return to, nil
 }
 
-// FreedOutput returns how much was freed at the beginning of a file of [OpenOutput]. A supervisor leaves no holes.
+// FreedOutput returns how many bytes at the beginning of a file from [OpenOutput] were freed. A freed part is a hole in
+// the file; supervisors leave no holes.
 func FreedOutput(f *os.File) (int64, error) {
 	at, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_DATA)
 	switch err {
 	case nil:
 		return at, nil
-	case unix.ENXIO: // there is no data, or all of it was freed
+	case unix.ENXIO: // the file is empty, or all of its pages were freed
 		info, err := f.Stat()
 		if err != nil {
 			return 0, err

@@ -25,15 +25,15 @@ func TestP5_TheSameIDStartsNothingTwice(t *testing.T) {
 		go s.link.Start(context.Background(), start)
 	}
 	s.start(start)
-	s.await("its output", func() bool { return len(s.outputs["once"]) > 0 })
+	s.await("output", func() bool { return len(s.outputs["once"]) > 0 })
 	s.cancel("once", 0)
 	s.end("once")
 	status, err := s.link.Start(t.Context(), start)
 	if err != nil || status.Result == nil || !status.Result.Cancelled {
-		t.Errorf("after its end: %+v, %v", status, err)
+		t.Errorf("starting the ended exec again: got %+v and error %v, want the cancelled result", status, err)
 	}
 	if r := s.sh("cat /tmp/ran"); string(r.Stdout) != "x\n" {
-		t.Errorf("it ran %d times", strings.Count(string(r.Stdout), "x"))
+		t.Errorf("the command ran %d times, want once", strings.Count(string(r.Stdout), "x"))
 	}
 }
 
@@ -42,13 +42,13 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 	s := newSandbox(t, option{})
 	ended := s.exec(control.Start{Argv: []string{"sh", "-c", "exit 5"}})
 	running := s.start(control.Start{Argv: []string{"sh", "-c", "trap '' TERM; sleep 1000"}})
-	s.waitForRecord(ended.ID)                              // it is written a moment after the result was sent
-	if _, err := docker("kill", s.container); err != nil { // PID 1 dies with everything in it
+	s.waitForRecord(ended.ID)                              // the record is written a moment after the result was sent
+	if _, err := docker("kill", s.container); err != nil { // kills PID 1 and all other processes
 		t.Fatal(err)
 	}
 	s.await("the disconnect", func() bool { return s.gone == 1 })
 	if record := s.waitForRecord(ended.ID); code(record.Result) != "5" || record.Boot != s.hellos[0].Boot {
-		t.Errorf("record %+v", record)
+		t.Errorf("after PID 1 was killed, the exit record is %+v", record)
 	}
 	if _, err := docker("start", s.container); err != nil {
 		t.Fatal(err)
@@ -56,12 +56,12 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 	s.expect()
 	s.await("a new boot", func() bool { return len(s.hellos) == 2 })
 	if s.hellos[1].Boot == s.hellos[0].Boot || len(s.hellos[1].Execs) != 0 {
-		t.Errorf("the second boot says %+v", s.hellos[1])
+		t.Errorf("the Hello of the second boot is %+v, want another boot without execs", s.hellos[1])
 	}
 	for _, id := range []string{ended.ID, running} {
 		_, err := s.link.Start(t.Context(), control.Start{ID: id, Boot: s.hellos[0].Boot, Argv: []string{"true"}})
 		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonInterrupted {
-			t.Errorf("start %s again: %v, want interrupted", id, err)
+			t.Errorf("starting exec %s of the first boot: got %v, want interrupted", id, err)
 		}
 	}
 }
@@ -69,8 +69,10 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 func TestS4_ExecsOutliveTheWorker(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	long := s.start(control.Start{Argv: []string{"sh", "-c", "echo before; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo after; exit 9"}})
-	short := s.start(control.Start{Argv: []string{"sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo gone >&2"}})
+	long := s.start(control.Start{Argv: []string{"sh", "-c",
+		"echo before; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo after; exit 9"}})
+	short := s.start(control.Start{Argv: []string{"sh", "-c",
+		"while [ ! -e /tmp/go ]; do sleep 0.02; done; echo gone >&2"}})
 	timed := s.start(control.Start{Argv: []string{"sleep", "1000"}, Timeout: 300 * time.Millisecond})
 	s.link.Close()
 	if _, err := docker("exec", s.container, "touch", "/tmp/go"); err != nil {
@@ -87,25 +89,26 @@ func TestS4_ExecsOutliveTheWorker(t *testing.T) {
 	for _, e := range hello.Execs {
 		got[e.ID] = e
 	}
-	if r := got[long].Result; r == nil || code(*r) != "9" || r.StdoutBytes != 13 || s.output(long, "stdout") != "before\nafter\n" {
-		t.Errorf("the long one: %+v", got[long])
+	if r := got[long].Result; r == nil || code(*r) != "9" || r.StdoutBytes != 13 ||
+		s.output(long, "stdout") != "before\nafter\n" {
+		t.Errorf("the exec that printed before and after the restart has the status %+v", got[long])
 	}
 	if r := got[short].Result; r == nil || code(*r) != "0" || s.output(short, "stderr") != "gone\n" {
-		t.Errorf("the short one: %+v", got[short])
+		t.Errorf("the exec that printed only while no worker was connected has the status %+v", got[short])
 	}
 	if r := got[timed].Result; r == nil || !r.TimedOut {
-		t.Errorf("the timed one: %+v", got[timed])
+		t.Errorf("the exec that timed out while no worker was connected has the status %+v", got[timed])
 	}
 }
 
 func TestHello_ListsAllExecsThatAreNotForgotten(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	const n = 600 // several frames
+	const n = 600 // enough for several frames
 	for i := range n {
 		go s.start(control.Start{ID: "h" + strings.Repeat("x", 60)[:i%50] + "-" + newID(), Argv: []string{"true"}})
 	}
-	s.await("all to end", func() bool { return len(s.results) == n })
+	s.await("all execs to end", func() bool { return len(s.results) == n })
 	var forgotten []string
 	for id := range s.results {
 		if len(forgotten) < 100 {
@@ -120,16 +123,16 @@ func TestHello_ListsAllExecsThatAreNotForgotten(t *testing.T) {
 	defer s.link.Close()
 	s.link.Expect(s.pid)
 	if hello := s.connected(); len(hello.Execs) != n-100 {
-		t.Errorf("%d execs in the hello, want %d", len(hello.Execs), n-100)
+		t.Errorf("the Hello lists %d execs, want %d", len(hello.Execs), n-100)
 	}
 	for _, id := range forgotten {
 		if _, err := os.Lstat(filepath.Join(s.dir, "run/execs", id)); !os.IsNotExist(err) {
-			t.Errorf("the directory of %s: %v, want none", id, err)
+			t.Errorf("the directory of the forgotten exec %s still exists: %v", id, err)
 		}
 	}
 }
 
-func TestForget_LeavesRunningExecs(t *testing.T) {
+func TestForget_SkipsRunningExecs(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	id := s.start(control.Start{Argv: []string{"sh", "-c", "echo x; sleep 1000"}})
@@ -139,21 +142,22 @@ func TestForget_LeavesRunningExecs(t *testing.T) {
 	}
 	s.cancel(id, 0)
 	if r := s.end(id); !r.Cancelled {
-		t.Errorf("it ended with %+v, want cancelled", r)
+		t.Errorf("the exec ended with %+v, want cancelled", r)
 	}
-	// Processes of an older supervisor's sandbox may have put anything into its directory.
+	// Under an older supervisor, processes of the sandbox may have created anything in the exec's directory.
 	dir, outside := filepath.Join(s.dir, "run/execs", id), t.TempDir()
-	if err := errors.Join(os.MkdirAll(dir+"/deep/er", 0o700), os.Symlink(outside, dir+"/deep/link"), os.WriteFile(outside+"/keep", nil, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir+"/deep/er", 0o700), os.Symlink(outside, dir+"/deep/link"),
+		os.WriteFile(outside+"/keep", nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.link.Forget(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
-		t.Errorf("the directory: %v, want none", err)
+		t.Errorf("the directory of the forgotten exec still exists: %v", err)
 	}
 	if _, err := os.Stat(outside + "/keep"); err != nil {
-		t.Error("forget followed a link")
+		t.Errorf("Forget followed a link, and removed a file outside: %v", err)
 	}
 }
 
@@ -161,7 +165,7 @@ func TestS3_StopAllCancelsEverything(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "trap '' TERM; sleep 1000"}}})
 	s.await("the primary command", func() bool { return len(s.primary) > 0 })
-	s.sh("sleep 1000 &") // left behind by an ended exec
+	s.sh("sleep 1000 &") // an ended exec leaves this process behind
 	ids := []string{}
 	for range 10 {
 		ids = append(ids, s.start(control.Start{Argv: []string{"sh", "-c", stubborn}}))
@@ -171,15 +175,15 @@ func TestS3_StopAllCancelsEverything(t *testing.T) {
 	}
 	for _, id := range ids {
 		if r := s.end(id); !r.Cancelled {
-			t.Errorf("%s: %+v", id, r)
+			t.Errorf("exec %s ended with %+v, want cancelled", id, r)
 		}
 	}
 	if left := s.processes(); len(left) > 0 {
-		t.Errorf("processes are left: %v", left)
+		t.Errorf("processes are left after StopAll: %v", left)
 	}
 	_, err := s.link.Start(t.Context(), control.Start{ID: "late", Argv: []string{"true"}})
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonSandboxStopping {
-		t.Errorf("a start afterwards: %v", err)
+		t.Errorf("a start after StopAll: got %v, want sandbox_stopping", err)
 	}
 }
 
@@ -197,15 +201,15 @@ func TestS3_TermKillsExecsAndTheirRecordsSaySo(t *testing.T) {
 	s.await("output", func() bool { return len(s.outputs[id]) > 0 })
 	s.stop()
 	if record := s.waitForRecord(id); !record.Result.Cancelled || code(record.Result) != "137" {
-		t.Errorf("record %+v", record.Result)
+		t.Errorf("the exit record has the result %+v, want cancelled with exit code 137", record.Result)
 	}
-	if r := s.end(id); !r.Cancelled { // and the worker was told
-		t.Errorf("result %+v", r)
+	if r := s.end(id); !r.Cancelled {
+		t.Errorf("the worker got the result %+v, want cancelled", r)
 	}
 }
 
-// stop sends TERM and waits until the container has ended, which must be clean, and well within the grace of a minute.
-// Any longer delay is Docker's.
+// stop sends TERM, and waits until the container has ended. The test fails unless the container ends with exit code 0,
+// and in much less time than the grace period of a minute. The limit leaves time for Docker.
 func (s *sandbox) stop() {
 	s.t.Helper()
 	began := time.Now()
@@ -215,38 +219,42 @@ func (s *sandbox) stop() {
 	out, err := docker("wait", s.container)
 	if err != nil || out != "0" {
 		logs, _ := exec.Command("docker", "logs", s.container).CombinedOutput()
-		s.t.Errorf("exit code %s, %v\nsupervisor: %s", out, err, logs)
+		s.t.Errorf("the container ended with exit code %s and error %v, want 0; the supervisor's log is\n%s", out, err, logs)
 	}
 	if took := time.Since(began); took > 30*time.Second {
-		s.t.Errorf("it took %s", took)
+		s.t.Errorf("the container took %s to end, want at most 30 s", took)
 	}
 }
 
 func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
 	t.Parallel()
-	script := `trap 'echo usr1' USR1; trap 'echo hup' HUP; trap 'echo bye; exit 0' TERM; id -u; pwd; echo $A; while :; do sleep 0.02; done`
-	welcome := control.Welcome{Command: []string{"sh", "-c", script}, Env: map[string]string{"A": "b"}, DefaultUser: "agent", DefaultCwd: "/tmp", Grace: time.Minute}
+	script := `trap 'echo usr1' USR1; trap 'echo hup' HUP; trap 'echo bye; exit 0' TERM
+		id -u; pwd; echo $A; while :; do sleep 0.02; done`
+	welcome := control.Welcome{Command: []string{"sh", "-c", script}, Env: map[string]string{"A": "b"},
+		DefaultUser: "agent", DefaultCwd: "/tmp", Grace: time.Minute}
 	s := newSandbox(t, option{welcome: welcome})
 	out := func() string {
 		data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
 		return string(data)
 	}
-	s.poll("its start", func() bool { return out() == "1000\n/tmp\nb\n" })
+	s.poll("the primary command to start", func() bool { return out() == "1000\n/tmp\nb\n" })
 	for _, signal := range []string{"USR1", "HUP"} {
-		docker("kill", "-s", signal, s.container)
-		s.poll(signal, func() bool { return strings.HasSuffix(out(), strings.ToLower(signal)+"\n") })
+		if _, err := docker("kill", "-s", signal, s.container); err != nil {
+			t.Fatal(err)
+		}
+		s.poll("the trap for "+signal, func() bool { return strings.HasSuffix(out(), strings.ToLower(signal)+"\n") })
 	}
-	s.link.Close() // a reconnect does not start it again
+	s.link.Close() // a new connection must not start the command again
 	welcome.Key = s.key
 	s.listen(welcome, nil)
 	defer s.link.Close()
 	s.link.Expect(s.pid)
 	if p := s.connected().Primary; p == nil || !p.Running || p.Restarts != 0 {
-		t.Errorf("on the reconnect: %+v", p)
+		t.Errorf("after a new connection, the primary command is %+v, want running without restarts", p)
 	}
 	s.stop()
 	if want := "1000\n/tmp\nb\nusr1\nhup\nbye\n"; out() != want {
-		t.Errorf("its output is %q, want %q", out(), want)
+		t.Errorf("the output of the primary command is %q, want %q", out(), want)
 	}
 }
 
@@ -264,17 +272,18 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 			data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
 			return string(data)
 		}
-		s.poll("their start", func() bool { return out() == "up\nup\n" })
+		s.poll("the command and its child to start", func() bool { return out() == "up\nup\n" })
 		if err := end(s); err != nil {
 			t.Fatal(err)
 		}
-		// The processes that it left behind end as always, with TERM.
+		// The command gets its stop signal. Its child, which it leaves behind, gets TERM.
 		if want := "up\nup\nasked\ndone\nchild term\n"; out() != want {
-			t.Errorf("ended %s, its output is %q, want %q", how, out(), want)
+			t.Errorf("stopped %s, the command's output is %q, want %q", how, out(), want)
 		}
 	}
-	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "trap '' USR1; echo up; while :; do sleep 0.02; done"}, StopSignal: int(syscall.SIGUSR1)}})
-	s.poll("its start", func() bool {
+	s := newSandbox(t, option{welcome: control.Welcome{StopSignal: int(syscall.SIGUSR1),
+		Command: []string{"sh", "-c", "trap '' USR1; echo up; while :; do sleep 0.02; done"}}})
+	s.poll("the command that ignores its stop signal to start", func() bool {
 		data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
 		return string(data) == "up\n"
 	})
@@ -283,7 +292,7 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < 300*time.Millisecond || took > 5*time.Second {
-		t.Errorf("a command that ignores it ended after %s, its grace is 300ms", took)
+		t.Errorf("a command that ignores its stop signal ended after %s, want its grace period of 300 ms", took)
 	}
 	if left := s.processes(); len(left) > 0 {
 		t.Errorf("processes are left: %v", left)
@@ -292,7 +301,7 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 
 func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	t.Parallel()
-	// From the third run on it leaves nothing behind; the test does not depend on when that is.
+	// The first two runs leave a process behind and print much. Later runs only end, so the test need not count them.
 	script := "echo >>/tmp/runs; [ $(wc -l </tmp/runs) -gt 2 ] && exit 4; sleep 1000 & head -c 3000000 /dev/zero; exit 4"
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", script}}})
 	s.await("two restarts", func() bool {
@@ -302,21 +311,22 @@ func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	})
 	info, err := os.Stat(filepath.Join(s.dir, "run/primary/stdout"))
 	if err != nil || info.Size() != 6_000_000 {
-		t.Fatalf("its output: %v, %v", info, err)
+		t.Fatalf("the output file is %v, want 6,000,000 bytes; error %v", info, err)
 	}
-	if kept := info.Sys().(*syscall.Stat_t).Blocks * 512; kept < control.PrimaryWindow || kept > control.PrimaryWindow*3/2 {
-		t.Errorf("%d bytes of its output are on disk, want about %d", kept, control.PrimaryWindow)
+	kept := info.Sys().(*syscall.Stat_t).Blocks * 512
+	if kept < control.PrimaryWindow || kept > control.PrimaryWindow*3/2 {
+		t.Errorf("%d bytes of the output are on disk, want about %d", kept, control.PrimaryWindow)
 	}
 	sleeps := func(process string) bool { return strings.HasSuffix(process, " sleep 1000") }
 	if left := s.processes(); slices.ContainsFunc(left, sleeps) {
-		t.Errorf("a run left %v", left)
+		t.Errorf("a process of an earlier run is left: %v", left)
 	}
 }
 
 func TestPrimary_ThatCannotStartSaysWhy(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"no-such"}}})
-	s.await("the reason", func() bool {
+	s.await("the state with the reason", func() bool {
 		return len(s.primary) > 0 && s.primary[0].Error != nil && *s.primary[0].LastExit == 127 && !s.primary[0].Running
 	})
 }
@@ -325,11 +335,11 @@ func TestEmptyImage_TheSupervisorNeedsNothing(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{image: emptyImage})
 	if r := s.sh("true"); code(r) != "127" {
-		t.Errorf("a shell: exit code %s, %v", code(r), r.Error)
+		t.Errorf("a shell, which the image does not have, ended with exit code %s and error %v, want 127", code(r), r.Error)
 	}
 	r := s.exec(control.Start{Argv: []string{"/.boxfleet/supervisor", "-help"}, User: "1000:1000"})
 	if code(r) != "0" || !strings.Contains(string(r.Stderr), "-control") {
-		t.Errorf("a static program: exit code %s, %q", code(r), r.Stderr)
+		t.Errorf("a static program ended with exit code %s, and printed %q", code(r), r.Stderr)
 	}
 }
 
@@ -349,6 +359,6 @@ func TestMemory_AnIdleSupervisorIsSmall(t *testing.T) {
 		return err == nil && kib <= 7<<10
 	})
 	if info, _ := os.Stat(binary); info.Size() > 5<<20 {
-		t.Errorf("the binary has %d bytes, want at most 5 MiB", info.Size())
+		t.Errorf("the supervisor's binary has %d bytes, want at most 5 MiB", info.Size())
 	}
 }

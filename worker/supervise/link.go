@@ -15,28 +15,28 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// heldMost limits the connections that wait for [Link.Expect].
+// heldMost limits how many connections are held until [Link.Expect] is called.
 const heldMost = 16
 
-// helloWithin is how long a supervisor may take to send its Hello.
+// helloWithin limits how long a supervisor may take to send its Hello.
 const helloWithin = 10 * time.Second
 
-// Config says where to listen, and whom to call.
+// Config configures a [Link].
 //
-// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events, and may take
-// their time: neither an exec nor a pending Start waits for them. They must not call Close.
+// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events. They may take
+// long: neither an exec nor a pending Start waits for them. They must not call [Link.Close].
 type Config struct {
-	ControlDir string   // on the host; mounted into the container as the control directory
-	Run        *os.Root // the run directory, on the host, for the files that the supervisor writes
+	ControlDir string   // path on the host of the directory that the container has as its control directory
+	Run        *os.Root // the run directory on the host, with the files that the supervisor writes
 	Welcome    control.Welcome
 
-	// Lease returns until when something may be changed in the sandbox, or why not; nil: always. It is called when a
-	// command is written, and the supervisor is told the time, because either side may be stopped before the other has
-	// read.
+	// Lease returns until when the worker may change the sandbox, or an error if it may not. nil means always. It is
+	// called when a command is written, and the command carries the time to the supervisor: the worker may be stopped
+	// before the command is written, and the supervisor before it reads the command.
 	Lease func() (until time.Duration, err error)
 
-	OnConnect    func(control.Hello) // after the handshake; the Hello has all execs
-	OnDisconnect func()              // after the connection ended; a supervisor that lives dials again
+	OnConnect    func(control.Hello) // after the handshake; the Hello lists all execs
+	OnDisconnect func()              // after the connection ended; a supervisor that still runs dials again
 	OnOutput     func(control.Output)
 	OnEnd        func(control.Result)
 	OnPrimary    func(control.Primary)
@@ -54,17 +54,17 @@ type Link struct {
 
 	mu      sync.Mutex
 	closed  bool
-	pid     int             // expected pid; 0: not known yet
-	held    []*net.UnixConn // connections that wait until it is known
+	pid     int             // the supervisor's pid; 0: not known yet
+	held    []*net.UnixConn // connections that wait until pid is known
 	pending *session        // the newest accepted connection
 	current *session        // the connection whose handshake is done
 	hello   control.Hello
 	changed chan struct{} // closed and replaced when current or closed changes
 
-	prepared map[string]*prepared // by exec
+	prepared map[string]*prepared // prepared files, by exec
 }
 
-// Listen makes the socket, in place of an old one, and begins to accept connections.
+// Listen creates the socket, which replaces an old one, and begins to accept connections.
 func Listen(config Config) (*Link, error) {
 	if len(config.Welcome.Key) == 0 || config.Run == nil {
 		return nil, errors.New("supervise: Welcome.Key and Run must be set")
@@ -95,8 +95,8 @@ func Listen(config Config) (*Link, error) {
 	return l, nil
 }
 
-// listen binds through the directory's descriptor: a socket's path is limited to 107 bytes, and the state directory may
-// be deeper.
+// listen binds the socket through a descriptor of its directory, because the path of a socket is limited to 107 bytes
+// and the directory's path may be longer.
 func listen(dir string) (*net.UnixListener, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -111,7 +111,7 @@ func listen(dir string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("supervise: listen in %s: %w", dir, err)
 	}
-	listener.SetUnlinkOnClose(false) // by then, a newer link may have made its own
+	listener.SetUnlinkOnClose(false) // a newer link may have created its own socket by then
 	if err := errors.Join(os.Chmod(path, 0o600), bounded(listener)); err != nil {
 		listener.Close()
 		return nil, fmt.Errorf("supervise: %w", err)
@@ -119,7 +119,7 @@ func listen(dir string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// bounded limits the connections that the kernel holds until they are accepted; the default is thousands.
+// bounded limits how many connections the kernel queues until they are accepted. The default is thousands.
 func bounded(listener *net.UnixListener) error {
 	raw, err := listener.SyscallConn()
 	if err != nil {
@@ -129,8 +129,9 @@ func bounded(listener *net.UnixListener) error {
 	return errors.Join(ctrlErr, err)
 }
 
-// Expect says which process may be the supervisor: the container's init, by its pid on this host. Connections of others
-// are closed, including the current one. Connections that came earlier were held until now.
+// Expect sets the pid, on this host, of the process that may connect: the container's init, which is the supervisor.
+// The connections of other processes are closed, even the current connection. Connections that arrived before the first
+// call of Expect were held until now.
 func (l *Link) Expect(pid int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,15 +148,16 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
-// Any process in the sandbox may dial, as often as it likes.
+// Any process in the sandbox may dial, as often as it likes. These constants limit what such a process costs the
+// worker.
 const (
-	backlog     = 128 // connections that wait in the kernel
+	backlog     = 128 // maximum number of connections that the kernel queues
 	strangeRest = 100 * time.Millisecond
-	strangeMost = 8 // refused connections between two pauses
+	strangeMost = 8 // number of refused connections after which accept pauses for strangeRest
 )
 
-// accept takes connections. After strangeMost refused ones it pauses: a process that dials without end waits, and costs
-// the worker nothing.
+// accept accepts connections until the listener is closed. It pauses after strangeMost refused connections, so that a
+// process which dials without end has to wait, and costs the worker little.
 func (l *Link) accept() {
 	for refused := 0; ; {
 		if refused >= strangeMost {
@@ -166,8 +168,8 @@ func (l *Link) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors: the connection waits in the kernel
-			l.config.Logger.Warn("could not accept a connection to the supervisor's socket", "error", err)
+		if err != nil { // such as too many open files; the connection waits in the kernel's queue
+			l.config.Logger.Warn("could not accept a connection on the supervisor's socket; retrying", "error", err)
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
@@ -185,18 +187,13 @@ func (l *Link) accept() {
 	}
 }
 
-// admit begins a session with the expected process, in place of an older one, and refuses others. The caller holds
-// l.mu.
+// admit begins a session if the connection is from the expected process, and otherwise refuses the connection. The new
+// session replaces an older one. The caller holds l.mu.
 func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	pid, err := peer(conn)
 	if err != nil || pid != l.pid {
-		l.config.Logger.Warn(
-			"refused a connection to the supervisor's socket: it is not from the supervisor",
-			"pid",
-			pid,
-			"expected",
-			l.pid,
-		)
+		l.config.Logger.Warn("refused a connection on the supervisor's socket: the process is not the supervisor",
+			"pid", pid, "expected", l.pid)
 		conn.Close()
 		return false
 	}
@@ -233,7 +230,7 @@ func (l *Link) serve(s *session) {
 	defer s.end()
 	hello, err := s.handshake(l.config.Welcome, l.files)
 	if err != nil {
-		l.config.Logger.Warn("the handshake with a supervisor failed", "error", err)
+		l.config.Logger.Warn("the handshake with the supervisor failed; waiting for it to dial again", "error", err)
 		return
 	}
 	if !l.install(s, hello) {
@@ -242,7 +239,7 @@ func (l *Link) serve(s *session) {
 	s.writing.Go(s.write)
 	err = s.read(l.dispatch)
 	l.uninstall(s)
-	l.config.Logger.Debug("the supervisor's connection ended", "error", err)
+	l.config.Logger.Debug("the connection to the supervisor ended", "error", err)
 }
 
 func (l *Link) install(s *session, hello control.Hello) bool {
@@ -251,7 +248,7 @@ func (l *Link) install(s *session, hello control.Hello) bool {
 	if l.closed || l.pending != s {
 		return false
 	}
-	if l.current != nil { // its uninstall finds that it is no longer current
+	if l.current != nil { // the older session's uninstall does nothing, because that session is no longer current
 		l.calls.add(l.config.OnDisconnect)
 	}
 	l.pending, l.current, l.hello = nil, s, hello
@@ -283,7 +280,7 @@ func (l *Link) signal() {
 	l.changed = make(chan struct{})
 }
 
-// dispatch passes a notice to its callback.
+// dispatch queues the callback for a notice.
 func (l *Link) dispatch(n *control.Notice) {
 	if n.Result != nil {
 		l.files.sets.ended(n.Result.ID)
@@ -298,8 +295,8 @@ func (l *Link) dispatch(n *control.Notice) {
 	}
 }
 
-// Connected waits until the supervisor is connected and returns its latest Hello. The error is unavailable if ctx ends
-// first, or the link is closed.
+// Connected waits until the supervisor is connected, and returns its latest Hello. The error is unavailable if ctx ends
+// first or the link is closed.
 func (l *Link) Connected(ctx context.Context) (control.Hello, error) {
 	_, hello, err := l.session(ctx)
 	return hello, err
@@ -331,8 +328,8 @@ func (l *Link) session(ctx context.Context) (*session, control.Hello, error) {
 	}
 }
 
-// Close ends the connection and stops listening, and returns when no callback runs any more. Requests without an answer
-// fail with unavailable. The supervisor continues.
+// Close ends the connection, stops listening, and returns when no callback runs any more. Requests without an answer
+// fail with unavailable. The supervisor and its execs continue to run.
 func (l *Link) Close() {
 	l.mu.Lock()
 	if !l.closed {

@@ -2,6 +2,7 @@ package supervise_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
@@ -22,18 +24,20 @@ import (
 func TestLink_AcceptsOnlyTheExpectedProcess(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)) // from this process, not the container's init
+	// This process is not the container's init.
+	conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: 1, Boot: "forged"}}))
+	// The link may have closed the connection already.
+	_, _ = conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: 1, Boot: "forged"}}))
 	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if n, err := conn.Read(make([]byte, 1)); n > 0 || os.IsTimeout(err) {
-		t.Errorf("a process other than the supervisor was answered: %d bytes, %v", n, err)
+		t.Errorf("the connection of another process got %d bytes and error %v, want it closed", n, err)
 	}
 	if r := s.sh("echo ok"); string(r.Stdout) != "ok\n" {
-		t.Errorf("the supervisor afterwards: %+v", r)
+		t.Errorf("an exec after the forged connection ended with %+v", r)
 	}
 }
 
@@ -53,14 +57,15 @@ func TestLink_ListensBelowADeepDirectory(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second one finds the socket of the first
-		link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)}})
+	for range 2 { // the second link replaces the socket of the first link
+		link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: openRun(t),
+			Welcome: control.Welcome{Key: make([]byte, 32)}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Lstat(filepath.Join(dir, control.SocketName))
 		if err != nil || info.Mode() != os.ModeSocket|0o600 {
-			t.Errorf("the socket: %v, %v", info, err)
+			t.Errorf("the socket is %v, want mode 0600; error %v", info, err)
 		}
 		link.Close()
 	}
@@ -68,15 +73,17 @@ func TestLink_ListensBelowADeepDirectory(t *testing.T) {
 
 func TestLink_WithoutASupervisorSaysUnavailable(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	link, err := supervise.Listen(supervise.Config{ControlDir: t.TempDir(), Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)}})
+	link, err := supervise.Listen(supervise.Config{ControlDir: t.TempDir(), Run: openRun(t),
+		Welcome: control.Welcome{Key: make([]byte, 32)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer link.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := link.Start(ctx, control.Start{ID: "e", Argv: []string{"true"}}); protocol.CodeOf(err) != protocol.Unavailable {
-		t.Errorf("start: %v", err)
+	_, err = link.Start(ctx, control.Start{ID: "e", Argv: []string{"true"}})
+	if protocol.CodeOf(err) != protocol.Unavailable {
+		t.Errorf("Start without a supervisor: got %v, want unavailable", err)
 	}
 	waiting := make(chan error)
 	go func() {
@@ -85,20 +92,21 @@ func TestLink_WithoutASupervisorSaysUnavailable(t *testing.T) {
 	}()
 	link.Close()
 	if err := <-waiting; protocol.CodeOf(err) != protocol.Unavailable {
-		t.Errorf("connected: %v", err)
+		t.Errorf("Connected after Close: got %v, want unavailable", err)
 	}
 }
 
 func TestLink_RefusesACommandThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	_, err := s.link.Start(t.Context(), control.Start{ID: "large", Argv: []string{"cat"}, Stdin: make([]byte, control.MaxCommand)})
+	_, err := s.link.Start(t.Context(), control.Start{ID: "large", Argv: []string{"cat"},
+		Stdin: make([]byte, control.MaxCommand)})
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonTooLarge {
-		t.Errorf("start: %v", err)
+		t.Errorf("a command that is too large: got %v, want too_large", err)
 	}
 	r := s.exec(control.Start{Argv: []string{"wc", "-c"}, Stdin: make([]byte, control.MaxCommand-10_000)})
 	if got := strings.TrimSpace(string(r.Stdout)); got != "2087152" {
-		t.Errorf("large stdin: %q bytes", got)
+		t.Errorf("the command read %q bytes from a large stdin, want 2087152", got)
 	}
 }
 
@@ -108,7 +116,7 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 	s.link.Close()
 	s.listen(control.Welcome{Key: s.key}, nil)
 	defer s.link.Close()
-	for range 40 { // before Expect: held, up to a limit
+	for range 40 { // before Expect is called, the link holds a limited number of connections
 		if conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)); err == nil {
 			defer conn.Close()
 		}
@@ -120,14 +128,37 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 	defer last.Close()
 	last.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := last.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("one connection more than are held: %v, want EOF", err)
+		t.Errorf("a connection beyond the limit: got %v, want EOF", err)
 	}
 	s.link.Expect(s.pid)
 	s.connected()
 }
 
-// Root in a sandbox may dial the socket as fast as it can. That must cost the worker little, and the supervisor must
-// get through.
+// dial connects to a link's socket, and waits while the kernel's queue of connections is full. It reports whether the
+// link closed the connection before end.
+func dial(t *testing.T, socket string, end time.Time) (refused bool) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Error(err)
+		return false
+	}
+	defer unix.Close(fd)
+	left := unix.NsecToTimeval(max(time.Until(end), time.Millisecond).Nanoseconds())
+	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &left),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left))
+	if err != nil {
+		t.Error(err)
+		return false
+	}
+	if unix.Connect(fd, &unix.SockaddrUnix{Name: socket}) != nil {
+		return false
+	}
+	n, err := unix.Read(fd, make([]byte, 1))
+	return n == 0 && err == nil || err == unix.ECONNRESET
+}
+
+// Root in a sandbox may dial the socket as fast as it can. That must cost the worker little, and must not keep the
+// supervisor from connecting.
 func TestLink_EndlessDiallingIsThrottled(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -142,27 +173,21 @@ func TestLink_EndlessDiallingIsThrottled(t *testing.T) {
 	for range 4 {
 		dialling.Go(func() {
 			for time.Now().Before(end) {
-				conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName))
-				if err != nil { // the kernel's queue is full
-					time.Sleep(time.Millisecond)
-					continue
-				}
-				conn.SetReadDeadline(end)
-				if _, err := conn.Read(make([]byte, 1)); err != nil && !os.IsTimeout(err) {
+				if dial(t, filepath.Join(s.dir, "ctl", control.SocketName), end) {
 					refused.Add(1)
 				}
-				conn.Close()
 			}
 		})
 	}
 	s.connected()
 	dialling.Wait()
 	if n, most := refused.Load(), int64(8*(busy/(100*time.Millisecond)+2)); n > most {
-		t.Errorf("%d were refused within %s, want at most %d", n, busy, most)
+		t.Errorf("the link refused %d connections within %s, want at most %d", n, busy, most)
 	}
 }
 
-// A command that waits for a socket which a stopped supervisor does not empty is not written after the lease has ended.
+// A stopped supervisor does not read its socket, so a command may wait to be written until the lease has ended. It must
+// not be written then.
 func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	t.Parallel()
 	var over atomic.Bool
@@ -170,7 +195,7 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	link, conn := welcomed(t, func() (time.Duration, error) {
 		asked <- struct{}{}
 		if over.Load() {
-			return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease is over")
+			return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease ended")
 		}
 		return control.Clock() + time.Hour, nil
 	})
@@ -185,32 +210,32 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 		}()
 		return done
 	}
-	first := start(control.Start{ID: "first", Stdin: make([]byte, 3<<19)}) // more than the socket's buffer takes
+	first := start(control.Start{ID: "first", Stdin: make([]byte, 3<<19)}) // larger than the socket's buffer
 	<-asked
 	over.Store(true)
 	second := start(control.Start{ID: "second"})
 	var c control.Command
 	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Start == nil || c.Start.ID != "first" {
-		t.Fatalf("the first: %v", err)
+		t.Fatalf("the first command on the socket is %+v, want the first start; error %v", c, err)
 	}
 	select {
 	case err := <-second:
 		if protocol.AsError(err).Reason != protocol.ReasonLeaseLost {
-			t.Errorf("the second: %v, want lease_lost", err)
+			t.Errorf("the second start: got %v, want lease_lost", err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("the second is not refused")
+		t.Error("the second start was not refused within 10 s after the lease ended")
 	}
-	go link.Forget(ctx, "mark") // written behind it, because a Forget needs no lease
+	go link.Forget(ctx, "mark") // a Forget needs no lease, so it is written next
 	c = control.Command{}
 	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Forget == nil {
-		t.Errorf("on the socket: %+v, %v", c, err)
+		t.Errorf("the next command on the socket is %+v, want the Forget; error %v", c, err)
 	}
 	cancel()
 	<-first
 }
 
-// welcomed returns a link with this lease, and the connection of a supervisor to it after the handshake.
+// welcomed returns a link with this lease, and a connection to the link after the handshake, as a supervisor has it.
 func welcomed(t *testing.T, lease func() (time.Duration, error)) (*supervise.Link, net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
@@ -227,10 +252,14 @@ func welcomed(t *testing.T, lease func() (time.Duration, error)) (*supervise.Lin
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version, Boot: "b"}}))
+	hello := control.Notice{Hello: &control.Hello{Version: control.Version, Boot: "b"}}
+	if _, err := conn.Write(control.Append(nil, &hello)); err != nil {
+		t.Fatal(err)
+	}
 	var c control.Command
-	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Welcome == nil || c.Until < control.Clock() {
-		t.Fatalf("the Welcome: %+v, %v", c, err)
+	_, err = control.Read(conn, control.MaxCommand, nil, &c)
+	if err != nil || c.Welcome == nil || c.Until < control.Clock() {
+		t.Fatalf("the answer to the Hello is %+v, want a Welcome with a lease; error %v", c, err)
 	}
 	return link, conn
 }

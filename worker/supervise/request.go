@@ -7,18 +7,20 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// Every request waits for a connection. If that ends before the answer, the request is sent again on the next one: all
-// requests may be repeated. If ctx ends first, the error is unavailable, and the request may or may not have been
-// carried out.
+// Every request waits for a connection. If the connection ends before the answer arrives, the request is sent again on
+// the next connection. This is safe because all requests may be repeated. If ctx ends first, the error is unavailable,
+// and whether the request was carried out is unknown.
 
-// Start starts an exec, once: the same id again returns its current status. A command that cannot be started is not an
-// error but a result, in the status and in OnEnd. Errors: failed_precondition with "interrupted" if it was meant for an
-// earlier boot of the supervisor, or was started and forgotten, or with "sandbox_stopping" after StopAll; "lease_lost"
-// if [Config.Lease] no longer allowed it when it was written, or the supervisor read it too late; resource_exhausted;
-// unavailable.
+// Start starts an exec. A second call with the same id starts nothing, and returns the exec's present status. A command
+// that cannot be started is a result and no error; the result is in the status and is passed to OnEnd.
 //
-// The exec's files are made first; a retry uses the same ones. If they cannot be made, for example because the disk is
-// full, the exec runs anyway and less of its output is stored; see [control.Start].
+// Start fails with failed_precondition and one of these reasons: interrupted if start is for an earlier boot of the
+// supervisor, or if the exec was started and forgotten; sandbox_stopping after [Link.StopAll]; lease_lost if
+// [Config.Lease] no longer allowed the command when it was written, or if the supervisor read the command too late.
+// Other errors: resource_exhausted and unavailable.
+//
+// The exec's files are created first. A repeated Start uses the same files. If they cannot be created, for example
+// because the disk is full, the exec runs anyway, and less of its output is stored; see [control.Start].
 //
 // OnEnd may be called before Start returns.
 func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStatus, error) {
@@ -29,16 +31,17 @@ func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStat
 	return *reply.Status, nil
 }
 
-// Cancel ends an exec: TERM to its process tree, KILL after grace. It returns when the supervisor has the command; the
-// end comes by OnEnd. It does nothing if the exec has ended; a second call may shorten the grace. Errors: not_found if
-// this boot does not know the exec; unavailable.
+// Cancel ends an exec. The supervisor sends TERM to the exec's process tree, and KILL after grace. Cancel returns when
+// the supervisor has accepted the command; the end of the exec is reported to OnEnd. Cancel does nothing if the exec
+// has already ended. A second call may shorten the grace. Errors: not_found if this boot of the supervisor does not
+// know the exec; unavailable.
 func (l *Link) Cancel(ctx context.Context, execID string, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{Cancel: &control.Cancel{ID: execID, Grace: grace}})
 	return err
 }
 
-// Forget makes the supervisor drop ended execs, and removes their files even if the supervisor does not answer. Running
-// execs are skipped, but their output can no longer be read.
+// Forget makes the supervisor forget ended execs. It removes their files even if the supervisor does not answer. The
+// supervisor does not forget execs that still run, but their output can no longer be read.
 func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	_, err := l.ask(ctx, control.Command{Forget: &control.Forget{IDs: execIDs}})
 	for _, id := range execIDs {
@@ -47,9 +50,9 @@ func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	return err
 }
 
-// StopAll ends every exec and the primary command with TERM, grace and KILL, and returns when all their processes are
-// gone; OnEnd gets each exec's result as Cancelled. Nothing starts in this boot afterwards. Errors: "lease_lost", as
-// for Start; unavailable.
+// StopAll ends every exec and the primary command. The supervisor sends TERM, and KILL after grace. StopAll returns
+// when all processes are gone. OnEnd gets the result of each exec, marked as cancelled. This boot of the supervisor
+// starts nothing afterwards. Errors: failed_precondition with reason lease_lost, as for [Link.Start]; unavailable.
 func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{StopAll: &control.StopAll{Grace: grace}})
 	return err
@@ -61,8 +64,8 @@ type prepared struct {
 	done  chan struct{} // closed when the files exist
 }
 
-// Prepare makes the files of an exec that [Link.Start] will start, while the caller does something else: on a busy
-// disk, that takes longer than starting the process. cancel removes them if Start was not called.
+// Prepare creates the files of an exec in the background, before [Link.Start] is called for the exec. On a busy disk,
+// creating the files takes longer than starting the process. cancel removes the files if Start was not called.
 func (l *Link) Prepare(execID string) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,7 +86,8 @@ func (l *Link) Prepare(execID string) (cancel func()) {
 	}
 }
 
-// takePrepared returns the prepared files, once.
+// takePrepared waits for the prepared files of an exec and returns them. there is false if the exec has none, or if
+// they were taken before.
 func (l *Link) takePrepared(id string) (files *passed, there bool) {
 	l.mu.Lock()
 	p := l.prepared[id]
@@ -98,15 +102,16 @@ func (l *Link) takePrepared(id string) (files *passed, there bool) {
 
 func (l *Link) removeFiles(id string, forgotten bool) {
 	if err := l.files.remove(l.config.Run, id, forgotten); err != nil {
-		l.config.Logger.Warn("could not remove the files of an exec", "exec", id, "error", err)
+		l.config.Logger.Warn("could not remove the output files of an exec", "exec", id, "error", err)
 	}
 }
 
-// execFiles makes the files of an exec; nil if that fails.
+// execFiles opens or creates the files of an exec. It returns nil if that fails.
 func (l *Link) execFiles(id string) *passed {
 	files, err := l.files.exec(id)
 	if err != nil {
-		l.config.Logger.Warn("could not make the output files of an exec", "exec", id, "error", err)
+		l.config.Logger.Warn("could not create the output files of an exec; its output is stored only in part",
+			"exec", id, "error", err)
 	}
 	return files
 }
@@ -147,7 +152,7 @@ func (l *Link) ask(ctx context.Context, c control.Command) (*control.Reply, erro
 	}
 }
 
-// gone waits until an ended session is no longer the current one.
+// gone waits until a session that has ended is no longer the link's current session.
 func (l *Link) gone(ctx context.Context, s *session) error {
 	for {
 		l.mu.Lock()

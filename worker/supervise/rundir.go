@@ -10,10 +10,10 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// OpenOutput opens the file with an exec's stdout or stderr ([control.StdoutName], [control.StderrName]) for reading.
-// Its content and its size are untrusted: read no further than the size that the supervisor announced. Errors:
-// not_found if there is none, as when the exec has no output; permission_denied if something else has its name. It
-// never blocks.
+// OpenOutput opens the file with an exec's stdout or stderr for reading. stream is [control.StdoutName] or
+// [control.StderrName]. The file's content and size are untrusted: read no further than the size that the supervisor
+// announced. OpenOutput never blocks. Errors: not_found if the file does not exist, for example because the exec has no
+// output; permission_denied if it is not a regular file.
 func OpenOutput(run *os.Root, execID, stream string) (*os.File, error) {
 	if stream != control.StdoutName && stream != control.StderrName {
 		return nil, protocol.Invalid("stream", "must be stdout or stderr, got %.20q", stream)
@@ -21,8 +21,8 @@ func OpenOutput(run *os.Root, execID, stream string) (*os.File, error) {
 	return openExecFile(run, execID, stream)
 }
 
-// OpenPrimary opens the file with the stdout or stderr of the primary command, as [OpenOutput] does
-// an exec's. Only its last [control.PrimaryWindow] bytes can be read.
+// OpenPrimary opens the file with the stdout or stderr of the primary command. It is like [OpenOutput], but only the
+// last [control.PrimaryWindow] bytes of the file can be read.
 func OpenPrimary(run *os.Root, stream string) (*os.File, error) {
 	if stream != control.StdoutName && stream != control.StderrName {
 		return nil, protocol.Invalid("stream", "must be stdout or stderr, got %.20q", stream)
@@ -30,9 +30,9 @@ func OpenPrimary(run *os.Root, stream string) (*os.File, error) {
 	return openFile(run, stream, control.PrimaryDir)
 }
 
-// ReadRecord reads the exit record of an exec and verifies that the supervisor sealed it, with the key of the sandbox's
-// Welcome. Errors: not_found if there is none, because the supervisor did not end the exec; permission_denied if
-// something else has its name; [control.ErrForged].
+// ReadRecord reads the exit record of an exec, and verifies that the supervisor sealed the record with the key in the
+// sandbox's Welcome. Errors: not_found if there is no record, because the supervisor did not see the end of the exec;
+// permission_denied if it is not a regular file; [control.ErrForged].
 func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error) {
 	file, err := openExecFile(run, execID, control.RecordName)
 	if err != nil {
@@ -43,13 +43,13 @@ func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "read the exit record of %s: %v", execID, err)
 	}
-	if len(data) == 0 { // the file was made before the exec started
+	if len(data) == 0 { // the worker created the file before the exec started, and no record was written
 		return nil, protocol.Errorf(protocol.NotFound, "", "exec %s has no exit record", execID)
 	}
 	return control.Open(key, execID, data)
 }
 
-// RemoveExec removes an exec's files, and nothing else. Missing files are no error.
+// RemoveExec removes the files of an exec. It does not follow links. Missing files are no error.
 func RemoveExec(run *os.Root, execID string) error {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return err
@@ -71,11 +71,11 @@ func RemoveExec(run *os.Root, execID string) error {
 	return nil
 }
 
-// fileOf returns the name of a file in the directory of all execs. It begins with the name of a set or, from an older
-// worker, with the exec's id.
+// fileOf returns the name of a file in the directory of all execs. begin is the name of a set or, if an older worker
+// created the file, the exec's id.
 func fileOf(begin, name string) string { return begin + "." + name }
 
-// FilesOf returns what the names of an exec's files begin with, in the directory of all execs.
+// FilesOf returns the text with which the names of an exec's files begin, in the directory of all execs.
 func FilesOf(run *os.Root, execID string) (string, error) {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return "", err
@@ -86,8 +86,8 @@ func FilesOf(run *os.Root, execID string) (string, error) {
 	return execID, nil
 }
 
-// openExecFile opens a file of an exec. An older supervisor made a directory for each exec; the path is opened one name
-// at a time, so that no link is followed.
+// openExecFile opens a file of an exec. If the file is not in the directory of all execs, an older supervisor may have
+// created it in a directory for this exec.
 func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
 	begin, err := FilesOf(run, execID)
 	if err != nil {
@@ -100,7 +100,8 @@ func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
 	return file, err
 }
 
-// openFile opens a regular file below nested directories of the run directory.
+// openFile opens a regular file in nested directories of the run directory. It opens one directory after another, so
+// that it follows no link.
 func openFile(run *os.Root, name string, dirs ...string) (*os.File, error) {
 	root, err := run.Open(".")
 	if err != nil {
@@ -134,7 +135,7 @@ func openBelow(dir int, name string, flags int) (int, error) {
 	case unix.ENOENT:
 		return 0, protocol.Errorf(protocol.NotFound, "", "%s does not exist in the run directory", name)
 	case unix.ELOOP, unix.ENOTDIR, unix.ENXIO:
-		return 0, hostile(name, "is not a file that the supervisor made")
+		return 0, hostile(name, "is not a file that the supervisor created")
 	default:
 		return 0, protocol.Errorf(protocol.Internal, "", "open %s in the run directory: %v", name, err)
 	}

@@ -18,7 +18,10 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/boxfleet/boxfleet/supervisor" // part of the tested binary: a change there must invalidate cached results
+	"go.uber.org/goleak"
+
+	"github.com/boxfleet/boxfleet/eventually"
+	_ "github.com/boxfleet/boxfleet/supervisor" // built by TestMain; the import invalidates cached results after a change
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
@@ -28,19 +31,26 @@ const (
 	emptyImage   = "boxfleet-test/supervisor:empty"
 )
 
-// binary is the supervisor, built as for a release.
+// binary is the path of the supervisor's binary, which is built with the options of a release.
 var binary string
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(prepared{m}, goleak.Cleanup(eventually.DescriptorsClosed()))
+}
 
-func run(m *testing.M) int {
+// prepared runs the tests with the supervisor's binary and the images that they need.
+type prepared struct{ *testing.M }
+
+// Run implements [goleak.TestingM].
+func (p prepared) Run() int {
 	dir, err := os.MkdirTemp("", "bfsup")
 	if err != nil {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "supervisor")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary,
+		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("build the supervisor: %v\n%s", err, out))
@@ -48,7 +58,7 @@ func run(m *testing.M) int {
 	importImage(busyboxImage, busybox())
 	importImage(emptyImage, archive(nil))
 	defer docker("image", "rm", busyboxImage, emptyImage)
-	return m.Run()
+	return p.M.Run()
 }
 
 func docker(args ...string) (string, error) {
@@ -83,16 +93,22 @@ func archive(files []file) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, f := range files {
-		if err := w.WriteHeader(&tar.Header{Name: f.name, Linkname: f.link, Mode: f.mode, Uid: f.uid, Gid: f.uid, Size: int64(len(f.data)), Typeflag: f.kind}); err != nil {
+		header := tar.Header{Name: f.name, Linkname: f.link, Mode: f.mode, Uid: f.uid, Gid: f.uid,
+			Size: int64(len(f.data)), Typeflag: f.kind}
+		if err := w.WriteHeader(&header); err != nil {
 			panic(err)
 		}
-		w.Write(f.data)
+		if _, err := w.Write(f.data); err != nil {
+			panic(err)
+		}
 	}
-	w.Close()
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
 	return buf.Bytes()
 }
 
-// busybox returns an image with the host's static busybox and its applets.
+// busybox returns the file system of an image with this machine's static busybox and its applets.
 func busybox() []byte {
 	data, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -106,8 +122,10 @@ func busybox() []byte {
 		{name: "bin/", mode: 0o755, kind: tar.TypeDir},
 		{name: "bin/busybox", mode: 0o755, data: data, kind: tar.TypeReg},
 		{name: "etc/", mode: 0o755, kind: tar.TypeDir},
-		{name: "etc/passwd", mode: 0o644, kind: tar.TypeReg, data: []byte("root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n")},
-		{name: "etc/group", mode: 0o644, kind: tar.TypeReg, data: []byte("root:x:0:\nagent:x:1000:\nwheel:x:10:agent\n")},
+		{name: "etc/passwd", mode: 0o644, kind: tar.TypeReg,
+			data: []byte("root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n")},
+		{name: "etc/group", mode: 0o644, kind: tar.TypeReg,
+			data: []byte("root:x:0:\nagent:x:1000:\nwheel:x:10:agent\n")},
 		{name: "root/", mode: 0o700, kind: tar.TypeDir},
 		{name: "home/agent/", mode: 0o700, uid: 1000, kind: tar.TypeDir},
 		{name: "tmp/", mode: 0o1777, kind: tar.TypeDir},
@@ -151,7 +169,7 @@ type option struct {
 	lease   func() (time.Duration, error)
 
 	privileged bool   // execs that run as root keep capabilities, as with the profile "standard"
-	disk       string // size of the disk with the files; "": not limited
+	disk       string // size of the disk with the execs' files; "" if it is not limited
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
@@ -160,8 +178,9 @@ func newSandbox(t testing.TB, o option) *sandbox {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sandbox{t: t, dir: dir, key: make([]byte, 32), changed: make(chan struct{}), results: map[string]control.Result{}, outputs: map[string][]control.Output{}}
-	rand.Read(s.key)
+	s := &sandbox{t: t, dir: dir, key: make([]byte, 32), changed: make(chan struct{}),
+		results: map[string]control.Result{}, outputs: map[string][]control.Output{}}
+	_, _ = rand.Read(s.key) // never fails
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	for _, sub := range []string{"ctl", "run"} {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
@@ -230,7 +249,7 @@ func (s *sandbox) note(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// await waits until the condition, which is called with the lock held, is true.
+// await waits until holds returns true. holds is called with the lock held, after each callback of the link.
 func (s *sandbox) await(what string, holds func() bool) {
 	s.t.Helper()
 	deadline := time.After(20 * time.Second)
@@ -245,19 +264,19 @@ func (s *sandbox) await(what string, holds func() bool) {
 		case <-changed:
 		case <-deadline:
 			logs, _ := docker("logs", s.container)
-			s.t.Fatalf("still waiting for: %s\nsupervisor: %s", what, logs)
+			s.t.Fatalf("timed out after 20 s waiting for %s; the supervisor's log is\n%s", what, logs)
 		}
 	}
 }
 
-// boot makes the container as the worker does: with the capabilities that the supervisor needs and no others.
+// boot creates and starts the container like the worker, with only the capabilities that the supervisor needs.
 func (s *sandbox) boot(o option) {
 	s.t.Helper()
 	if o.image == "" {
 		o.image = busyboxImage
 	}
 	var suffix [6]byte
-	rand.Read(suffix[:])
+	_, _ = rand.Read(suffix[:]) // never fails
 	s.container = "boxfleet-test-supervisor-" + hex.EncodeToString(suffix[:])
 	args := []string{"run", "-d", "--name", s.container, "--label", "boxfleet-test=supervisor", "--network", "none",
 		"--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID", "--cap-add", "KILL", "--cap-add", "SETPCAP",
@@ -268,7 +287,8 @@ func (s *sandbox) boot(o option) {
 		args = append(args, "--pids-limit", "512")
 	}
 	if o.privileged {
-		for _, name := range append(strings.Fields("AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID NET_BIND_SERVICE SETFCAP SYS_CHROOT"), control.OwnCapability) {
+		const standard = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID NET_BIND_SERVICE SETFCAP SYS_CHROOT"
+		for _, name := range append(strings.Fields(standard), control.OwnCapability) {
 			args = append(args, "--cap-add", name)
 		}
 	}
@@ -300,7 +320,7 @@ func (s *sandbox) connected() control.Hello {
 	hello, err := s.link.Connected(ctx)
 	if err != nil {
 		logs, _ := exec.Command("docker", "logs", s.container).CombinedOutput()
-		s.t.Fatalf("%v\nsupervisor: %s", err, logs)
+		s.t.Fatalf("the supervisor did not connect: %v; its log is\n%s", err, logs)
 	}
 	return hello
 }
@@ -317,7 +337,7 @@ func newID() string {
 	return fmt.Sprintf("e%d", execNumber.n)
 }
 
-// start starts an exec, with defaults for what the test does not set.
+// start starts an exec. It sets defaults for fields that the test leaves empty.
 func (s *sandbox) start(start control.Start) string {
 	s.t.Helper()
 	if start.ID == "" {
@@ -332,7 +352,7 @@ func (s *sandbox) start(start control.Start) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if _, err := s.link.Start(ctx, start); err != nil {
-		s.t.Fatalf("start %q: %v", start.Argv, err)
+		s.t.Fatalf("starting %q: %v", start.Argv, err)
 	}
 	return start.ID
 }
@@ -355,7 +375,7 @@ func (s *sandbox) sh(script string) control.Result {
 	return s.exec(control.Start{Argv: []string{"sh", "-c", script}})
 }
 
-// output reads what an exec wrote from its file, as the worker does.
+// output reads the output of an exec from its file, like the worker.
 func (s *sandbox) output(id, stream string) string {
 	s.t.Helper()
 	f, err := supervise.OpenOutput(s.run, id, stream)
@@ -382,11 +402,11 @@ func (s *sandbox) cancel(id string, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if err := s.link.Cancel(ctx, id, grace); err != nil {
-		s.t.Errorf("cancel %s: %v", id, err)
+		s.t.Errorf("cancelling exec %s: %v", id, err)
 	}
 }
 
-// processes lists the command lines in the container except that of PID 1, with zombies as "zombie".
+// processes lists the state and command line of each process in the container except PID 1.
 func (s *sandbox) processes() []string {
 	s.t.Helper()
 	out, err := docker("top", s.container, "-eo", "pid,stat,args")
@@ -421,17 +441,8 @@ func (s *sandbox) waitForRecord(id string) *control.Record {
 	return record
 }
 
-// poll waits for a condition of which the test gets no signal.
+// poll waits for a condition that no callback announces.
 func (s *sandbox) poll(what string, holds func() bool) {
 	s.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			s.t.Fatalf("still waiting for: %s", what)
-		}
-	}
+	eventually.Holds(s.t, 20*time.Second, what, holds)
 }

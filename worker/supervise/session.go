@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// session is one accepted connection. Requests are pipelined: those that are made during a write go out together in the
-// next one.
+// session is one accepted connection. Requests are pipelined: all requests that are made during one write are sent
+// together in the next write.
 type session struct {
 	conn    *net.UnixConn
 	pid     int
@@ -26,7 +26,7 @@ type session struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	out     []queued // not yet encoded
+	out     []queued // commands that are not yet encoded
 	seq     uint64
 	waiting map[uint64]chan *control.Reply // nil once the session has ended
 }
@@ -49,8 +49,8 @@ func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)
 	return s
 }
 
-// handshake reads the Hello, which may have several frames, and answers it. A Welcome that may start the primary
-// command carries the files for its output.
+// handshake reads the Hello, which may have several frames, and answers with the Welcome. If the Welcome may start the
+// primary command, the files for that command's output are sent with the Welcome.
 func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, error) {
 	s.conn.SetDeadline(time.Now().Add(helloWithin))
 	defer s.conn.SetDeadline(time.Time{})
@@ -73,7 +73,9 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 		}
 	}
 	c := control.Command{Welcome: &w}
-	if s.lease != nil { // an expired lease must start nothing, but adopting what runs needs no lease
+	if s.lease != nil {
+		// Without the lease the supervisor must not start the primary command: until has passed then. The Welcome is sent
+		// nevertheless, because adopting what already runs needs no lease.
 		until, _ := s.lease()
 		c.Until = control.Until(until)
 	}
@@ -90,7 +92,7 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 	return hello, s.writeWith(control.Append(nil, &c), passed.fds)
 }
 
-// writeWith writes frames, and the files that belong to the last of them.
+// writeWith writes frames, and sends the files that belong to the last frame.
 func (s *session) writeWith(frames []byte, files []int) error {
 	n, _, err := s.conn.WriteMsgUnix(frames, unix.UnixRights(files...), nil)
 	if err == nil && n < len(frames) {
@@ -108,7 +110,7 @@ func (s *session) next(n *control.Notice) error {
 	return err
 }
 
-// read delivers replies, and passes on all other notices, until the connection ends.
+// read delivers replies to the calls that wait for them, and passes other notices to notice, until the connection ends.
 func (s *session) read(notice func(*control.Notice)) error {
 	for {
 		n := &control.Notice{}
@@ -133,8 +135,8 @@ func (s *session) answer(r *control.Reply) {
 	}
 }
 
-// write sends what is queued until the session ends. It encodes a command only after everything before it is on the
-// socket, because a stopped supervisor may delay that for long.
+// write sends the queued commands until the session ends. It encodes a command only after all earlier commands are
+// written, because a stopped supervisor may delay a write for long, and the lease is checked when a command is encoded.
 func (s *session) write() {
 	var buf []byte
 	var commands []queued
@@ -165,7 +167,8 @@ func (s *session) write() {
 	}
 }
 
-// send writes commands as frames, and answers those that may not be sent. Frames without files are written together.
+// send writes commands as frames. It answers commands that may not be sent with an error. Frames without files are
+// written together.
 func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	for i := range commands {
 		c := &commands[i].Command
@@ -181,7 +184,7 @@ func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 		if size := len(framed) - len(buf); size > control.MaxCommand {
 			s.answer(
 				&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-					"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)},
+					"the command to the supervisor has %d bytes, at most %d are allowed", size, control.MaxCommand)},
 			)
 			continue
 		}
@@ -200,7 +203,7 @@ func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	return buf, err
 }
 
-// end closes the connection and releases every waiting call.
+// end closes the connection, and ends the wait of every call.
 func (s *session) end() {
 	s.conn.Close()
 	s.mu.Lock()
@@ -217,8 +220,8 @@ func (s *session) end() {
 	s.out = nil
 }
 
-// ask sends a command, with its files, and waits for its reply. lost reports that the connection ended first, so that
-// the command may or may not have been carried out.
+// ask sends a command with its files, and waits for the reply. If the connection ends first, lost is true, and whether
+// the command was carried out is unknown.
 func (s *session) ask(
 	ctx context.Context,
 	c control.Command,

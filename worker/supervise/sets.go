@@ -16,29 +16,31 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// Most execs print nothing, or are forgotten before their record is written. Making three files for each exec and
-// removing them costs the file system's journal more than the rest of such an exec costs the worker, and the store's
-// flushes wait for the journal. So the files form a set, which the next exec uses if nothing was written to it. Once a
-// file has had a byte, it is removed with its exec, and its set's number is never used again.
+// The three files of an exec form a set. Most execs print nothing, and are forgotten before their record is written.
+// Creating and removing three files costs more time in the file system's journal than the rest of such an exec costs
+// the worker, and NATS on the same disk waits for the journal when it flushes. So the next exec uses the set, if
+// nothing was written to its files. If a file has content, the files are removed with their exec, and the set's number
+// is never used again.
 //
-// The mapping of sets to execs must outlive the worker. It is in a file beside them, the table: one line of fixed
-// length for each set, with its number and its exec.
+// The mapping of sets to execs must outlive the worker. It is stored in a file in the same directory, the table. The
+// table has one line of fixed length for each set, with the set's number and its exec.
 
 const (
-	tableName = ".sets" // no id has a dot
-	lineSize  = 128     // divides a page, so a line is never written in part
+	tableName = ".sets" // cannot be an exec's id, because ids have no dots
+	lineSize  = 128     // divides a page, so a line is never written partially
 	numberEnd = 8
 	idEnd     = numberEnd + protocol.MaxIDLength
 	tableMost = lineSize * control.MaxExecs
 
-	// sparesMost is how many free sets are kept; the files of further ones are removed.
+	// sparesMost is the maximum number of free sets that keep their files. The files of further sets are removed.
 	sparesMost = 128
 )
 
-// heldFiles counts the files of free sets that this process keeps open, for all sandboxes. Only a part of the process's
-// descriptors may be used for that: other files are opened again for their next exec.
+// heldFiles counts the files of free sets that this process keeps open, of all sandboxes together.
 var heldFiles atomic.Int64
 
+// heldPart limits heldFiles to this fraction of the process's limit of open files. The files of other free sets are
+// closed, and opened again for their next exec.
 const heldPart = 8
 
 var heldLimit = sync.OnceValue(func() int64 {
@@ -53,29 +55,31 @@ var heldLimit = sync.OnceValue(func() int64 {
 type set struct {
 	line   int64
 	number uint64
-	files  *passed // open files; nil: not open now
-	ended  bool    // its exec has ended: nothing is written any more once its supervisor has forgotten it
+	files  *passed // nil while the files are not open
+	ended  bool    // the exec has ended; when the supervisor has also forgotten it, nothing is written any more
 }
 
-// sets are the sets of files of one sandbox. Execs whose files are named after them are not among them.
+// sets are the sets of files of one sandbox. The files of some execs do not belong to a set, but are named after their
+// exec: those that the previous version created, and those that are created while the table cannot be used.
 type sets struct {
-	dir int // the directory of the files
+	dir int // descriptor of the directory with the files
 
 	mu    sync.Mutex
-	table *os.File // nil: not opened yet, or closed
-	alien bool     // another link uses the table, or it is damaged: name files after their execs
+	table *os.File // nil while the table is not open
+	alien bool     // the table cannot be used: another link uses it, or it is damaged
 	byID  map[string]*set
-	clean []*set // free sets whose files are open and empty
+	clean []*set // free sets whose files exist and are empty
 	free  []*set // free sets without files
 	lines int64
-	last  uint64          // the highest number that was used
-	named map[string]bool // execs whose files are named after them
+	last  uint64          // the highest number of a set so far
+	named map[string]bool // execs whose files are named after the exec
 }
 
-// setName returns what the names of a set's files begin with.
+// setName returns the text with which the names of a set's files begin.
 func setName(number uint64) string { return "." + strconv.FormatUint(number, 10) }
 
-// openSets reads what an earlier worker left. It does not take over the directory's descriptor.
+// openSets reads the table and the files that an earlier worker left in the directory. The descriptor dir stays the
+// caller's.
 func openSets(dir int) (*sets, error) {
 	s := &sets{dir: dir, byID: map[string]*set{}, named: map[string]bool{}}
 	there, err := s.list()
@@ -118,7 +122,7 @@ func openSets(dir int) (*sets, error) {
 	return s, nil
 }
 
-// list lists the directory.
+// list lists the directory. It notes which execs have files that are named after them, and the highest set number.
 func (s *sets) list() (there map[string]bool, err error) {
 	fd, err := unix.Openat(s.dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -137,15 +141,16 @@ func (s *sets) list() (there map[string]bool, err error) {
 		if before != "" && files {
 			s.named[before] = true
 		}
-		if number, _, ofSet := strings.Cut(after, "."); before == "" && ofSet { // counts even if the table was lost
-			n, _ := strconv.ParseUint(number, 10, 64)
+		// The number of a set's file must not be used again, even if the table was lost.
+		if number, _, ofSet := strings.Cut(after, "."); before == "" && ofSet {
+			n, _ := strconv.ParseUint(number, 10, 64) // 0 if it is not a number
 			s.last = max(s.last, n)
 		}
 	}
 	return there, nil
 }
 
-// openTable opens the table for this link alone.
+// openTable opens and locks the table, so that no other link uses it.
 func (s *sets) openTable(flags int) error {
 	fd, err := unix.Openat(
 		s.dir,
@@ -160,7 +165,7 @@ func (s *sets) openTable(flags int) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink != 1 {
 		table.Close()
-		return hostile(tableName, "is not a regular file of its own")
+		return hostile(tableName, "is not a regular file, or has several names")
 	}
 	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		table.Close()
@@ -190,7 +195,7 @@ func (s *sets) close() {
 	s.byID, s.clean, s.free = nil, nil, nil
 }
 
-// open opens the files of an exec, or makes them; they are the same each time.
+// open opens the files of an exec, and creates missing ones. Each call for the same exec opens the same files.
 func (s *sets) open(id string) (*passed, error) {
 	one, known, err := s.choose(id)
 	switch {
@@ -227,7 +232,8 @@ func (s *sets) open(id string) (*passed, error) {
 	return files, nil
 }
 
-// choose returns an exec's set, or a free one; nil: the files are named after the exec.
+// choose returns the set of an exec, or else a free set, which becomes the exec's set. known says whether the exec
+// already had the set. choose returns nil if the exec's files are named after the exec.
 func (s *sets) choose(id string) (one *set, known bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -251,7 +257,7 @@ func (s *sets) choose(id string) (one *set, known bool, err error) {
 	return one, false, nil
 }
 
-// next returns a free set, preferably with files; nil: there are too many sets. The caller holds s.mu.
+// next returns a free set, preferably one with files, or nil if there are too many sets. The caller holds s.mu.
 func (s *sets) next() (one *set) {
 	if n := len(s.clean); n > 0 {
 		one, s.clean = s.clean[n-1], s.clean[:n-1]
@@ -273,13 +279,14 @@ func (s *sets) next() (one *set) {
 	return one
 }
 
-// renumber gives a set a new number, and so new files. The caller holds s.mu.
+// renumber gives a set a new number, so that the set gets new files. The caller holds s.mu.
 func (s *sets) renumber(one *set) {
 	s.last++
 	one.number = s.last
 }
 
-// write writes a line of the table. No lock is held, because the disk may be busy.
+// write writes the line of a set to the table. The caller does not hold s.mu, because writing to a busy disk takes
+// long.
 func (s *sets) write(one *set, id string) error {
 	var line [lineSize]byte
 	binary.LittleEndian.PutUint64(line[:], one.number)
@@ -290,7 +297,7 @@ func (s *sets) write(one *set, id string) error {
 	return nil
 }
 
-// ended notes that an exec has ended.
+// ended records that an exec has ended.
 func (s *sets) ended(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,8 +306,9 @@ func (s *sets) ended(id string) {
 	}
 }
 
-// giveBack takes an exec's set away. It keeps the files for another exec if they are empty and will stay so: forgotten
-// says that the supervisor has forgotten the exec. found is false if the exec has no set.
+// giveBack makes the set of an exec free. It keeps the set's files for another exec if they are empty and nothing can
+// be written to them any more. forgotten says whether the supervisor has forgotten the exec. found is false if the exec
+// has no set.
 func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	s.mu.Lock()
 	one := s.byID[id]
@@ -341,7 +349,7 @@ func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	return true
 }
 
-// empty reports whether the files of a set, which are open, are empty.
+// empty reports whether the files of a set are open and empty.
 func (one *set) empty() bool {
 	if one.files.count() != control.ExecFiles {
 		return false
@@ -355,7 +363,8 @@ func (one *set) empty() bool {
 	return true
 }
 
-// openFiles opens the files of an exec, or makes them. Their order is that of [control.Start].
+// openFiles opens the files whose names start with begin, and creates missing ones. The result has the order of
+// [control.Start].
 func openFiles(dir int, begin string) (*passed, error) {
 	return makeFiles(
 		dir,
@@ -371,7 +380,7 @@ func removeFiles(dir int, begin string) {
 	}
 }
 
-// setOf reads from the table what the names of an exec's files begin with; "" if it has no set.
+// setOf reads the name of an exec's set from the table. It returns "" if the exec has no set.
 func setOf(run *os.Root, execID string) (string, error) {
 	file, err := openFile(run, tableName, control.ExecsDir)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -400,8 +409,8 @@ func setOf(run *os.Root, execID string) (string, error) {
 }
 
 func notRead(err error) error {
-	return protocol.Errorf(protocol.Internal, "", "read the table of output files: %v", err)
+	return protocol.Errorf(protocol.Internal, "", "read the table of the execs' output files: %v", err)
 }
 
-// idOf returns the exec of a line.
+// idOf returns the exec in a line of the table.
 func idOf(line []byte) string { return string(bytes.TrimRight(line[numberEnd:idEnd], "\x00")) }

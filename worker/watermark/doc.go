@@ -1,7 +1,7 @@
-// Package watermark says how full a host may be and still take sandboxes.
+// Package watermark limits how full a host may be and still take sandboxes.
 //
 //	watermark.go  the limits, and which of them the host has reached
-//	host.go       what the host uses: disks, memory, processes
+//	host.go       how much memory and how many processes the host uses
 //
 // The package imports protocol. It does not import worker.
 package watermark

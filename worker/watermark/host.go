@@ -7,11 +7,12 @@ import (
 	"strconv"
 )
 
-// memory returns the host's memory and how much of that is available, in KiB; 0 if that is not known.
+// memory returns the size of the host's memory, and how much memory is available, in KiB. Unknown values are 0.
 func memory() (total, available uint64) {
 	data, _ := os.ReadFile("/proc/meminfo")
 	for line := range bytes.Lines(data) {
-		_, _ = fmt.Sscanf(string(line), "MemTotal: %d kB", &total) // other lines do not match
+		// The errors are ignored, because most lines match neither format.
+		_, _ = fmt.Sscanf(string(line), "MemTotal: %d kB", &total)
 		_, _ = fmt.Sscanf(string(line), "MemAvailable: %d kB", &available)
 		if available > 0 {
 			break
@@ -20,8 +21,7 @@ func memory() (total, available uint64) {
 	return total, available
 }
 
-// Processes returns how many processes and threads the host has, and how many the kernel allows; 0 if that is not
-// known.
+// Processes returns how many processes and threads the host has, and how many the kernel allows. Unknown values are 0.
 func Processes() (used, allowed uint64) {
 	load, _ := os.ReadFile("/proc/loadavg")
 	fields := bytes.Fields(load)

@@ -12,7 +12,7 @@ import (
 type Limits struct {
 	Disk   int // of the file systems of the engine and the worker; default 95
 	Inodes int // of the same file systems; default 95
-	Memory int // not available, by the kernel's estimate; default 97
+	Memory int // of the memory, by the kernel's estimate of what is available; default 97
 	PIDs   int // of the processes and threads that the kernel allows; default 90
 }
 
@@ -33,8 +33,8 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Reached says which limit the host has reached, "" if none. It checks the file systems of dirs; those that do not
-// exist on this machine are skipped, as the engine's on a host that only shares its socket.
+// Reached describes the first limit that the host has reached, or returns "". It checks the file systems of dirs. It
+// skips directories that do not exist on this machine: the worker may have the engine's socket, but not its directory.
 func (l *Limits) Reached(dirs ...string) string {
 	for _, dir := range dirs {
 		var fs unix.Statfs_t
@@ -61,7 +61,7 @@ func (l *Limits) Reached(dirs ...string) string {
 	return ""
 }
 
-// UsableDisk returns how many bytes of the file system of dir may be used up to the limit; 0 if that is not known.
+// UsableDisk returns how many bytes of dir's file system may be used up to the limit, or 0 if that is unknown.
 func (l *Limits) UsableDisk(dir string) protocol.Bytes {
 	var fs unix.Statfs_t
 	if unix.Statfs(dir, &fs) != nil {

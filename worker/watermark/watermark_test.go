@@ -16,18 +16,18 @@ func TestQ13_ALimitIsReachedAtItsPercentage(t *testing.T) {
 	}{{0, 0, 1, false}, {0, 100, 1, false}, {89, 11, 90, false}, {90, 10, 90, true}, {100, 0, 100, true},
 		{99, 1, 100, false}} {
 		if why := reached("disk", "/x", c.used, c.free, c.percent); (why != "") != c.reached {
-			t.Errorf("%+v: got %q", c, why)
+			t.Errorf("%+v: the reason is %q, want one: %t", c, why, c.reached)
 		}
 	}
 	if used, allowed := Processes(); used == 0 || allowed < used {
-		t.Errorf("got %d processes of %d", used, allowed)
+		t.Errorf("the host has %d processes, and allows %d", used, allowed)
 	}
 	if total, available := memory(); total == 0 || available == 0 || available > total {
-		t.Errorf("got %d KiB of memory, %d available", total, available)
+		t.Errorf("the host has %d KiB of memory, of which %d KiB are available", total, available)
 	}
 	for _, bad := range []Limits{{Disk: -1}, {Inodes: 101}, {Memory: 200}, {PIDs: -5}} {
 		if bad.Check() == nil {
-			t.Errorf("%+v is accepted", bad)
+			t.Errorf("the invalid limits %+v were accepted", bad)
 		}
 	}
 }
@@ -39,9 +39,9 @@ func TestDiskIsUsableUpToItsLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, half := l.UsableDisk(dir), protocol.Bytes(fs.Blocks*uint64(fs.Bsize)/2); got == 0 || got > half {
-		t.Errorf("got %s, want at most half of the disk, %s", got, half)
+		t.Errorf("%s of the disk are usable, want at most half of the disk, %s", got, half)
 	}
 	if got := l.UsableDisk("/not/on/this/machine"); got != 0 {
-		t.Errorf("got %s for a disk of another machine", got)
+		t.Errorf("%s of a disk on another machine are usable, want 0", got)
 	}
 }

@@ -1,3 +1,4 @@
-// Package dockertest provides what tests need of a Docker Engine: the socket of the machine's engine, and a proxy before
-// that socket which records every request and injects faults. It uses no Docker client, because it is used to test one.
+// Package dockertest provides the socket of the machine's Docker Engine to tests, and a proxy in front of that socket.
+// The proxy records every request and injects faults. The package uses no Docker client, because the tests of the
+// Docker client use it.
 package dockertest

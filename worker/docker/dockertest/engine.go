@@ -2,6 +2,7 @@ package dockertest
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -11,18 +12,18 @@ import (
 	"time"
 )
 
-// Image is the small image that tests and the demo run: busybox, with the users root and box.
+// Image is the small image that tests and the demo use: busybox with the users root and box.
 const Image = "boxfleet/demo:busybox"
 
-// Socket returns the unix socket of the machine's engine: the one of DOCKER_HOST, or the default.
-// It fails the test if no engine answers there.
+// Socket returns the path of the engine's unix socket: the one in DOCKER_HOST, or Docker's default. It fails the test
+// if no engine answers on that socket.
 func Socket(tb testing.TB) string {
 	tb.Helper()
 	socket := "/var/run/docker.sock"
 	if host := os.Getenv("DOCKER_HOST"); host != "" {
 		path, ok := strings.CutPrefix(host, "unix://")
 		if !ok {
-			tb.Fatalf("these tests need an engine on a unix socket, DOCKER_HOST is %q", host)
+			tb.Fatalf("these tests need a Docker engine on a unix socket, but DOCKER_HOST is %q", host)
 		}
 		socket = path
 	}
@@ -36,15 +37,16 @@ func Socket(tb testing.TB) string {
 func RequireImage(tb testing.TB, socket string) {
 	tb.Helper()
 	if status, err := get(socket, "/images/"+Image+"/json"); err != nil || status != http.StatusOK {
-		tb.Fatalf("the engine at %s does not have the image %s (status %d, %v): run `make engine image`", socket, Image, status, err)
+		tb.Fatalf("the engine at %s does not have the image %s (status %d, %v): run `make engine image`", socket, Image,
+			status, err)
 	}
 }
 
-// StartProxy starts a [Proxy] before the engine at upstream and returns it with its address for DOCKER_HOST. The proxy is
-// closed at the end of the test.
+// StartProxy starts a [Proxy] in front of the engine's socket upstream. It returns the proxy, and the proxy's address
+// in the form of DOCKER_HOST. The proxy is closed at the end of the test.
 func StartProxy(tb testing.TB, upstream string) (proxy *Proxy, host string) {
 	tb.Helper()
-	// A unix socket's path is limited to 107 bytes, which a test's own directory may exceed.
+	// The path of a unix socket is limited to 107 bytes. A path in tb.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "boxfleet-proxy-")
 	if err != nil {
 		tb.Fatal(err)
@@ -55,8 +57,9 @@ func StartProxy(tb testing.TB, upstream string) (proxy *Proxy, host string) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		_ = proxy.Close()
-		_ = os.RemoveAll(dir)
+		if err := errors.Join(proxy.Close(), os.RemoveAll(dir)); err != nil {
+			tb.Errorf("closing the proxy: %v", err)
+		}
 	})
 	return proxy, "unix://" + socket
 }

@@ -15,27 +15,27 @@ import (
 
 // Request is a request that reached the proxy.
 type Request struct {
-	Time      time.Time // when it came
+	Time      time.Time // when the request arrived
 	Method    string
-	Path      string // with the API version's prefix
+	Path      string // with the prefix for the API version
 	Query     string
-	Forwarded time.Time // when it was passed on to the engine; zero when it was not
+	Forwarded time.Time // when the proxy sent the request to the engine; zero if it did not
 }
 
 // Mutates reports whether the request could change something.
 func (r Request) Mutates() bool { return r.Method != http.MethodGet && r.Method != http.MethodHead }
 
-// Fault is what happens to a request before or instead of its normal handling. The zero value is no fault.
+// Fault says what the proxy does with a request before or instead of forwarding it. The zero value is no fault.
 type Fault struct {
-	Delay    time.Duration // first of all, wait
+	Delay    time.Duration // wait for this time, then continue with the other fields
 	Hang     bool          // never answer
-	Drop     bool          // close the connection without an answer; the engine sees nothing
-	DropLate bool          // let the engine do it, then close the connection without an answer
-	Status   int           // answer with this status and Message; the engine sees nothing
+	Drop     bool          // close the connection without an answer; the engine does not get the request
+	DropLate bool          // forward the request, then close the connection without an answer
+	Status   int           // answer with this status and Message; the engine does not get the request
 	Message  string
 }
 
-// Proxy listens on a socket of its own and forwards requests to an engine's socket.
+// Proxy listens on its own socket, and forwards requests to an engine's socket.
 type Proxy struct {
 	server  *http.Server
 	forward *httputil.ReverseProxy
@@ -44,10 +44,10 @@ type Proxy struct {
 	mu       sync.Mutex
 	requests []*Request
 	fault    func(*http.Request) Fault
-	flowing  chan struct{} // closed while nothing is paused
+	flowing  chan struct{} // closed unless the proxy is paused
 }
 
-// NewProxy listens on the unix socket listen and forwards to the unix socket upstream.
+// NewProxy starts a proxy that listens on the unix socket listen and forwards to the unix socket upstream.
 func NewProxy(upstream, listen string) (*Proxy, error) {
 	listener, err := net.Listen("unix", listen)
 	if err != nil {
@@ -66,9 +66,9 @@ func NewProxy(upstream, listen string) (*Proxy, error) {
 			},
 			DisableCompression: true,
 		},
-		FlushInterval: -1, // events and logs are seen when they come
+		FlushInterval: -1, // forward events and logs without delay
 		ErrorLog:      log.New(io.Discard, "", 0),
-		// A missing engine closes the connection; it does not answer 502.
+		// If the engine cannot be reached, close the connection instead of answering 502.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 		ModifyResponse: func(resp *http.Response) error {
 			if resp.StatusCode != http.StatusSwitchingProtocols {
@@ -78,7 +78,7 @@ func NewProxy(upstream, listen string) (*Proxy, error) {
 		},
 	}
 	p.server = &http.Server{Handler: p, ErrorLog: log.New(io.Discard, "", 0)}
-	go func() { _ = p.server.Serve(listener) }()
+	go func() { _ = p.server.Serve(listener) }() // it returns when Close is called
 	return p, nil
 }
 
@@ -118,14 +118,14 @@ func (p *Proxy) Reset() {
 	p.requests = nil
 }
 
-// Inject applies fault to each further request; nil stops that.
+// Inject sets the function that decides about the fault of each further request. nil means no faults.
 func (p *Proxy) Inject(fault func(*http.Request) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fault = fault
 }
 
-// Pause makes the engine appear hung: requests are accepted and not answered, and streams stop.
+// Pause makes the engine appear hung: requests are accepted but not answered, and streams deliver nothing.
 func (p *Proxy) Pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,8 +180,8 @@ func (p *Proxy) record(r *http.Request) (*Request, Fault) {
 	return record, injected(r)
 }
 
-// hold delays a request while the proxy is paused and for the duration of its fault. It panics to abort the request when
-// the sender or the proxy goes away.
+// hold delays a request according to its fault, and while the proxy is paused. It panics to abort the request if the
+// sender closes the connection or the proxy is closed.
 func (p *Proxy) hold(ctx context.Context, fault Fault) {
 	var never chan struct{}
 	until := func(released <-chan struct{}, after <-chan time.Time) {
@@ -218,7 +218,7 @@ func answer(w http.ResponseWriter, fault Fault) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(fault.Status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
+	_ = json.NewEncoder(w).Encode(map[string]string{"message": message}) // fails only if the client is gone
 }
 
 // pausable is a response's body that blocks while the proxy is paused.

@@ -2,7 +2,8 @@ package protocol
 
 import "time"
 
-// OperatorIntent is the operator intent for a host, stored under the host's id until it is withdrawn or carried out.
+// OperatorIntent is what an operator has requested for a host: cordon, drain or forget. It is stored under the
+// host's id until the operator withdraws it or it has been carried out.
 type OperatorIntent struct {
 	Version  int         `json:"v"`
 	HostID   string      `json:"host_id"`
@@ -16,20 +17,20 @@ type OperatorIntent struct {
 // HostDrain is the intent to move or end everything that runs on a host.
 type HostDrain struct {
 	Since time.Time `json:"since"`
-	// Deadline is when the drain ends whatever still runs. Zero: wait until it ends by itself.
+	// Deadline is when the drain ends everything that still runs. Zero: it waits until everything has ended.
 	Deadline time.Time `json:"deadline,omitempty,omitzero"`
 }
 
-// HostForget is the intent to give up everything on a host. Once Done, it stays until the host comes back or
-// nothing is assigned to it, because sandboxes that failed there may be deleted later.
+// HostForget is the intent to give up everything on a host. Once Done, the intent is kept until the host comes
+// back or has no sandbox assigned, because sandboxes that failed on the host may be deleted later.
 type HostForget struct {
 	Since time.Time `json:"since"`
 	Done  bool      `json:"done,omitempty"`
-	// Token is the fencing token under which the host was forgotten. A worker with a greater one means that the
+	// Token is the fencing token under which the host was forgotten. A worker with a greater token means that the
 	// host has come back.
 	Token   uint64 `json:"token,omitempty"`
 	Refused *Error `json:"refused,omitempty"` // why the host cannot be forgotten yet
 }
 
-// Empty reports whether the operator asks nothing of the host.
+// Empty reports whether the operator has requested nothing for the host.
 func (w *OperatorIntent) Empty() bool { return !w.Cordoned && w.Drain == nil && w.Forget == nil }
