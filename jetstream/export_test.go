@@ -76,3 +76,6 @@ func (c *Conn) PurgeSnapshot(ctx context.Context, tenant, sandbox string) error 
 func (c *Conn) SmallSegments(size, inManifest int) {
 	c.segments.cache.full, c.segments.cache.inManifest = size, inManifest
 }
+
+// UploadsAtOnce is how many uploads one coordinator receives at once.
+const UploadsAtOnce = uploadsAtOnce

@@ -9,12 +9,14 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -23,6 +25,7 @@ import (
 //	blob.<tenant>.<user>.<digest>.begin   any coordinator answers: it has the content, or the id of an upload
 //	blob.<tenant>.<user>.<upload>.<n>     piece n, from 0; the coordinator that answered the beginning acknowledges it
 //	blob.<tenant>.<user>.<upload>.end     it stores the content if that has the digest
+//	blob.<tenant>.<user>.<upload>.abort   it discards the upload
 //
 // If the coordinator dies, the client begins again.
 
@@ -39,6 +42,12 @@ const (
 
 	uploadBegin = "begin"
 	uploadEnd   = "end"
+	uploadAbort = "abort"
+
+	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn, and uploadTurns how long a
+	// client tries. A client asks again after askAgain.
+	uploadTurn  = 1500 * time.Millisecond
+	uploadTurns = 2 * time.Minute
 )
 
 // Uploads is a coordinator's side of uploads.
@@ -85,9 +94,13 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGrou
 		u.answer(m, &protocol.Upload{Stored: fresh}, err)
 		return
 	}
+	turn := time.NewTimer(uploadTurn)
+	defer turn.Stop()
 	select {
 	case u.slots <- struct{}{}:
-	default:
+	case <-ctx.Done():
+		return // the client asks another coordinator
+	case <-turn.C:
 		u.answer(m, nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
 			"this coordinator receives %d uploads already: try again later", uploadsAtOnce))
 		return
@@ -171,10 +184,14 @@ func (r *receiver) store(ctx context.Context) {
 func (r *receiver) receive(m *nats.Msg) {
 	_, _, _, piece, _ := protocol.SplitBlobSubject(m.Subject)
 	r.idle.Reset(uploadIdle)
-	if piece == uploadEnd {
+	switch piece {
+	case uploadEnd:
 		_ = r.to.Close() // never fails
-		<-r.stored
-		r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
+		r.answerOutcome(m)
+		return
+	case uploadAbort:
+		r.to.CloseWithError(protocol.Errorf(protocol.Cancelled, "", "the client gave up"))
+		r.answerOutcome(m)
 		return
 	}
 	n, err := strconv.ParseUint(piece, 10, 64)
@@ -190,15 +207,20 @@ func (r *receiver) receive(m *nats.Msg) {
 	r.early[n] = m
 	for m := r.early[r.next]; m != nil; m = r.early[r.next] {
 		delete(r.early, r.next)
-		_, err := r.to.Write(m.Data)
-		if err == nil {
-			r.next++
-		}
-		r.uploads.answer(m, &protocol.Upload{}, err)
-		if err != nil {
+		if _, err := r.to.Write(m.Data); err != nil {
+			r.answerOutcome(m) // storing has ended
 			return
 		}
+		r.next++
+		r.uploads.answer(m, &protocol.Upload{}, nil)
 	}
+}
+
+// answerOutcome waits until storing has ended and answers how. It may have succeeded before all pieces arrived, because
+// another upload of the same content was faster.
+func (r *receiver) answerOutcome(m *nats.Msg) {
+	<-r.stored
+	r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
 }
 
 // verified reads content that must have a digest.
@@ -221,26 +243,27 @@ func (v *verified) Read(p []byte) (int, error) {
 }
 
 // Upload sends content to the coordinators, which store it under its digest for the tenant, unless they have it.
-// content is opened only if it has to be sent. Errors: invalid_argument for content that does not have the digest;
+// content is read only if it has to be sent. Errors: invalid_argument for content that does not have the digest;
 // resource_exhausted; unavailable and deadline_exceeded, after which the caller may try again.
 func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Reader) error {
-	begun, err := t.tell(ctx, digest, uploadBegin, nil)
+	begun, err := t.begin(ctx, digest)
 	if err != nil || begun.Stored {
 		return err
-	}
-	if begun.ID == "" {
-		return undecodable("the answer to the beginning of an upload names no upload")
 	}
 	group, sending := errgroup.WithContext(ctx)
 	group.SetLimit(uploadWindow)
 	var failed error
-	for n := uint64(0); sending.Err() == nil; n++ {
+	var stored atomic.Bool // another upload of the same content was faster
+	for n := uint64(0); sending.Err() == nil && !stored.Load(); n++ {
 		piece := make([]byte, uploadPiece)
 		size, err := io.ReadFull(content, piece)
 		if size > 0 {
 			number := strconv.FormatUint(n, 10)
 			group.Go(func() error {
-				_, err := t.tell(sending, begun.ID, number, piece[:size])
+				taken, err := t.tell(sending, begun.ID, number, piece[:size])
+				if err == nil && taken.Stored {
+					stored.Store(true)
+				}
 				return err
 			})
 		}
@@ -251,14 +274,39 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 			break
 		}
 	}
-	if err := group.Wait(); err != nil {
+	err = cmp.Or(group.Wait(), failed)
+	switch {
+	case err != nil:
+		t.abort(begun.ID)
 		return err
-	}
-	if failed != nil {
-		return failed // the coordinator discards what it has
+	case stored.Load():
+		return nil
 	}
 	_, err = t.tell(ctx, begun.ID, uploadEnd, nil)
 	return err
+}
+
+// begin begins an upload. While coordinators receive too many others it tries again.
+func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Upload, error) {
+	giveUp, pause := time.Now().Add(uploadTurns), backoff.New(busyPause, busyMost)
+	for {
+		begun, err := t.tell(ctx, digest, uploadBegin, nil)
+		if err == nil && !begun.Stored && begun.ID == "" {
+			return nil, undecodable("the answer to the beginning of an upload names no upload")
+		}
+		busy := err != nil && protocol.AsError(err).Reason == protocol.ReasonTooManyReads
+		if !busy || time.Now().After(giveUp) || !pause.Wait(ctx) {
+			return begun, err
+		}
+	}
+}
+
+// abort tells the coordinator to discard an upload. If the message is lost, the coordinator does so after uploadIdle.
+func (t *TenantReads) abort(upload string) {
+	m := nats.NewMsg(protocol.BlobSubject(t.tenant, cmp.Or(t.queries.user, protocol.NoUser), upload, uploadAbort))
+	if err := t.queries.nc.PublishMsg(m); err != nil {
+		t.queries.log.Debug("could not abort an upload", "error", err)
+	}
 }
 
 // Uploaded reports whether content with this digest is stored for the tenant, and for long enough to be used.

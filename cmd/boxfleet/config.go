@@ -24,15 +24,15 @@ import (
 type config struct {
 	file string
 
-	NATS, Token, TokenFile, Creds, Tenant string
-	Output, LogLevel                      string
-	Deadline                              time.Duration
-	DataDir                               string
-	Health                                string
-	Listen                                string
-	ListenGiven                           bool // Listen was set explicitly, perhaps to the default
-	ListenInsecurely                      bool
-	Ballast                               protocol.Bytes
+	NATS, Token, TokenFile, Creds, Tenant, NATSUser string
+	Output, LogLevel                                string
+	Deadline                                        time.Duration
+	DataDir                                         string
+	Health                                          string
+	Listen                                          string
+	ListenGiven                                     bool // Listen was set explicitly, perhaps to the default
+	ListenInsecurely                                bool
+	Ballast                                         protocol.Bytes
 
 	Coordinator coordinatorConfig
 	Worker      workerConfig

@@ -32,7 +32,7 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 		return nil, err
 	}
 	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: cl.config.Creds,
-		Tenant: cl.config.Tenant, Name: "boxfleet-cli", IDPrefixes: true})
+		Tenant: cl.config.Tenant, User: cl.config.NATSUser, Name: "boxfleet-cli", IDPrefixes: true})
 	switch code := protocol.CodeOf(err); {
 	case cl.config.NATS != "" || err == nil:
 	case code == protocol.Unavailable:

@@ -93,7 +93,7 @@ func (p *program) addCommands(root *cobra.Command) {
 			p.servers.upCommand(), p.servers.coordinatorCommand(), p.servers.workerCommand(),
 			storageCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
 		{groupOperate, "", roleClient, []*cobra.Command{
-			pingCommands{p.client}.pingCommand(), versionCommand(p.console)}},
+			pingCommands{p.client}.pingCommand(), auditCommands{p.client}.auditCommand(), versionCommand(p.console)}},
 	} {
 		if g.title != "" {
 			root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

@@ -87,6 +87,9 @@ func printEvent(w io.Writer, e *protocol.Event) {
 			note("%s, %s", d.Isolation, d.Subnet)
 		}
 	}
+	if e.Actor != "" {
+		note("by %s", e.Actor)
+	}
 	if e.Reason != "" {
 		note("%s", e.Reason)
 	}

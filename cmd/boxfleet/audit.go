@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// auditCommands is `boxfleet audit`.
+type auditCommands struct{ *client }
+
+func (cmds auditCommands) auditCommand() *cobra.Command {
+	var since, actor string
+	cmd := &cobra.Command{
+		Use: "audit", Short: "Print who asked for what, as JSON lines", Args: takes(),
+		Long: `Print the events that requests caused in the histories of the tenant's sandboxes, one JSON object per line: which
+user asked for what, when, and what came of it. The events of one sandbox are in order, those of different sandboxes are
+not. Deleted sandboxes are included as long as their history is kept. An event without an actor was caused by a client
+that named no user.`,
+		Example: "  boxfleet audit --since 24h\n  boxfleet audit --actor alice --since 2026-01-31T08:00:00Z",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			at, ago, err := sinceWhen(cmd, since)
+			if err != nil {
+				return err
+			}
+			if actor != "" {
+				if err := protocol.ValidateUser("--actor", actor); err != nil {
+					return err
+				}
+			}
+			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if ago > 0 {
+					at = c.Now(ctx).Add(-ago)
+				}
+				return cmds.audit(ctx, c, at, actor)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&since, "since", "",
+		"only events from this `time` on, or no older than this duration, such as 24h (default: all that are kept)")
+	cmd.Flags().StringVar(&actor, "actor", "", "only what this `user` asked for")
+	return cmd
+}
+
+// auditLine is one line of the audit.
+type auditLine struct {
+	Time    time.Time             `json:"time"`
+	Tenant  string                `json:"tenant"`
+	Actor   string                `json:"actor,omitempty"`
+	Request string                `json:"request"`
+	Kind    protocol.Kind         `json:"kind"`
+	Sandbox string                `json:"sandbox"`
+	Name    string                `json:"name,omitempty"`
+	Exec    string                `json:"exec,omitempty"`
+	Command []string              `json:"command,omitempty"`
+	Image   string                `json:"image,omitempty"`
+	State   protocol.SandboxState `json:"state"`
+	Reason  string                `json:"reason,omitempty"`
+	Error   *protocol.Error       `json:"error,omitempty"`
+	Event   uint64                `json:"seq"`
+}
+
+// audit prints the events that requests caused since a time.
+func (cmds auditCommands) audit(ctx context.Context, c *sdk.Client, since time.Time, actor string) error {
+	out := json.NewEncoder(cmds.stdout)
+	out.SetEscapeHTML(false)
+	for s, err := range c.List(ctx, sdk.WithStates(sandboxStates...), sdk.WithPageSize(1000)) {
+		if err != nil {
+			return err
+		}
+		info := s.Info()
+		if info.HistoryPurged {
+			continue
+		}
+		if err := cmds.auditSandbox(ctx, s, func(e *protocol.Event) error {
+			if e.Request == "" || e.Time.Before(since) || actor != "" && e.Actor != actor {
+				return nil
+			}
+			return out.Encode(auditLineOf(e, &info))
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// auditSandbox visits the events of a sandbox that are still kept, page by page: unlike a read of the whole history,
+// pages can begin after events that have expired.
+func (cmds auditCommands) auditSandbox(ctx context.Context, s *sdk.Sandbox, visit func(*protocol.Event) error) error {
+	for from := uint64(0); ; {
+		page, last, err := s.EventsPage(ctx, from, 1000)
+		if code := protocol.CodeOf(err); code == protocol.NotFound || code == protocol.OutOfRange {
+			return nil // the rest of the history expired during the audit
+		}
+		if err != nil {
+			return err
+		}
+		for i := range page.Events {
+			if err := visit(&page.Events[i]); err != nil {
+				return err
+			}
+		}
+		if from = page.Next; from > last {
+			return nil
+		}
+	}
+}
+
+func auditLineOf(e *protocol.Event, s *sdk.SandboxInfo) auditLine {
+	line := auditLine{Time: e.Time, Tenant: e.Tenant, Actor: e.Actor, Request: e.Request, Kind: e.Kind, Sandbox: e.Sandbox,
+		Name: s.Name, State: e.State, Reason: e.Reason, Error: e.Error, Event: e.Sequence}
+	if e.Exec != nil {
+		line.Exec = e.Exec.ID
+		if e.Exec.Spec != nil {
+			line.Command = e.Exec.Spec.Command
+		}
+	}
+	if e.Phase != nil && e.Phase.Spec != nil {
+		line.Image = e.Phase.Spec.Image
+	}
+	return line
+}
