@@ -19,7 +19,7 @@ const (
 	triesForPorts = 5 // how often a server or cluster is started at ports that turn out to be in use
 
 	portPause  = time.Millisecond
-	portWithin = 250 * time.Millisecond
+	portWithin = 100 * time.Millisecond
 )
 
 // FreePorts returns n different TCP ports that are currently free on loopback. It avoids ephemeral ports, which the
