@@ -116,9 +116,11 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGrou
 		return
 	}
 	running.Go(func() {
-		defer func() { <-u.slots }()
 		defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
 		r.store(ctx)
+		<-u.slots
+		// The client may repeat its last message, whose answer was lost.
+		backoff.Sleep(ctx, u.timeout)
 	})
 	u.answer(m, &protocol.Upload{ID: r.id}, u.Flush(ctx))
 }
@@ -166,24 +168,28 @@ func newReceiver(u *Uploads, tenant, digest string) *receiver {
 	return r
 }
 
-// store stores the content until it is complete, fails, or ctx ends. It then answers repeated messages of the client
-// for a while.
+// store stores the content until it is complete, fails, or ctx ends.
 func (r *receiver) store(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { r.to.CloseWithError(ctx.Err()) })
 	defer stop()
 	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, &verified{r: r.from, sum: sha256.New(), digest: r.digest})
+	if r.err != nil && ctx.Err() != nil {
+		r.err = protocol.Errorf(protocol.Unavailable, "", "the coordinator that received the upload stops")
+	}
 	r.from.CloseWithError(r.err) // pieces that follow are refused
 	r.idle.Stop()
 	close(r.stored)
-	select {
-	case <-time.After(r.uploads.timeout):
-	case <-ctx.Done():
-	}
 }
 
 func (r *receiver) receive(m *nats.Msg) {
 	_, _, _, piece, _ := protocol.SplitBlobSubject(m.Subject)
-	r.idle.Reset(uploadIdle)
+	select {
+	case <-r.stored:
+		r.answerOutcome(m)
+		return
+	default:
+		r.idle.Reset(uploadIdle)
+	}
 	switch piece {
 	case uploadEnd:
 		_ = r.to.Close() // never fails
@@ -207,8 +213,12 @@ func (r *receiver) receive(m *nats.Msg) {
 	r.early[n] = m
 	for m := r.early[r.next]; m != nil; m = r.early[r.next] {
 		delete(r.early, r.next)
-		if _, err := r.to.Write(m.Data); err != nil {
-			r.answerOutcome(m) // storing has ended
+		if _, err := r.to.Write(m.Data); err != nil { // storing has ended
+			r.answerOutcome(m)
+			for _, m := range r.early {
+				r.answerOutcome(m)
+			}
+			clear(r.early)
 			return
 		}
 		r.next++

@@ -20,7 +20,7 @@ import (
 // receivesUploads serves what clients need for uploads until the test ends or stop is called.
 func receivesUploads(t *testing.T, c *jetstream.Conn) (stop func()) {
 	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := c.ServeUploads(ctx); ctx.Err() == nil {
@@ -34,9 +34,9 @@ func receivesUploads(t *testing.T, c *jetstream.Conn) (stop func()) {
 		}
 	})
 	<-serving
-	all := func() { stop(); running.Wait() }
-	t.Cleanup(all)
-	return all
+	stop = func() { cancel(); running.Wait() }
+	t.Cleanup(stop)
+	return stop
 }
 
 func reading(t *testing.T, c *jetstream.Conn, digest string) []byte {
