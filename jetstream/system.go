@@ -1,0 +1,73 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// System is a connection to the system account of NATS servers in operator mode.
+type System struct{ nc *nats.Conn }
+
+const (
+	systemWithin = 10 * time.Second       // for the first answer, if the caller's context has no deadline
+	systemQuiet  = 500 * time.Millisecond // no server answers so long after the last one
+)
+
+// ConnectSystem connects to the servers with the content of a credentials file of the system account. It tries once.
+// Errors: invalid_argument for URLs; permission_denied if the servers refuse the credentials; unavailable.
+func ConnectSystem(ctx context.Context, urls string, credentials []byte) (*System, error) {
+	if err := checkURLs(urls); err != nil {
+		return nil, err
+	}
+	opts := nats.GetDefaultOptions()
+	opts.Servers, opts.Name, opts.AllowReconnect = splitURLs(urls), "boxfleet auth", false
+	if err := nats.UserCredentialBytes(credentials)(&opts); err != nil {
+		return nil, translate(err, "connect to the system account")
+	}
+	nc, err := connectOnce(ctx, opts)
+	if err != nil {
+		return nil, translate(err, "connect to the system account at "+redacted(urls))
+	}
+	return &System{nc}, nil
+}
+
+// AskServers sends a request to all servers and returns their answers. It waits for the first answer until ctx ends, at
+// most 10 s, and ends half a second after the last one. Errors: unavailable if nobody takes the request;
+// permission_denied; deadline_exceeded.
+func (s *System) AskServers(ctx context.Context, subject string, data []byte) (answers [][]byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, systemWithin)
+	defer cancel()
+	doing := "ask all servers for " + subject
+	inbox := s.nc.NewRespInbox()
+	sub, err := s.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, translate(err, doing)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
+	if err := s.nc.PublishRequest(subject, inbox, data); err != nil {
+		return nil, translate(err, doing)
+	}
+	for wait := ctx; ; {
+		m, err := sub.NextMsgWithContext(wait)
+		switch {
+		case len(answers) > 0 && errors.Is(err, context.DeadlineExceeded):
+			return answers, nil
+		case err != nil:
+			return nil, translate(err, doing)
+		case len(m.Data) == 0 && m.Header.Get("Status") == "503":
+			return nil, protocol.Errorf(protocol.Unavailable, "", "%s: no server takes the request", doing)
+		}
+		answers = append(answers, m.Data)
+		var end context.CancelFunc
+		wait, end = context.WithTimeout(ctx, systemQuiet)
+		defer end()
+	}
+}
+
+// Close closes the connection.
+func (s *System) Close() { s.nc.Close() }
