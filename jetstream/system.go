@@ -52,21 +52,17 @@ func (s *System) AskServers(ctx context.Context, subject string, data []byte) (a
 	if err := s.nc.PublishRequest(subject, inbox, data); err != nil {
 		return nil, translate(err, doing)
 	}
-	for wait := ctx; ; {
-		m, err := sub.NextMsgWithContext(wait)
-		switch {
-		case len(answers) > 0 && errors.Is(err, context.DeadlineExceeded):
-			return answers, nil
-		case err != nil:
-			return nil, translate(err, doing)
-		case len(m.Data) == 0 && m.Header.Get("Status") == "503":
+	m, err := sub.NextMsgWithContext(ctx)
+	for ; err == nil; m, err = sub.NextMsg(systemQuiet) {
+		if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 			return nil, protocol.Errorf(protocol.Unavailable, "", "%s: no server takes the request", doing)
 		}
 		answers = append(answers, m.Data)
-		var end context.CancelFunc
-		wait, end = context.WithTimeout(ctx, systemQuiet)
-		defer end()
 	}
+	if len(answers) > 0 && errors.Is(err, nats.ErrTimeout) {
+		return answers, nil
+	}
+	return nil, translate(err, doing)
 }
 
 // Close closes the connection.
