@@ -1,8 +1,10 @@
 package auth
 
 import (
-	"reflect"
+	"bytes"
+	"encoding/json"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/nats-io/jwt/v2"
@@ -34,21 +36,45 @@ func (a *Authority) signOperator(s *state) error {
 	return nil
 }
 
-// signAccount signs the account with the signing keys and revocations that the state lists, unless the stored one has
-// them already.
-func (a *Authority) signAccount(s *state) error {
-	account, err := s.accountClaims()
+// signAccounts signs the account of the streams and the one of clients, each with the signing keys and revocations that
+// the state lists, unless the stored one has them already.
+func (a *Authority) signAccounts(s *state) error {
+	account, err := s.claims(s.Account, name, func(r rights.Role) bool { return !r.IsClient() })
 	if err != nil {
 		return err
 	}
-	var issuedAt int64
-	if s.AccountJWT != "" {
-		old, err := jwt.DecodeAccountClaims(s.AccountJWT)
-		if err != nil {
-			return internal("read the account", err)
+	clients, err := s.claims(s.Clients, name+"-clients", rights.Role.IsClient)
+	if err != nil {
+		return err
+	}
+	account.Limits.JetStreamLimits = jwt.JetStreamLimits{
+		MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit,
+	}
+	for kind, subjects := range map[jwt.ExportType][]string{
+		jwt.Service: rights.ClientServices(), jwt.Stream: rights.ClientStreams(),
+	} {
+		for _, subject := range subjects {
+			account.Exports.Add(&jwt.Export{Name: subject, Subject: jwt.Subject(subject), Type: kind})
+			clients.Imports.Add(&jwt.Import{Name: subject, Subject: jwt.Subject(subject), Type: kind, Account: s.Account})
 		}
-		if sameAccount(old, account) {
-			return nil
+	}
+	if err := a.signAccount(s, account, &s.AccountJWT); err != nil {
+		return err
+	}
+	return a.signAccount(s, clients, &s.ClientsJWT)
+}
+
+// signAccount signs an account, unless the stored one is the same.
+func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *string) error {
+	var issuedAt int64
+	if *stored != "" {
+		old, err := jwt.DecodeAccountClaims(*stored)
+		if err != nil {
+			return internal("read an account", err)
+		}
+		same, err := sameAccount(old, account)
+		if same || err != nil {
+			return err
 		}
 		issuedAt = old.IssuedAt
 	}
@@ -61,20 +87,21 @@ func (a *Authority) signAccount(s *state) error {
 	for time.Now().Unix() <= issuedAt {
 		time.Sleep(time.Until(time.Unix(issuedAt+1, 0)))
 	}
-	if s.AccountJWT, err = account.Encode(pair); err != nil {
-		return internal("sign the account", err)
+	if *stored, err = account.Encode(pair); err != nil {
+		return internal("sign an account", err)
 	}
 	return nil
 }
 
-func (s *state) accountClaims() (*jwt.AccountClaims, error) {
-	account := jwt.NewAccountClaims(s.Account)
+// claims returns an account with the signing keys and revocations of some roles.
+func (s *state) claims(public, name string, has func(rights.Role) bool) (*jwt.AccountClaims, error) {
+	account := jwt.NewAccountClaims(public)
 	account.Name = name
 	account.Limits.DisallowBearer = true
-	account.Limits.JetStreamLimits = jwt.JetStreamLimits{
-		MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit,
-	}
 	for _, k := range s.Signing {
+		if !has(k.Role) {
+			continue
+		}
 		set, err := rights.Template(k.Role)
 		if err != nil {
 			return nil, err
@@ -87,38 +114,37 @@ func (s *state) accountClaims() (*jwt.AccountClaims, error) {
 		account.SigningKeys.AddScopedSigner(scope)
 	}
 	for _, c := range s.Issued {
-		if !c.Revoked.IsZero() {
+		if has(c.Role) && !c.Revoked.IsZero() {
 			account.RevokeAt(c.Key, c.Revoked)
 		}
 	}
 	return account, nil
 }
 
-// sameAccount reports whether two accounts have the same signing keys, permissions and revocations.
-func sameAccount(a, b *jwt.AccountClaims) bool {
-	if len(a.Revocations) != len(b.Revocations) || len(a.SigningKeys) != len(b.SigningKeys) {
-		return false
-	}
-	for key, at := range a.Revocations {
-		if b.Revocations[key] != at {
-			return false
+// sameAccount reports whether two accounts have the same content, whenever they were signed.
+func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
+	texts := [2][]byte{}
+	for i, account := range []*jwt.AccountClaims{a, b} {
+		content := jwt.Account{
+			Imports: account.Imports, Exports: account.Exports, Limits: account.Limits, SigningKeys: account.SigningKeys,
+			Revocations: account.Revocations,
+		}
+		sort.Sort(content.Imports)
+		sort.Sort(content.Exports)
+		var err error
+		if texts[i], err = json.Marshal(&content); err != nil {
+			return false, internal("compare accounts", err)
 		}
 	}
-	for key, scope := range a.SigningKeys {
-		other, has := b.SigningKeys[key]
-		if !has || !reflect.DeepEqual(permissionsOf(scope), permissionsOf(other)) {
-			return false
-		}
-	}
-	return true
+	return bytes.Equal(texts[0], texts[1]), nil
 }
 
-func permissionsOf(scope jwt.Scope) rights.Set {
-	user, isUser := scope.(*jwt.UserScope)
-	if !isUser {
-		return rights.Set{}
+// accountOf returns the account that a role belongs to.
+func (s *state) accountOf(role rights.Role) string {
+	if role.IsClient() {
+		return s.Clients
 	}
-	return rights.Set{Publish: user.Template.Pub.Allow, Subscribe: user.Template.Sub.Allow}
+	return s.Account
 }
 
 // addSigningKey gives a role a new signing key.

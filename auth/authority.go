@@ -37,13 +37,15 @@ type state struct {
 	Version  int          `json:"v"`
 	Operator string       `json:"operator"` // public keys
 	System   string       `json:"system_account"`
-	Account  string       `json:"account"`
+	Account  string       `json:"account"` // of the streams: coordinators, workers, operators
+	Clients  string       `json:"clients_account"`
 	Signing  []SigningKey `json:"signing_keys"`
 	Issued   []Issued     `json:"issued"`
 
 	OperatorJWT string `json:"operator_jwt"`
 	SystemJWT   string `json:"system_account_jwt"`
 	AccountJWT  string `json:"account_jwt"`
+	ClientsJWT  string `json:"clients_account_jwt"`
 }
 
 // SigningKey signs the credentials of one role.
@@ -91,6 +93,7 @@ func Init(dir string, replace Replace) (*Authority, error) {
 		{nkeys.PrefixByteOperator, &s.Operator},
 		{nkeys.PrefixByteAccount, &s.System},
 		{nkeys.PrefixByteAccount, &s.Account},
+		{nkeys.PrefixByteAccount, &s.Clients},
 	} {
 		if *k.public, err = a.newKey(k.prefix); err != nil {
 			return nil, err
@@ -104,7 +107,7 @@ func Init(dir string, replace Replace) (*Authority, error) {
 	if err := a.signOperator(s); err != nil {
 		return nil, err
 	}
-	if err := a.signAccount(s); err != nil {
+	if err := a.signAccounts(s); err != nil {
 		return nil, err
 	}
 	return a, a.store(s)
@@ -189,7 +192,7 @@ func (a *Authority) store(s *state) error {
 	return writeFile(filepath.Join(a.dir, stateFile), append(data, '\n'))
 }
 
-// change reads the authority, calls f to change it, signs the account again if that differs, and stores the result. If
+// change reads the authority, calls f to change it, signs the accounts again if they differ, and stores the result. If
 // f fails, nothing changes.
 func (a *Authority) change(f func(s *state) error) error {
 	unlock, err := a.lock()
@@ -205,7 +208,7 @@ func (a *Authority) change(f func(s *state) error) error {
 	if err := f(s); err != nil {
 		return err
 	}
-	if err := a.signAccount(s); err != nil {
+	if err := a.signAccounts(s); err != nil {
 		return err
 	}
 	return a.store(s)
@@ -215,9 +218,9 @@ func (a *Authority) change(f func(s *state) error) error {
 // version of the program knows. changed says that servers have to be told: call [Authority.Push].
 func (a *Authority) Refresh() (changed bool, err error) {
 	err = a.change(func(s *state) error {
-		before := s.AccountJWT
-		err := a.signAccount(s)
-		changed = s.AccountJWT != before
+		account, clients := s.AccountJWT, s.ClientsJWT
+		err := a.signAccounts(s)
+		changed = s.AccountJWT != account || s.ClientsJWT != clients
 		return err
 	})
 	return changed, err

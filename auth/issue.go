@@ -84,7 +84,7 @@ func (a *Authority) Issue(id rights.Identity, o IssueOptions) (*Credentials, err
 		if err := s.mayIssue(id, o.Again, a.now()); err != nil {
 			return err
 		}
-		if c, err = a.sign(s.signer(id.Role), s.Account, id, o.Life); err == nil {
+		if c, err = a.sign(s.signer(id.Role), s.accountOf(id.Role), id, o.Life); err == nil {
 			s.Issued = append(s.Issued, c.Issued)
 		}
 		return err

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,8 +21,7 @@ import (
 type Trust struct {
 	Operator string            // the operator as a JWT
 	System   string            // public key of the system account
-	Account  string            // public key of the account of Boxfleet
-	Accounts map[string]string // both accounts as JWTs, by public key
+	Accounts map[string]string // all accounts as JWTs, by public key
 }
 
 // Trust returns what servers need now.
@@ -29,8 +30,9 @@ func (a *Authority) Trust() (*Trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Trust{Operator: s.OperatorJWT, System: s.System, Account: s.Account,
-		Accounts: map[string]string{s.System: s.SystemJWT, s.Account: s.AccountJWT}}, nil
+	return &Trust{Operator: s.OperatorJWT, System: s.System, Accounts: map[string]string{
+		s.System: s.SystemJWT, s.Account: s.AccountJWT, s.Clients: s.ClientsJWT,
+	}}, nil
 }
 
 // Config returns a part of a NATS server's configuration, to be included in its configuration file. The server stores
@@ -54,7 +56,7 @@ func (t *Trust) config(resolver string) string {
 	b.WriteString("# Written by boxfleet auth. It contains no secrets.\n")
 	fmt.Fprintf(&b, "operator: %s\nsystem_account: %s\n%s", t.Operator, t.System, resolver)
 	b.WriteString("resolver_preload {\n")
-	for _, key := range []string{t.System, t.Account} {
+	for _, key := range slices.Sorted(maps.Keys(t.Accounts)) {
 		fmt.Fprintf(&b, "  %s: %s\n", key, t.Accounts[key])
 	}
 	b.WriteString("}\n")
@@ -100,8 +102,8 @@ type Asker interface {
 	AskServers(ctx context.Context, subject string, data []byte) (answers [][]byte, err error)
 }
 
-// Push calls [Authority.Refresh] and sends the account to the running servers. servers are the names of those that took
-// it; a server that is away gets it from them later. to must be connected with [Authority.SystemCredentials]. Errors:
+// Push calls [Authority.Refresh] and sends the accounts to the running servers. servers are the names of those that took
+// them; a server that is away gets them from these later. to must be connected with [Authority.SystemCredentials]. Errors:
 // those of to; unavailable if no server answered, such as those without a resolver that stores accounts;
 // failed_precondition if a server refused the account.
 func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err error) {
@@ -112,10 +114,20 @@ func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err e
 	if err != nil {
 		return nil, err
 	}
-	answers, err := to.AskServers(ctx, claimsUpdate, []byte(s.AccountJWT))
-	if err != nil {
-		return nil, err
+	for _, account := range []string{s.AccountJWT, s.ClientsJWT} {
+		answers, err := to.AskServers(ctx, claimsUpdate, []byte(account))
+		if err != nil {
+			return nil, err
+		}
+		if servers, err = takenBy(answers); err != nil {
+			return nil, err
+		}
 	}
+	return servers, nil
+}
+
+// takenBy returns the servers that took an account.
+func takenBy(answers [][]byte) (servers []string, err error) {
 	for _, data := range answers {
 		var answer struct {
 			Server struct {
@@ -126,11 +138,11 @@ func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err e
 			} `json:"error"`
 		}
 		if err := json.Unmarshal(data, &answer); err != nil {
-			return servers, internal("read a server's answer", err)
+			return nil, internal("read a server's answer", err)
 		}
 		if answer.Error != nil {
-			return servers, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings,
-				"NATS server %s did not take the account: %s", answer.Server.Name, answer.Error.Description)
+			return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings,
+				"NATS server %s did not take an account: %s", answer.Server.Name, answer.Error.Description)
 		}
 		servers = append(servers, answer.Server.Name)
 	}

@@ -42,16 +42,14 @@ func HashPassword(password string) (string, error) {
 	return string(hash), nil
 }
 
-// StaticConfig returns a part of a NATS server's configuration that lists users with their permissions, for deployments
-// without an operator. Everybody else is refused. A change needs a reload of each server's configuration. Errors: those
+// StaticConfig returns a part of a NATS server's configuration that lists users with their permissions, in one account
+// for clients and one for all other roles, for deployments without an operator. Everybody else is refused. A change needs a reload of each server's configuration. Errors: those
 // of [rights.Identity.Validate], and invalid_argument with field users, key or password.
 func StaticConfig(users []StaticUser) (string, error) {
 	if len(users) == 0 {
 		return "", protocol.Invalid("users", "must not be empty: a server without users admits everybody")
 	}
-	var b strings.Builder
-	b.WriteString("# Written by boxfleet. Hashes of passwords are in it: only the server should be able to read it.\n")
-	b.WriteString("authorization {\n  users: [\n")
+	members := map[bool]*strings.Builder{false: {}, true: {}} // by whether they are clients
 	seen := map[string]bool{}
 	for i := range users {
 		u := &users[i]
@@ -59,25 +57,58 @@ func StaticConfig(users []StaticUser) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		login := "nkey: " + u.Key
-		switch _, err := bcrypt.Cost([]byte(u.Password)); {
-		case u.Key != "" && u.Password != "":
-			return "", protocol.Invalid("password", "%s has a key: it must not have a password too", u.User())
-		case u.Key != "":
-		case err != nil:
-			return "", protocol.Invalid("password", "%s needs a key, or the bcrypt hash of a password", u.User())
-		default:
-			login = fmt.Sprintf("user: %s, password: %s", strconv.Quote(u.User()), strconv.Quote(u.Password))
+		login, err := u.login()
+		if err != nil {
+			return "", err
 		}
-		if seen[login] || seen[u.User()] {
+		if seen[u.Key] || seen[u.User()] {
 			return "", protocol.Invalid("users", "%s is listed twice", u.User())
 		}
-		seen[login], seen[u.User()] = true, true
-		fmt.Fprintf(&b, "    { %s, permissions: {\n      publish: { allow: %s }\n      subscribe: { allow: %s }\n    } }\n",
-			login, list(set.Publish), list(set.Subscribe))
+		seen[u.User()], seen[u.Key] = true, u.Key != ""
+		fmt.Fprintf(members[u.Role.IsClient()], "      { %s, permissions: {\n        publish: { allow: %s }\n"+
+			"        subscribe: { allow: %s }\n      } }\n", login, list(set.Publish), list(set.Subscribe))
 	}
-	b.WriteString("  ]\n}\n")
-	return b.String(), nil
+	var exports, imports strings.Builder
+	for kind, subjects := range map[string][]string{
+		"service": rights.ClientServices(), "stream": rights.ClientStreams(),
+	} {
+		for _, subject := range subjects {
+			fmt.Fprintf(&exports, "      { %s: %q }\n", kind, subject)
+			fmt.Fprintf(&imports, "      { %s: { account: %s, subject: %q } }\n", kind, name, subject)
+		}
+	}
+	return fmt.Sprintf(staticForm, name, members[false], &exports, name, members[true], &imports), nil
+}
+
+const staticForm = `# Written by boxfleet. It may contain hashes of passwords: only the server should be able to read it.
+accounts {
+  %s {
+    jetstream: enabled
+    users: [
+%s    ]
+    exports: [
+%s    ]
+  }
+  %s_clients {
+    users: [
+%s    ]
+    imports: [
+%s    ]
+  }
+}
+`
+
+// login returns how a user proves its identity, as a server's configuration says it.
+func (u *StaticUser) login() (string, error) {
+	switch _, err := bcrypt.Cost([]byte(u.Password)); {
+	case u.Key != "" && u.Password != "":
+		return "", protocol.Invalid("password", "%s has a key: it must not have a password too", u.User())
+	case u.Key != "":
+		return "nkey: " + u.Key, nil
+	case err != nil:
+		return "", protocol.Invalid("password", "%s needs a key, or the bcrypt hash of a password", u.User())
+	}
+	return fmt.Sprintf("user: %s, password: %s", strconv.Quote(u.User()), strconv.Quote(u.Password)), nil
 }
 
 func list(subjects []string) string {
@@ -85,5 +116,5 @@ func list(subjects []string) string {
 	for i, s := range subjects {
 		quoted[i] = strconv.Quote(s)
 	}
-	return "[\n        " + strings.Join(quoted, "\n        ") + "\n      ]"
+	return "[\n          " + strings.Join(quoted, "\n          ") + "\n        ]"
 }

@@ -114,7 +114,8 @@ func coordinatorMessages() []Row {
 		{Verb: Publish, Subjects: []string{root + "work.*.*.*"}, Why: "notify workers of news"},
 		{Verb: Publish, Subjects: []string{protocol.StatusSubject}, Why: "publish what prevents it from deciding"},
 		{Verb: Publish, Subjects: []string{protocol.DeadFilter}, Why: "store requests that cannot be processed"},
-		{Verb: Publish, Subjects: []string{"_INBOX.>"}, Why: "answer requests, reads and uploads"},
+		{Verb: Publish, Subjects: []string{"_INBOX.>"}, Why: "answer requests, and reads of workers and operators"},
+		{Verb: Publish, Subjects: []string{"_R_.>"}, Why: "answer reads and uploads of clients, whose account is another"},
 		{Verb: Subscribe, Subjects: []string{root + "api.*.*", root + "api.*.*.*"},
 			Why: "answer reads, with and without the name of the reader"},
 		{Verb: Subscribe, Subjects: []string{root + "blob.*.*.*.*"}, Why: "take the chunks of uploads"},
@@ -186,7 +187,8 @@ func coordinatorBuckets() []Row {
 			Why:      "follow the wanted images and the images of hosts"},
 		{Verb: Publish, Subjects: append(
 			follow(objects(protocol.BucketImageFiles), "$O."+protocol.BucketImageFiles+".M.>"),
-			"$JS.API.CONSUMER.DELETE."+objects(protocol.BucketImageFiles)+".*"),
+			"$JS.API.CONSUMER.DELETE."+objects(protocol.BucketImageFiles)+".*",
+			"$JS.API.DIRECT.GET."+objects(protocol.BucketImageFiles)+".$O."+protocol.BucketImageFiles+".M.>"),
 			Why: "list the files of images"},
 	}
 }
