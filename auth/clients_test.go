@@ -91,8 +91,8 @@ func (w *world) messages(t *testing.T, name string) string {
 	return count
 }
 
-// TestNoAnswerToAClientIsStored asks with reply subjects that belong to streams: the server publishes an acknowledgement
-// there, and a coordinator its answer.
+// TestNoAnswerToAClientIsStored asks with reply subjects that belong to streams. The server publishes its
+// acknowledgement there, and a coordinator its answer.
 func TestNoAnswerToAClientIsStored(t *testing.T) {
 	t.Parallel()
 	for form, w := range worlds(t) {

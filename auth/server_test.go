@@ -56,8 +56,8 @@ func startServer(t *testing.T, part string) *testServer {
 func (s *testServer) write(t *testing.T, part string) {
 	t.Helper()
 	included := filepath.Join(s.dir, "auth.conf")
-	text := fmt.Sprintf("server_name: test\nlisten: \"127.0.0.1:-1\"\njetstream { store_dir: %q }\ninclude \"auth.conf\"\n",
-		filepath.Join(s.dir, "store"))
+	text := fmt.Sprintf("server_name: test\nlisten: \"127.0.0.1:-1\"\njetstream { store_dir: %q }\n"+
+		"include \"auth.conf\"\n", filepath.Join(s.dir, "store"))
 	for name, content := range map[string]string{included: part, s.file: text} {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -221,8 +221,8 @@ func covers(permission, subject string) bool {
 	return len(want) == len(have)
 }
 
-// TestARoleReachesItsOwnSubjectsAndNoOthers tries each subject of each identity as each other identity: of another role,
-// name, tenant or host. The server fills in the templates.
+// TestARoleReachesItsOwnSubjectsAndNoOthers tries each subject of each identity as each other identity: of another
+// role, name, tenant or host. The server fills in the templates.
 func TestARoleReachesItsOwnSubjectsAndNoOthers(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)

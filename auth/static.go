@@ -42,9 +42,10 @@ func HashPassword(password string) (string, error) {
 	return string(hash), nil
 }
 
-// StaticConfig returns a part of a NATS server's configuration that lists users with their permissions, in one account
-// for clients and one for all other roles, for deployments without an operator. Everybody else is refused. A change needs a reload of each server's configuration. Errors: those
-// of [rights.Identity.Validate], and invalid_argument with field users, key or password.
+// StaticConfig returns a part of a NATS server's configuration that lists users with their permissions, for deployments
+// without an operator. Clients get an account of their own, see [rights.Role.IsClient]. Everybody else is refused. A
+// change needs a reload of each server's configuration. Errors: those of [rights.Identity.Validate], and
+// invalid_argument with field users, key or password.
 func StaticConfig(users []StaticUser) (string, error) {
 	if len(users) == 0 {
 		return "", protocol.Invalid("users", "must not be empty: a server without users admits everybody")
@@ -80,7 +81,7 @@ func StaticConfig(users []StaticUser) (string, error) {
 	return fmt.Sprintf(staticForm, name, members[false], &exports, name, members[true], &imports), nil
 }
 
-const staticForm = `# Written by boxfleet. It may contain hashes of passwords: only the server should be able to read it.
+const staticForm = `# Written by boxfleet. Hashes of passwords may be in it: let only the server read it.
 accounts {
   %s {
     jetstream: enabled
