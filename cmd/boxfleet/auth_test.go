@@ -32,7 +32,11 @@ func trustingServer(t *testing.T, dir, part string) *server.Server {
 	t.Helper()
 	file := filepath.Join(dir, "nats.conf")
 	write(t, filepath.Join(dir, "auth.conf"), part)
-	write(t, file, "server_name: nats-1\nlisten: \"127.0.0.1:-1\"\njetstream { store_dir: store }\ninclude \"auth.conf\"\n")
+	write(t, file, `server_name: nats-1
+listen: "127.0.0.1:-1"
+jetstream { store_dir: store }
+include "auth.conf"
+`)
 	opts, err := server.ProcessConfigFile(file)
 	if err != nil {
 		t.Fatalf("the server does not accept its configuration: %v", err)
@@ -132,7 +136,9 @@ func TestCredentialsAreMadeListedRevokedAndReplaced(t *testing.T) {
 		t.Errorf("got %+v, %v", all, err)
 	}
 	shown := must(t, on("show", "worker", "w1")...)
-	for _, want := range []string{"HOSTA", "valid", "publish   boxfleet.v1.append.w1.*.*", "subscribe _INBOX.@worker.w1.>"} {
+	for _, want := range []string{
+		"HOSTA", "valid", "publish   boxfleet.v1.append.w1.*.*", "subscribe _INBOX.@worker.w1.>",
+	} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("show does not print %q: %s", want, shown)
 		}
