@@ -19,7 +19,7 @@ func TestTheRightsPageShowsTheTable(t *testing.T) {
 	for _, role := range rights.Roles() {
 		updated = between(t, updated, string(role), rightsOf(role))
 	}
-	updated = between(t, updated, "clients", sharedSubjects())
+	updated = between(t, updated, "shared", sharedSubjects())
 	updated = between(t, updated, "pending", pendingRights())
 	switch {
 	case updated == page:
@@ -55,9 +55,26 @@ func rightsOf(role rights.Role) string {
 }
 
 func sharedSubjects() string {
-	return "| what clients do | subjects |\n|---|---|\n" +
-		"| publish, and are answered | " + quoted(rights.ClientServices()) + " |\n" +
-		"| hear | " + quoted(rights.ClientStreams()) + " |\n"
+	ways := map[rights.Way]string{
+		rights.Asked: "publishes; one answer", rights.AskedFor: "publishes; many answers", rights.Heard: "subscribes",
+		rights.Told: "publishes to all accounts",
+	}
+	var b strings.Builder
+	b.WriteString("| account | what it does | subjects |\n|---|---|---|\n")
+	for _, account := range rights.Accounts() {
+		for _, way := range []rights.Way{rights.Asked, rights.AskedFor, rights.Told, rights.Heard} {
+			var subjects []string
+			for _, share := range account.Shared() {
+				if share.Way == way {
+					subjects = append(subjects, share.Subject)
+				}
+			}
+			if len(subjects) > 0 {
+				fmt.Fprintf(&b, "| %s | %s | %s |\n", account, ways[way], quoted(subjects))
+			}
+		}
+	}
+	return b.String()
 }
 
 func pendingRights() string {

@@ -3,6 +3,7 @@ package auth
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"slices"
 	"sort"
 	"time"
@@ -13,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// name is what servers and tools show as the name of the operator and of the account.
+// name is what servers and tools show as the name of the operator and of the account of the streams.
 const name = "boxfleet"
 
 // signOperator signs the operator by itself, and the system account.
@@ -36,32 +37,65 @@ func (a *Authority) signOperator(s *state) error {
 	return nil
 }
 
-// signAccounts signs the account of the streams and the one of clients, each with the signing keys and revocations that
-// the state lists, unless the stored one has them already.
+// signAccounts signs each account with the signing keys and revocations that the state lists, and with the subjects that
+// it shares, unless the stored one has them already.
 func (a *Authority) signAccounts(s *state) error {
-	account, err := s.claims(s.Account, name, func(r rights.Role) bool { return !r.IsClient() })
-	if err != nil {
-		return err
-	}
-	clients, err := s.claims(s.Clients, name+"-clients", rights.Role.IsClient)
-	if err != nil {
-		return err
-	}
-	account.Limits.JetStreamLimits = jwt.JetStreamLimits{
-		MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit,
-	}
-	for kind, subjects := range map[jwt.ExportType][]string{
-		jwt.Service: rights.ClientServices(), jwt.Stream: rights.ClientStreams(),
-	} {
-		for _, subject := range subjects {
-			account.Exports.Add(&jwt.Export{Name: subject, Subject: jwt.Subject(subject), Type: kind})
-			clients.Imports.Add(&jwt.Import{Name: subject, Subject: jwt.Subject(subject), Type: kind, Account: s.Account})
+	signed := make([]*jwt.AccountClaims, len(s.Accounts))
+	for i, of := range s.Accounts {
+		var err error
+		if signed[i], err = s.claims(of); err != nil {
+			return err
 		}
 	}
-	if err := a.signAccount(s, account, &s.AccountJWT); err != nil {
-		return err
+	streams, exported := signed[0], map[rights.Share]bool{}
+	streams.Limits.JetStreamLimits = jwt.JetStreamLimits{
+		MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit,
 	}
-	return a.signAccount(s, clients, &s.ClientsJWT)
+	for i, of := range s.Accounts {
+		for _, share := range of.Account.Shared() {
+			if share.Way == rights.Told {
+				export(signed[i], share)
+				for k := range signed {
+					if k != i {
+						importFrom(signed[i], signed[k], share)
+					}
+				}
+				continue
+			}
+			if !exported[share] {
+				export(streams, share)
+			}
+			exported[share] = true
+			importFrom(streams, signed[i], share)
+		}
+	}
+	for i := range s.Accounts {
+		if err := a.signAccount(s, signed[i], &s.Accounts[i].JWT); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kindOf(share rights.Share) jwt.ExportType {
+	if share.Way == rights.Heard || share.Way == rights.Told {
+		return jwt.Stream
+	}
+	return jwt.Service
+}
+
+func export(from *jwt.AccountClaims, share rights.Share) {
+	e := &jwt.Export{Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share)}
+	if share.Way == rights.AskedFor {
+		e.ResponseType = jwt.ResponseTypeStream
+	}
+	from.Exports.Add(e)
+}
+
+func importFrom(from, to *jwt.AccountClaims, share rights.Share) {
+	to.Imports.Add(&jwt.Import{
+		Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share), Account: from.Subject,
+	})
 }
 
 // signAccount signs an account, unless the stored one is the same.
@@ -78,6 +112,11 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 		}
 		issuedAt = old.IssuedAt
 	}
+	wrong := jwt.CreateValidationResults()
+	account.Validate(wrong)
+	if wrong.IsBlocking(true) {
+		return internal("sign an account", errors.Join(wrong.Errors()...))
+	}
 	pair, err := a.key(s.Operator)
 	if err != nil {
 		return err
@@ -93,11 +132,12 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 	return nil
 }
 
-// claims returns an account with the signing keys and revocations of some roles.
-func (s *state) claims(public, name string, has func(rights.Role) bool) (*jwt.AccountClaims, error) {
-	account := jwt.NewAccountClaims(public)
-	account.Name = name
+// claims returns an account with the signing keys and revocations of its roles.
+func (s *state) claims(of account) (*jwt.AccountClaims, error) {
+	account := jwt.NewAccountClaims(of.Key)
+	account.Name = accountName(of.Account)
 	account.Limits.DisallowBearer = true
+	has := func(r rights.Role) bool { return r.Account() == of.Account }
 	for _, k := range s.Signing {
 		if !has(k.Role) {
 			continue
@@ -139,12 +179,22 @@ func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
 	return bytes.Equal(texts[0], texts[1]), nil
 }
 
-// accountOf returns the account that a role belongs to.
-func (s *state) accountOf(role rights.Role) string {
-	if role.IsClient() {
-		return s.Clients
+// accountName is what servers and tools show as the name of an account.
+func accountName(a rights.Account) string {
+	if a == rights.Streams {
+		return name
 	}
-	return s.Account
+	return name + "-" + string(a)
+}
+
+// accountOf returns the public key of the account that a role belongs to.
+func (s *state) accountOf(role rights.Role) string {
+	for _, a := range s.Accounts {
+		if a.Account == role.Account() {
+			return a.Key
+		}
+	}
+	return ""
 }
 
 // addSigningKey gives a role a new signing key.

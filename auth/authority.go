@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nkeys"
@@ -37,15 +38,20 @@ type state struct {
 	Version  int          `json:"v"`
 	Operator string       `json:"operator"` // public keys
 	System   string       `json:"system_account"`
-	Account  string       `json:"account"` // of the streams: coordinators, workers, operators
-	Clients  string       `json:"clients_account"`
 	Signing  []SigningKey `json:"signing_keys"`
 	Issued   []Issued     `json:"issued"`
 
 	OperatorJWT string `json:"operator_jwt"`
 	SystemJWT   string `json:"system_account_jwt"`
-	AccountJWT  string `json:"account_jwt"`
-	ClientsJWT  string `json:"clients_account_jwt"`
+
+	Accounts []account `json:"accounts"` // that of the streams first
+}
+
+// account is an account of the deployment.
+type account struct {
+	Account rights.Account `json:"account"`
+	Key     string         `json:"key"` // public
+	JWT     string         `json:"jwt"`
 }
 
 // SigningKey signs the credentials of one role.
@@ -92,12 +98,17 @@ func Init(dir string, replace Replace) (*Authority, error) {
 	}{
 		{nkeys.PrefixByteOperator, &s.Operator},
 		{nkeys.PrefixByteAccount, &s.System},
-		{nkeys.PrefixByteAccount, &s.Account},
-		{nkeys.PrefixByteAccount, &s.Clients},
 	} {
 		if *k.public, err = a.newKey(k.prefix); err != nil {
 			return nil, err
 		}
+	}
+	for _, kind := range rights.Accounts() {
+		key, err := a.newKey(nkeys.PrefixByteAccount)
+		if err != nil {
+			return nil, err
+		}
+		s.Accounts = append(s.Accounts, account{Account: kind, Key: key})
 	}
 	for _, role := range rights.Roles() {
 		if err := a.addSigningKey(s, role); err != nil {
@@ -218,9 +229,9 @@ func (a *Authority) change(f func(s *state) error) error {
 // version of the program knows. changed says that servers have to be told: call [Authority.Push].
 func (a *Authority) Refresh() (changed bool, err error) {
 	err = a.change(func(s *state) error {
-		account, clients := s.AccountJWT, s.ClientsJWT
+		before := slices.Clone(s.Accounts)
 		err := a.signAccounts(s)
-		changed = s.AccountJWT != account || s.ClientsJWT != clients
+		changed = !slices.Equal(before, s.Accounts)
 		return err
 	})
 	return changed, err

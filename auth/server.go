@@ -30,9 +30,11 @@ func (a *Authority) Trust() (*Trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Trust{Operator: s.OperatorJWT, System: s.System, Accounts: map[string]string{
-		s.System: s.SystemJWT, s.Account: s.AccountJWT, s.Clients: s.ClientsJWT,
-	}}, nil
+	t := &Trust{Operator: s.OperatorJWT, System: s.System, Accounts: map[string]string{s.System: s.SystemJWT}}
+	for _, account := range s.Accounts {
+		t.Accounts[account.Key] = account.JWT
+	}
+	return t, nil
 }
 
 // Config returns a part of a NATS server's configuration, to be included in its configuration file. The server stores
@@ -115,8 +117,8 @@ func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err e
 	if err != nil {
 		return nil, err
 	}
-	for _, account := range []string{s.AccountJWT, s.ClientsJWT} {
-		answers, err := to.AskServers(ctx, claimsUpdate, []byte(account))
+	for _, account := range s.Accounts {
+		answers, err := to.AskServers(ctx, claimsUpdate, []byte(account.JWT))
 		if err != nil {
 			return nil, err
 		}

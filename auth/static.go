@@ -43,14 +43,14 @@ func HashPassword(password string) (string, error) {
 }
 
 // StaticConfig returns a part of a NATS server's configuration that lists users with their permissions, for deployments
-// without an operator. Clients get an account of their own, see [rights.Role.IsClient]. Everybody else is refused. A
+// without an operator. Each user is in the account of its role, see [rights.Account]. Everybody else is refused. A
 // change needs a reload of each server's configuration. Errors: those of [rights.Identity.Validate], and
 // invalid_argument with field users, key or password.
 func StaticConfig(users []StaticUser) (string, error) {
 	if len(users) == 0 {
 		return "", protocol.Invalid("users", "must not be empty: a server without users admits everybody")
 	}
-	members := map[bool]*strings.Builder{false: {}, true: {}} // by whether they are clients
+	members := map[rights.Account]string{}
 	seen := map[string]bool{}
 	for i := range users {
 		u := &users[i]
@@ -66,38 +66,57 @@ func StaticConfig(users []StaticUser) (string, error) {
 			return "", protocol.Invalid("users", "%s is listed twice", u.User())
 		}
 		seen[u.User()], seen[u.Key] = true, u.Key != ""
-		fmt.Fprintf(members[u.Role.IsClient()], "      { %s, permissions: {\n        publish: { allow: %s }\n"+
+		members[u.Role.Account()] += fmt.Sprintf("      { %s, permissions: {\n        publish: { allow: %s }\n"+
 			"        subscribe: { allow: %s }\n      } }\n", login, list(set.Publish), list(set.Subscribe))
 	}
-	var exports, imports strings.Builder
-	for kind, subjects := range map[string][]string{
-		"service": rights.ClientServices(), "stream": rights.ClientStreams(),
-	} {
-		for _, subject := range subjects {
-			fmt.Fprintf(&exports, "      { %s: %q }\n", kind, subject)
-			fmt.Fprintf(&imports, "      { %s: { account: %s, subject: %q } }\n", kind, name, subject)
-		}
-	}
-	return fmt.Sprintf(staticForm, name, members[false], &exports, name, members[true], &imports), nil
+	return "# Written by boxfleet. Hashes of passwords may be in it: let only the server read it.\n" +
+		"accounts {\n" + staticAccounts(members) + "}\n", nil
 }
 
-const staticForm = `# Written by boxfleet. Hashes of passwords may be in it: let only the server read it.
-accounts {
-  %s {
-    jetstream: enabled
-    users: [
-%s    ]
-    exports: [
-%s    ]
-  }
-  %s_clients {
-    users: [
-%s    ]
-    imports: [
-%s    ]
-  }
+// staticAccounts writes the accounts with their users and the subjects that they share.
+func staticAccounts(members map[rights.Account]string) string {
+	exports, imports := map[rights.Account]string{}, map[rights.Account]string{}
+	exported := map[rights.Share]bool{}
+	export := func(from rights.Account, share rights.Share) {
+		responses := ""
+		if share.Way == rights.AskedFor {
+			responses = ", response: stream"
+		}
+		if !exported[share] {
+			exports[from] += fmt.Sprintf("      { %s: %q%s }\n", kindOf(share), share.Subject, responses)
+		}
+		exported[share] = true
+	}
+	importFrom := func(from, to rights.Account, share rights.Share) {
+		imports[to] += fmt.Sprintf("      { %s: { account: %s, subject: %q } }\n", kindOf(share), accountName(from),
+			share.Subject)
+	}
+	for _, account := range rights.Accounts() {
+		for _, share := range account.Shared() {
+			if share.Way != rights.Told {
+				export(rights.Streams, share)
+				importFrom(rights.Streams, account, share)
+				continue
+			}
+			export(account, share)
+			for _, to := range rights.Accounts() {
+				if to != account {
+					importFrom(account, to, share)
+				}
+			}
+		}
+	}
+	text := ""
+	for _, account := range rights.Accounts() {
+		jetstream := ""
+		if account == rights.Streams {
+			jetstream = "    jetstream: enabled\n"
+		}
+		text += fmt.Sprintf("  %s {\n%s    users: [\n%s    ]\n    exports: [\n%s    ]\n    imports: [\n%s    ]\n  }\n",
+			accountName(account), jetstream, members[account], exports[account], imports[account])
+	}
+	return text
 }
-`
 
 // login returns how a user proves its identity, as a server's configuration says it.
 func (u *StaticUser) login() (string, error) {

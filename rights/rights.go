@@ -27,20 +27,6 @@ func Roles() []Role { return []Role{Coordinator, Worker, User, Viewer, FleetView
 // HasTenant reports whether the role belongs to one tenant.
 func (r Role) HasTenant() bool { return r == User || r == Viewer }
 
-// IsClient reports whether the role only sends requests and reads. Clients belong into an account of their own, without
-// streams. A server publishes its answers to whatever reply subject a message names, and does not check whether the
-// sender may publish there. In an account with streams, a client could so have answers stored where it may not write.
-// The account of clients shares only the subjects of [ClientServices] and [ClientStreams] with that of the streams.
-func (r Role) IsClient() bool { return r.HasTenant() || r == FleetViewer }
-
-// ClientServices returns the subjects to which clients publish and on which they are answered.
-func ClientServices() []string { return []string{root + "api.>", root + "blob.>", root + "request.>"} }
-
-// ClientStreams returns the subjects that clients only hear. Answers to requests come this way too.
-func ClientStreams() []string {
-	return []string{"_INBOX.>", protocol.HeartbeatSubject("*"), root + "live.>", root + "log.>", protocol.StatusSubject}
-}
-
 // HasHost reports whether the role belongs to one Docker host.
 func (r Role) HasHost() bool { return r == Worker }
 

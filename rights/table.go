@@ -114,8 +114,8 @@ func coordinatorMessages() []Row {
 		{Verb: Publish, Subjects: []string{root + "work.*.*.*"}, Why: "notify workers of news"},
 		{Verb: Publish, Subjects: []string{protocol.StatusSubject}, Why: "publish what prevents it from deciding"},
 		{Verb: Publish, Subjects: []string{protocol.DeadFilter}, Why: "store requests that cannot be processed"},
-		{Verb: Publish, Subjects: []string{"_INBOX.>"}, Why: "answer requests, and reads of workers and operators"},
-		{Verb: Publish, Subjects: []string{"_R_.>"}, Why: "answer reads and uploads of clients, whose account is another"},
+		{Verb: Publish, Subjects: []string{"_INBOX.>"}, Why: "answer requests, and the reads of operators"},
+		{Verb: Publish, Subjects: []string{"_R_.>"}, Why: "answer reads and uploads from other accounts"},
 		{Verb: Subscribe, Subjects: []string{root + "api.*.*", root + "api.*.*.*"},
 			Why: "answer reads, with and without the name of the reader"},
 		{Verb: Subscribe, Subjects: []string{root + "blob.*.*.*.*"}, Why: "take the chunks of uploads"},
@@ -193,6 +193,20 @@ func coordinatorBuckets() []Row {
 	}
 }
 
+// What a worker reads: the state of streams, single messages, and batches of messages.
+var (
+	workerInfos = []string{protocol.StreamEvents, kv(protocol.BucketLocks)}
+	workerReads = []string{
+		protocol.StreamEvents, protocol.StreamLogs, kv(protocol.BucketLocks), kv(protocol.BucketWorkers),
+		kv(protocol.BucketSandboxes), kv(protocol.BucketHistories), kv(protocol.BucketImages),
+		objects(protocol.BucketSegments), objects(protocol.BucketImageFiles), objects(protocol.BucketBlobs),
+	}
+	workerBatches = []string{
+		protocol.StreamEvents,
+		objects(protocol.BucketSegments), objects(protocol.BucketImageFiles), objects(protocol.BucketBlobs),
+	}
+)
+
 func workerRows() []Row {
 	return rowsOf(Worker,
 		Row{Verb: Publish, Subjects: []string{root + "append.{name}.*.*"}, Why: "append events, under its own name only"},
@@ -208,15 +222,11 @@ func workerRows() []Row {
 			Subjects: []string{root + "api." + protocol.DefaultTenant + ".@{name}." + protocol.EndpointAwaited},
 			Why:      "ask which images sandboxes wait for, before it removes one"},
 		Row{Verb: Publish, Subjects: []string{"$JS.API.INFO"}, Why: "check that JetStream is available"},
-		Row{Verb: Publish, Subjects: api("STREAM.INFO", protocol.StreamEvents, kv(protocol.BucketLocks)),
+		Row{Verb: Publish, Subjects: api("STREAM.INFO", workerInfos...),
 			Why: "read the deployment's id, the store's clock and the life of locks"},
-		Row{Verb: Publish, Subjects: api("STREAM.MSG.GET",
-			protocol.StreamEvents, protocol.StreamLogs, kv(protocol.BucketLocks), kv(protocol.BucketWorkers),
-			kv(protocol.BucketSandboxes), kv(protocol.BucketHistories), kv(protocol.BucketImages),
-			objects(protocol.BucketSegments), objects(protocol.BucketImageFiles), objects(protocol.BucketBlobs)),
+		Row{Verb: Publish, Subjects: api("STREAM.MSG.GET", workerReads...),
 			Why: "read histories, the end of stored output, locks, snapshots, wanted images and entries of objects"},
-		Row{Verb: Publish, Subjects: api("DIRECT.GET", protocol.StreamEvents,
-			objects(protocol.BucketSegments), objects(protocol.BucketImageFiles), objects(protocol.BucketBlobs)),
+		Row{Verb: Publish, Subjects: api("DIRECT.GET", workerBatches...),
 			Why: "read histories, files of images and uploads"},
 		Row{Verb: Subscribe, Subjects: []string{root + "work.{name}.*.*"}, Why: "hear of news for its sandboxes"},
 		Row{Verb: Subscribe, Subjects: leaders, Why: "read again what a new leader may not have published"},
