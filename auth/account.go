@@ -37,8 +37,8 @@ func (a *Authority) signOperator(s *state) error {
 	return nil
 }
 
-// signAccounts signs each account with the signing keys and revocations that the state lists, and with the subjects that
-// it shares, unless the stored one has them already.
+// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares, unless the
+// stored account has them already.
 func (a *Authority) signAccounts(s *state) error {
 	signed := make([]*jwt.AccountClaims, len(s.Accounts))
 	for i, of := range s.Accounts {

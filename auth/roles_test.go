@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
 )
@@ -31,7 +33,7 @@ type roleConn struct {
 }
 
 // open connects Boxfleet's own code with new credentials of an identity.
-func open(t *testing.T, a *auth.Authority, s *testServer, id rights.Identity) *roleConn {
+func open(t *testing.T, a *auth.Authority, url string, id rights.Identity) *roleConn {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "creds")
 	if err := os.WriteFile(file, issue(t, a, id).Text, 0o600); err != nil {
@@ -40,7 +42,7 @@ func open(t *testing.T, a *auth.Authority, s *testServer, id rights.Identity) *r
 	c := &roleConn{}
 	var err error
 	c.Conn, err = jetstream.Connect(t.Context(), jetstream.Config{
-		URL: s.ClientURL(), Creds: file, Name: id.Name, Timeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		URL: url, Creds: file, Name: id.Name, Timeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 		Options: func(o *nats.Options) {
 			o.InboxPrefix = id.Inbox()
 			report := o.AsyncErrorCB
@@ -79,13 +81,13 @@ func (c *roleConn) refusals(t *testing.T) []string {
 }
 
 // runCoordinator runs a coordinator on its connection until the test ends.
-func runCoordinator(t *testing.T, conn *roleConn, name string) {
+func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.Assets) {
 	t.Helper()
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	ctx, stop := context.WithCancel(context.Background())
 	go func() {
 		ended <- coordinator.Run(ctx, coordinator.Config{Conn: conn.Conn, Name: name, Build: "0.0.1",
-			Logger: slog.New(slog.DiscardHandler), OnReady: func() { close(ready) }})
+			Assets: assets, Logger: slog.New(slog.DiscardHandler), OnReady: func() { close(ready) }})
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -104,18 +106,76 @@ func runCoordinator(t *testing.T, conn *roleConn, name string) {
 func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)
-	ctx := t.Context()
-	deciding := open(t, a, s, someone(rights.Coordinator, "c1", "", ""))
-	runCoordinator(t, deciding, "c1")
-	worker := open(t, a, s, someone(rights.Worker, "w1", "", "HOSTA"))
-	operator := open(t, a, s, someone(rights.Operator, "otto", "", ""))
-	content := []byte("the file of an image")
-	want := &protocol.WantedImage{Ref: "example/image:1", Digest: "sha256-x"}
+	url := s.ClientURL()
+	workWithRights(t, a, jetstream.Assets{}, url, url, url)
+}
 
-	for _, step := range []struct {
-		what string
-		do   func() error
-	}{
+// TestTheCodeOfEachRoleWorksWithItsRightsInACluster connects each role to another server.
+func TestTheCodeOfEachRoleWorksWithItsRightsInACluster(t *testing.T) {
+	t.Parallel()
+	a, err := auth.Init(filepath.Join(t.TempDir(), "a"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := trust(t, a)
+	ports, err := embedded.FreePorts(6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var servers []*embedded.Server
+	var urls []string
+	for i := range 3 {
+		name := string(rune('a' + i))
+		s, err := embedded.Start(embedded.Config{
+			Dir: filepath.Join(t.TempDir(), name), Name: name, Port: ports[i],
+			ClusterName: "boxfleet", ClusterPort: ports[3+i], SyncLazily: true,
+			Routes: []string{"nats://127.0.0.1:" + strconv.Itoa(ports[3]), "nats://127.0.0.1:" + strconv.Itoa(ports[4])},
+			Operators: &embedded.Operators{
+				Operator: trusted.Operator, System: trusted.System, Accounts: trusted.Accounts,
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Stop)
+		servers, urls = append(servers, s), append(urls, s.ClientURL())
+	}
+	if err := embedded.WaitForLeader(servers, 60*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	workWithRights(t, a, jetstream.Assets{Replicas: 3}, urls[0], urls[1], urls[2])
+}
+
+func workWithRights(t *testing.T, a *auth.Authority, assets jetstream.Assets, forCoordinator, forWorker,
+	forOperator string) {
+	t.Helper()
+	ctx := t.Context()
+	deciding := open(t, a, forCoordinator, someone(rights.Coordinator, "c1", "", ""))
+	runCoordinator(t, deciding, "c1", assets)
+	worker := open(t, a, forWorker, someone(rights.Worker, "w1", "", "HOSTA"))
+	operator := open(t, a, forOperator, someone(rights.Operator, "otto", "", ""))
+	steps := slices.Concat(workerSteps(ctx, worker), imageSteps(ctx, t, operator, worker), operatorSteps(ctx, operator),
+		coordinatorSteps(ctx, deciding), leaveSteps(ctx, worker))
+	for _, step := range steps {
+		if err := step.do(); err != nil {
+			t.Errorf("%s: %v", step.what, err)
+		}
+	}
+	for who, c := range map[string]*roleConn{"coordinator": deciding, "worker": worker, "operator": operator} {
+		if refused := c.refusals(t); len(refused) > 0 {
+			t.Errorf("the server refuses the %s %q", who, refused)
+		}
+	}
+}
+
+// step is something that a role does.
+type step struct {
+	what string
+	do   func() error
+}
+
+func workerSteps(ctx context.Context, worker *roleConn) []step {
+	return []step{
 		{"worker: open", func() error { return worker.Open(ctx) }},
 		{"worker: lock its host", func() error {
 			lease, err := worker.AcquireHost(ctx, "HOSTA", jetstream.Holder{Name: "w1", Instance: "1"}, 0)
@@ -156,7 +216,13 @@ func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 			return worker.PublishImages(ctx, &protocol.HostImages{Worker: "w1"})
 		}},
 		{"worker: look for an upload", func() error { return absent(second(worker.Blob(ctx, "sha256-none"))) }},
+	}
+}
 
+func imageSteps(ctx context.Context, t *testing.T, operator, worker *roleConn) []step {
+	content := []byte("the file of an image")
+	want := &protocol.WantedImage{Ref: "example/image:1", Digest: "sha256-x"}
+	return []step{
 		{"operator: store the file of an image", func() error {
 			return operator.PutImageFile(ctx, want.Digest, bytes.NewReader(content))
 		}},
@@ -178,6 +244,11 @@ func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 			return err
 		}},
 		{"operator: remove an image", func() error { return operator.UnwantImage(ctx, want.Ref) }},
+	}
+}
+
+func operatorSteps(ctx context.Context, operator *roleConn) []step {
+	return []step{
 		{"operator: cordon a host", func() error {
 			_, err := operator.ChangeOperatorIntent(ctx, "HOSTA", func(w *protocol.OperatorIntent) error {
 				w.Cordoned = true
@@ -207,6 +278,11 @@ func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 			}
 			return err
 		}},
+	}
+}
+
+func coordinatorSteps(ctx context.Context, deciding *roleConn) []step {
+	return []step{
 		{"coordinator: remove the unwanted files of images", func() error {
 			return deciding.RemoveUnwantedFiles(ctx, 0)
 		}},
@@ -217,24 +293,20 @@ func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 		}},
 		{"coordinator: keep an upload", func() error { return deciding.RenewBlob(ctx, "sha256-none") }},
 		{"coordinator: store an upload", func() error {
-			return deciding.PutBlob(ctx, "sha256-some", bytes.NewReader(content))
+			return deciding.PutBlob(ctx, "sha256-some", strings.NewReader("content"))
 		}},
 		{"coordinator: notify a worker", func() error { return deciding.NotifyWithoutBatch("w1", "blue", "x") }},
+	}
+}
+
+func leaveSteps(ctx context.Context, worker *roleConn) []step {
+	return []step{
 		{"worker: leave", func() error {
 			if err := worker.ForgetImages(ctx, "w1"); err != nil {
 				return err
 			}
 			return worker.ForgetHost(ctx, "w1")
 		}},
-	} {
-		if err := step.do(); err != nil {
-			t.Errorf("%s: %v", step.what, err)
-		}
-	}
-	for who, c := range map[string]*roleConn{"coordinator": deciding, "worker": worker, "operator": operator} {
-		if refused := c.refusals(t); len(refused) > 0 {
-			t.Errorf("the server refuses the %s %q", who, refused)
-		}
 	}
 }
 
@@ -242,8 +314,8 @@ func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 func TestWhatIsPendingIsRefused(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)
-	runCoordinator(t, open(t, a, s, someone(rights.Coordinator, "c1", "", "")), "c1")
-	worker := open(t, a, s, someone(rights.Worker, "w1", "", "HOSTA"))
+	runCoordinator(t, open(t, a, s.ClientURL(), someone(rights.Coordinator, "c1", "", "")), "c1", jetstream.Assets{})
+	worker := open(t, a, s.ClientURL(), someone(rights.Worker, "w1", "", "HOSTA"))
 	if _, err := worker.PublishOutput("blue", "x", "e", jetstream.Chunk{Stream: jetstream.Stdout}); err != nil {
 		t.Fatal(err)
 	}

@@ -104,8 +104,8 @@ type Asker interface {
 	AskServers(ctx context.Context, subject string, data []byte) (answers [][]byte, err error)
 }
 
-// Push calls [Authority.Refresh] and sends the accounts to the running servers. It returns the names of the servers that
-// took them; a server that is away gets them from these later. to must be connected with
+// Push calls [Authority.Refresh] and sends the accounts to the running servers. It returns the names of the servers
+// that took them; a server that is away gets them from these later. to must be connected with
 // [Authority.SystemCredentials].
 // Errors: those of to; unavailable if no server answered, such as those without a resolver that stores accounts;
 // failed_precondition if a server refused an account.

@@ -3,10 +3,10 @@ package rights
 import "github.com/boxfleet/boxfleet/protocol"
 
 // Account is one of the accounts of a deployment. A server publishes its answers to whatever reply subject a message
-// names, and does not check whether the sender may publish there. In the account with the streams, anybody could so have
-// answers stored where they may not write. Therefore that account is for the roles that are trusted with every stream.
-// The others are in accounts without streams, which share only the subjects of [Account.Shared] with it. Answers from
-// the account of the streams end in the account of the one who asked.
+// names, and does not check whether the sender may publish there. So everybody in the account with the streams can have
+// answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. The
+// others are in accounts without streams, which share only the subjects of [Account.Shared] with it. An answer from the
+// account of the streams goes no further than the account of the one who asked.
 type Account string
 
 // The accounts. Their texts are part of the names that servers and tools show.

@@ -1,6 +1,7 @@
 // Package rights says which NATS subjects each role may publish to and subscribe to.
 //
 //	table.go     the rights of each role, with the reason for each
+//	accounts.go  which account each role is in, and what the accounts share
 //	pending.go   what the present code still uses beyond the table
 //	rights.go    identities, and the rights of one of them
 //
