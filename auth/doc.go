@@ -4,9 +4,10 @@
 //	   │                     └── their revocations              └── its permissions: a template of package rights
 //	   └── signs ──► system account, for changing accounts on running servers
 //
-// There is an account for the streams, one for workers and one for clients; [rights.Account] says why. An [Authority]
-// is a directory with these keys. Servers trust the operator and need nothing else: they check credentials without
-// asking anybody, and learn of revocations and new signing keys from the accounts, which [Authority.Push] sends them.
+// There is an account for the streams, one for workers and one for clients; the type Account of package rights says
+// why. An [Authority] is a directory with these keys. Servers trust the operator and need nothing else: they check
+// credentials without asking anybody, and learn of revocations and new signing keys from the accounts, which
+// [Authority.Push] sends them.
 //
 //	authority.go   the directory: making, opening, locking and writing it
 //	keys.go        seeds of keys

@@ -11,8 +11,8 @@ func (cmds authCommands) initCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "init [DIR]", Short: "Make an authority, whose keys sign credentials",
 		Long: `Make an authority: a directory with the keys of an operator and of its accounts, and one signing key for each
-role. Whoever has the directory can make credentials for every role, so keep it on one machine and back it up. NATS
-servers do not need it; see boxfleet auth config.
+role. Anybody who can read the directory can make credentials for every role, so keep it on one machine and back it
+up. NATS servers do not need it; see boxfleet auth config.
 
 DIR defaults to auth in the data directory.`,
 		Args: func(cmd *cobra.Command, args []string) error {
