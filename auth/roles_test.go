@@ -118,7 +118,7 @@ func TestTheCodeOfEachRoleWorksWithItsRightsInACluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	trusted := trust(t, a)
-	ports, err := embedded.FreePorts(6)
+	ports, err := embedded.FreePorts(3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,9 +127,9 @@ func TestTheCodeOfEachRoleWorksWithItsRightsInACluster(t *testing.T) {
 	for i := range 3 {
 		name := string(rune('a' + i))
 		s, err := embedded.Start(embedded.Config{
-			Dir: filepath.Join(t.TempDir(), name), Name: name, Port: ports[i],
-			ClusterName: "boxfleet", ClusterPort: ports[3+i], SyncLazily: true,
-			Routes: []string{"nats://127.0.0.1:" + strconv.Itoa(ports[3]), "nats://127.0.0.1:" + strconv.Itoa(ports[4])},
+			Dir: filepath.Join(t.TempDir(), name), Name: name,
+			ClusterName: "boxfleet", ClusterPort: ports[i], SyncLazily: true,
+			Routes: []string{"nats://127.0.0.1:" + strconv.Itoa(ports[0]), "nats://127.0.0.1:" + strconv.Itoa(ports[1])},
 			Operators: &embedded.Operators{
 				Operator: trusted.Operator, System: trusted.System, Accounts: trusted.Accounts,
 			},
