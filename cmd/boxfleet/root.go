@@ -91,7 +91,7 @@ func (p *program) addCommands(root *cobra.Command) {
 			hostCommands{p.client}.group(), imageCommands{p.client}.group()}},
 		{groupOperate, "Operate a fleet:", roleServer, []*cobra.Command{
 			p.servers.upCommand(), p.servers.coordinatorCommand(), p.servers.workerCommand(),
-			storageCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
+			storageCommands{p.servers}.group(), authCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
 		{groupOperate, "", roleClient, []*cobra.Command{
 			pingCommands{p.client}.pingCommand(), auditCommands{p.client}.auditCommand(), versionCommand(p.console)}},
 	} {

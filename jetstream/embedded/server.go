@@ -22,6 +22,10 @@ type Config struct {
 	Port  int    // port to listen on; 0 chooses a free one, -1 opens no port at all
 	Token string // token that all clients must present, also in-process clients; empty if they need none
 
+	// Operators puts the server in operator mode. All clients, also in-process clients, must then present credentials of
+	// the operator's accounts instead of Token, which must be empty. nil: no operator.
+	Operators *Operators
+
 	ClusterName string   // the cluster that the server is a member of; empty if there is none
 	ClusterPort int      // port to listen on for the other members
 	Routes      []string // nats://host:port of each other member
@@ -73,6 +77,9 @@ func start(cfg Config) (*Server, error) {
 		JetStream: true, StoreDir: cfg.Dir, SyncAlways: !cfg.SyncLazily,
 		JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
+	}
+	if err := cfg.Operators.apply(opts); err != nil {
+		return nil, err
 	}
 	if cfg.Port < 0 {
 		opts.DontListen, opts.Port = true, 0

@@ -1,0 +1,223 @@
+package auth
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nkeys"
+
+	"github.com/boxfleet/boxfleet/rights"
+)
+
+// name is what servers and tools show as the name of the operator and of the account of the streams.
+const name = "boxfleet"
+
+// signOperator signs the operator by itself, and the system account.
+func (a *Authority) signOperator(s *state) error {
+	pair, err := a.key(s.Operator)
+	if err != nil {
+		return err
+	}
+	defer pair.Wipe()
+	operator := jwt.NewOperatorClaims(s.Operator)
+	operator.Name, operator.SystemAccount = name, s.System
+	if s.OperatorJWT, err = operator.Encode(pair); err != nil {
+		return internal("sign the operator", err)
+	}
+	system := jwt.NewAccountClaims(s.System)
+	system.Name, system.Limits.DisallowBearer = "SYS", true
+	if s.SystemJWT, err = system.Encode(pair); err != nil {
+		return internal("sign the system account", err)
+	}
+	return nil
+}
+
+// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares, unless the
+// stored account has them already.
+func (a *Authority) signAccounts(s *state) error {
+	signed := make([]*jwt.AccountClaims, len(s.Accounts))
+	for i, of := range s.Accounts {
+		var err error
+		if signed[i], err = s.claims(of); err != nil {
+			return err
+		}
+	}
+	streams, exported := signed[0], map[rights.Share]bool{}
+	streams.Limits.JetStreamLimits = jwt.JetStreamLimits{
+		MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit,
+	}
+	for i, of := range s.Accounts {
+		for _, share := range of.Account.Shared() {
+			if share.Way == rights.Told {
+				export(signed[i], share)
+				for k := range signed {
+					if k != i {
+						importFrom(signed[i], signed[k], share)
+					}
+				}
+				continue
+			}
+			if !exported[share] {
+				export(streams, share)
+			}
+			exported[share] = true
+			importFrom(streams, signed[i], share)
+		}
+	}
+	for i := range s.Accounts {
+		if err := a.signAccount(s, signed[i], &s.Accounts[i].JWT); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kindOf(share rights.Share) jwt.ExportType {
+	if share.Way == rights.Heard || share.Way == rights.Told {
+		return jwt.Stream
+	}
+	return jwt.Service
+}
+
+func export(from *jwt.AccountClaims, share rights.Share) {
+	e := &jwt.Export{Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share)}
+	if share.Way == rights.AskedFor {
+		e.ResponseType = jwt.ResponseTypeStream
+	}
+	from.Exports.Add(e)
+}
+
+func importFrom(from, to *jwt.AccountClaims, share rights.Share) {
+	to.Imports.Add(&jwt.Import{
+		Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share), Account: from.Subject,
+	})
+}
+
+// signAccount signs an account, unless the stored one is the same.
+func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *string) error {
+	var issuedAt int64
+	if *stored != "" {
+		old, err := jwt.DecodeAccountClaims(*stored)
+		if err != nil {
+			return internal("read an account", err)
+		}
+		same, err := sameAccount(old, account)
+		if same || err != nil {
+			return err
+		}
+		issuedAt = old.IssuedAt
+	}
+	wrong := jwt.CreateValidationResults()
+	account.Validate(wrong)
+	if wrong.IsBlocking(true) {
+		return internal("sign an account", errors.Join(wrong.Errors()...))
+	}
+	pair, err := a.key(s.Operator)
+	if err != nil {
+		return err
+	}
+	defer pair.Wipe()
+	// Servers that missed a change take the account with the later second from the others.
+	for time.Now().Unix() <= issuedAt {
+		time.Sleep(time.Until(time.Unix(issuedAt+1, 0)))
+	}
+	if *stored, err = account.Encode(pair); err != nil {
+		return internal("sign an account", err)
+	}
+	return nil
+}
+
+// claims returns an account with the signing keys and revocations of its roles.
+func (s *state) claims(of account) (*jwt.AccountClaims, error) {
+	account := jwt.NewAccountClaims(of.Key)
+	account.Name = accountName(of.Account)
+	account.Limits.DisallowBearer = true
+	has := func(r rights.Role) bool { return r.Account() == of.Account }
+	for _, k := range s.Signing {
+		if !has(k.Role) {
+			continue
+		}
+		set, err := rights.Template(k.Role)
+		if err != nil {
+			return nil, err
+		}
+		scope := jwt.NewUserScope()
+		scope.Key, scope.Role = k.Key, string(k.Role)
+		scope.Template.Permissions = jwt.Permissions{
+			Pub: jwt.Permission{Allow: set.Publish}, Sub: jwt.Permission{Allow: set.Subscribe},
+		}
+		account.SigningKeys.AddScopedSigner(scope)
+	}
+	for _, c := range s.Issued {
+		if has(c.Role) && !c.Revoked.IsZero() {
+			account.RevokeAt(c.Key, c.Revoked)
+		}
+	}
+	return account, nil
+}
+
+// sameAccount reports whether two accounts have the same content, whenever they were signed.
+func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
+	texts := [2][]byte{}
+	for i, account := range []*jwt.AccountClaims{a, b} {
+		content := jwt.Account{
+			Imports: account.Imports, Exports: account.Exports, Limits: account.Limits, SigningKeys: account.SigningKeys,
+			Revocations: account.Revocations,
+		}
+		sort.Sort(content.Imports)
+		sort.Sort(content.Exports)
+		var err error
+		if texts[i], err = json.Marshal(&content); err != nil {
+			return false, internal("compare accounts", err)
+		}
+	}
+	return bytes.Equal(texts[0], texts[1]), nil
+}
+
+// accountName is what servers and tools show as the name of an account.
+func accountName(a rights.Account) string {
+	if a == rights.Streams {
+		return name
+	}
+	return name + "-" + string(a)
+}
+
+// accountOf returns the public key of the account that a role belongs to.
+func (s *state) accountOf(role rights.Role) string {
+	for _, a := range s.Accounts {
+		if a.Account == role.Account() {
+			return a.Key
+		}
+	}
+	return ""
+}
+
+// addSigningKey gives a role a new signing key.
+func (a *Authority) addSigningKey(s *state, role rights.Role) error {
+	public, err := a.newKey(nkeys.PrefixByteAccount)
+	if err != nil {
+		return err
+	}
+	s.Signing = append(s.Signing, SigningKey{Role: role, Key: public, Created: a.now().UTC()})
+	return nil
+}
+
+// signer returns the present signing key of a role.
+func (s *state) signer(role rights.Role) string {
+	for _, k := range s.Signing {
+		if k.Role == role && k.AcceptedUntil.IsZero() {
+			return k.Key
+		}
+	}
+	return ""
+}
+
+// accepts reports whether servers accept credentials that a key signed.
+func (s *state) accepts(signer string) bool {
+	return slices.ContainsFunc(s.Signing, func(k SigningKey) bool { return k.Key == signer })
+}

@@ -1,0 +1,21 @@
+// Package auth makes credentials for NATS servers in operator mode, and keeps the keys that sign them.
+//
+//	operator ── signs ──► accounts ── list ──► one signing key for each role ── signs ──► credentials of one identity
+//	   │                     └── their revocations              └── its permissions: a template of package rights
+//	   └── signs ──► system account, for changing accounts on running servers
+//
+// There is an account for the streams, one for workers and one for clients; the type Account of package rights says
+// why. An [Authority] is a directory with these keys. Servers trust the operator and need nothing else: they check
+// credentials without asking anybody, and learn of revocations and new signing keys from the accounts, which
+// [Authority.Push] sends them.
+//
+//	authority.go   the directory: making, opening, locking and writing it
+//	keys.go        seeds of keys
+//	account.go     signing the accounts from what the directory lists
+//	issue.go       credentials: issuing, listing, revoking
+//	rotate.go      replacing the signing key of a role
+//	server.go      the configuration of servers, and pushing changed accounts to them
+//	static.go      the alternative without an operator: users in a server's configuration
+//
+// Of this module it imports rights and protocol. It does not know the NATS client.
+package auth

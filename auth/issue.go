@@ -1,0 +1,251 @@
+package auth
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nkeys"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
+)
+
+// Issued describes credentials that were issued. Their secret part is not stored: only their holder has it.
+type Issued struct {
+	Role   rights.Role `json:"role"`
+	Name   string      `json:"name"`
+	Tenant string      `json:"tenant,omitempty"`
+	Host   string      `json:"host,omitempty"`
+	Key    string      `json:"key"`    // public, and different for each credentials
+	Signer string      `json:"signer"` // public key of the role that signed them
+
+	IssuedAt time.Time `json:"issued"`
+	Expires  time.Time `json:"expires,omitzero"` // zero: never
+	Revoked  time.Time `json:"revoked,omitzero"` // zero: they are not
+
+	// Retired says that the key which signed them is no longer accepted.
+	Retired bool `json:"-"`
+}
+
+// Identity returns whom the credentials identify.
+func (c *Issued) Identity() rights.Identity {
+	return rights.Identity{Role: c.Role, Name: c.Name, Tenant: c.Tenant, Host: c.Host, Key: c.Key}
+}
+
+// Status says whether servers accept the credentials at a time: "valid", "expired", "revoked", or "retired" if the key
+// that signed them is no longer accepted.
+func (c *Issued) Status(now time.Time) string {
+	switch {
+	case !c.Revoked.IsZero():
+		return "revoked"
+	case c.Retired:
+		return "retired"
+	case !c.Expires.IsZero() && !now.Before(c.Expires):
+		return "expired"
+	}
+	return "valid"
+}
+
+// Credentials are new credentials.
+type Credentials struct {
+	Issued
+
+	// Text is the content of a NATS credentials file. It contains the secret key.
+	Text []byte
+}
+
+// IssueOptions configures [Authority.Issue].
+type IssueOptions struct {
+	Life time.Duration // how long the credentials are accepted, rounded to seconds; 0: forever
+
+	// Again permits credentials for somebody who has valid ones, which stay valid.
+	Again bool
+}
+
+// Issue makes credentials for an identity, whose Key must be empty: it is chosen at random. Servers accept them at
+// once.
+// Errors: those of [rights.Identity.Validate]; invalid_argument with field expires for a negative life; already_exists
+// if the identity has valid credentials, or if its name belongs to another role: in a tenant, users and viewers have
+// different names, as the other roles have among themselves.
+func (a *Authority) Issue(id rights.Identity, o IssueOptions) (*Credentials, error) {
+	if err := id.Validate(); err != nil {
+		return nil, err
+	}
+	if id.Key != "" {
+		return nil, protocol.Invalid("key", "must be empty: credentials get a new key")
+	}
+	if o.Life != 0 && o.Life < time.Second {
+		return nil, protocol.Invalid("expires", "must be at least 1s, got %s", o.Life)
+	}
+	var c *Credentials
+	err := a.change(func(s *state) (err error) {
+		if err := s.mayIssue(id, o.Again, a.now()); err != nil {
+			return err
+		}
+		if c, err = a.sign(s.signer(id.Role), s.accountOf(id.Role), id, o.Life); err == nil {
+			s.Issued = append(s.Issued, c.Issued)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// mayIssue refuses credentials that would let two holders act under one name.
+func (s *state) mayIssue(id rights.Identity, again bool, now time.Time) error {
+	for i := range s.Issued {
+		c := s.Issued[i]
+		c.Retired = !s.accepts(c.Signer)
+		if c.Name != id.Name || c.Tenant != id.Tenant || c.Status(now) != "valid" {
+			continue
+		}
+		switch {
+		case c.Role != id.Role:
+			e := protocol.Errorf(protocol.AlreadyExists, "", "%s is the name of a %s: choose another one, or revoke its "+
+				"credentials first", id.Name, c.Role)
+			e.Field = "name"
+			return e
+		case c.Host != id.Host:
+			e := protocol.Errorf(protocol.AlreadyExists, "", "worker %s has credentials for host %s: revoke them first",
+				id.Name, c.Host)
+			e.Field = "host"
+			return e
+		case !again:
+			e := protocol.Errorf(protocol.AlreadyExists, "", "%s %s has valid credentials: revoke them first, or ask for "+
+				"further ones", id.Role, id.Name)
+			e.Field = "name"
+			return e
+		}
+	}
+	return nil
+}
+
+// sign makes a key and credentials for it. A scoped signing key carries the permissions, so the credentials name none.
+func (a *Authority) sign(signer, account string, id rights.Identity, life time.Duration) (*Credentials, error) {
+	pair, err := a.key(signer)
+	if err != nil {
+		return nil, err
+	}
+	defer pair.Wipe()
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		return nil, internal("make a key", err)
+	}
+	defer user.Wipe()
+	public, err := user.PublicKey()
+	if err != nil {
+		return nil, internal("make a key", err)
+	}
+	now := a.now().UTC().Truncate(time.Second)
+	c := &Credentials{Issued: Issued{Role: id.Role, Name: id.Name, Tenant: id.Tenant, Host: id.Host, Key: public,
+		Signer: signer, IssuedAt: now}}
+	claims := jwt.NewUserClaims(public)
+	claims.SetScoped(true)
+	claims.Name, claims.IssuerAccount = id.Name, account
+	// TagList.Add would turn them into lower case, and hosts' ids have upper case.
+	if id.Tenant != "" {
+		claims.Tags = append(claims.Tags, "tenant:"+id.Tenant)
+	}
+	if id.Host != "" {
+		claims.Tags = append(claims.Tags, "host:"+id.Host)
+	}
+	if life != 0 {
+		c.Expires = now.Add(life).Truncate(time.Second)
+		claims.Expires = c.Expires.Unix()
+	}
+	if c.Text, err = credentialsText(claims, pair, user); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// credentialsText signs claims and returns a credentials file.
+func credentialsText(claims *jwt.UserClaims, signer, user nkeys.KeyPair) ([]byte, error) {
+	token, err := claims.Encode(signer)
+	if err != nil {
+		return nil, internal("sign credentials", err)
+	}
+	seed, err := user.Seed()
+	if err != nil {
+		return nil, internal("sign credentials", err)
+	}
+	text, err := jwt.FormatUserConfig(token, seed)
+	clear(seed)
+	if err != nil {
+		return nil, internal("write credentials", err)
+	}
+	return text, nil
+}
+
+// List returns all issued credentials, sorted by role, tenant, name and time.
+func (a *Authority) List() ([]Issued, error) {
+	s, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.Issued {
+		s.Issued[i].Retired = !s.accepts(s.Issued[i].Signer)
+	}
+	slices.SortStableFunc(s.Issued, func(x, y Issued) int {
+		return cmp.Or(cmp.Compare(x.Role, y.Role), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(x.Name, y.Name),
+			x.IssuedAt.Compare(y.IssuedAt))
+	})
+	return s.Issued, nil
+}
+
+// Find returns the credentials of one holder, oldest first. Only Role, Name and Tenant of id count. Error: not_found.
+func (a *Authority) Find(id rights.Identity) ([]Issued, error) {
+	all, err := a.List()
+	if err != nil {
+		return nil, err
+	}
+	found := slices.DeleteFunc(all, func(c Issued) bool { return !c.isOf(id) })
+	if len(found) == 0 {
+		return nil, unknownHolder(id)
+	}
+	return found, nil
+}
+
+func (c *Issued) isOf(id rights.Identity) bool {
+	return c.Role == id.Role && c.Name == id.Name && c.Tenant == id.Tenant
+}
+
+func unknownHolder(id rights.Identity) error {
+	of := ""
+	if id.Tenant != "" {
+		of = " of tenant " + id.Tenant
+	}
+	return protocol.Errorf(protocol.NotFound, "", "no credentials were issued for %s %s%s", id.Role, id.Name, of)
+}
+
+// Revoke revokes the credentials of one holder: all of them, or only those with the public key id.Key. Servers refuse
+// them, and end their connections, once [Authority.Push] has told them. It returns the newly revoked credentials. Only
+// Role, Name, Tenant and Key of id count. Error: not_found.
+func (a *Authority) Revoke(id rights.Identity) (revoked []Issued, err error) {
+	err = a.change(func(s *state) error {
+		known := false
+		for i := range s.Issued {
+			c := &s.Issued[i]
+			if !c.isOf(id) || id.Key != "" && c.Key != id.Key {
+				continue
+			}
+			known = true
+			if c.Revoked.IsZero() {
+				c.Revoked = a.now().UTC().Truncate(time.Second)
+				revoked = append(revoked, *c)
+			}
+		}
+		if !known {
+			return unknownHolder(id)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return revoked, nil
+}

@@ -1,0 +1,357 @@
+package auth_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/auth"
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/eventually"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
+)
+
+// roleConn is a connection of Boxfleet's own code that records what the server refuses.
+type roleConn struct {
+	*jetstream.Conn
+
+	mu      sync.Mutex
+	refused []string
+}
+
+// open connects Boxfleet's own code with new credentials of an identity.
+func open(t *testing.T, a *auth.Authority, url string, id rights.Identity) *roleConn {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "creds")
+	if err := os.WriteFile(file, issue(t, a, id).Text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := &roleConn{}
+	var err error
+	c.Conn, err = jetstream.Connect(t.Context(), jetstream.Config{
+		URL: url, Creds: file, Name: id.Name, Timeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Options: func(o *nats.Options) {
+			o.InboxPrefix = id.Inbox()
+			report := o.AsyncErrorCB
+			o.AsyncErrorCB = func(nc *nats.Conn, sub *nats.Subscription, err error) {
+				c.mu.Lock()
+				c.refused = append(c.refused, err.Error())
+				c.mu.Unlock()
+				report(nc, sub, err)
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// refusals returns what the server has refused of everything sent before.
+func (c *roleConn) refusals(t *testing.T) []string {
+	t.Helper()
+	const mark = "nobody" // no role tested here may send the heartbeat of another one
+	if err := c.Beat(&protocol.Heartbeat{Worker: mark}); err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	eventually.Holds(t, 10*time.Second, "the server refuses a heartbeat", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		at = slices.IndexFunc(c.refused, func(r string) bool { return strings.Contains(r, protocol.HeartbeatSubject(mark)) })
+		return at >= 0
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.refused[:at])
+}
+
+// runCoordinator runs a coordinator on its connection until the test ends.
+func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.Assets) {
+	t.Helper()
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	ctx, stop := context.WithCancel(context.Background())
+	go func() {
+		ended <- coordinator.Run(ctx, coordinator.Config{Conn: conn.Conn, Name: name, Build: "0.0.1",
+			Assets: assets, Logger: slog.New(slog.DiscardHandler), OnReady: func() { close(ready) }})
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatalf("the coordinator ended: %v; refused: %q", err, conn.refusals(t))
+	case <-time.After(60 * time.Second):
+		t.Fatalf("the coordinator is not ready; refused: %q", conn.refusals(t))
+	}
+}
+
+// TestTheCodeOfEachRoleWorksWithItsRights runs the code that each role outside the tenants runs, with its credentials.
+func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
+	t.Parallel()
+	a, s := newAuthority(t)
+	url := s.ClientURL()
+	workWithRights(t, a, jetstream.Assets{}, url, url, url)
+}
+
+// TestTheCodeOfEachRoleWorksWithItsRightsInACluster connects each role to another server.
+func TestTheCodeOfEachRoleWorksWithItsRightsInACluster(t *testing.T) {
+	t.Parallel()
+	a, err := auth.Init(filepath.Join(t.TempDir(), "a"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := trust(t, a)
+	ports, err := embedded.FreePorts(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var servers []*embedded.Server
+	var urls []string
+	for i := range 3 {
+		name := string(rune('a' + i))
+		s, err := embedded.Start(embedded.Config{
+			Dir: filepath.Join(t.TempDir(), name), Name: name,
+			ClusterName: "boxfleet", ClusterPort: ports[i], SyncLazily: true,
+			Routes: []string{"nats://127.0.0.1:" + strconv.Itoa(ports[0]), "nats://127.0.0.1:" + strconv.Itoa(ports[1])},
+			Operators: &embedded.Operators{
+				Operator: trusted.Operator, System: trusted.System, Accounts: trusted.Accounts,
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Stop)
+		servers, urls = append(servers, s), append(urls, s.ClientURL())
+	}
+	if err := embedded.WaitForLeader(servers, 60*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	workWithRights(t, a, jetstream.Assets{Replicas: 3}, urls[0], urls[1], urls[2])
+}
+
+func workWithRights(t *testing.T, a *auth.Authority, assets jetstream.Assets, forCoordinator, forWorker,
+	forOperator string) {
+	t.Helper()
+	ctx := t.Context()
+	deciding := open(t, a, forCoordinator, someone(rights.Coordinator, "c1", "", ""))
+	runCoordinator(t, deciding, "c1", assets)
+	worker := open(t, a, forWorker, someone(rights.Worker, "w1", "", "HOSTA"))
+	operator := open(t, a, forOperator, someone(rights.Operator, "otto", "", ""))
+	steps := slices.Concat(workerSteps(ctx, worker), imageSteps(ctx, t, operator, worker), operatorSteps(ctx, operator),
+		coordinatorSteps(ctx, deciding), leaveSteps(ctx, worker))
+	for _, step := range steps {
+		if err := step.do(); err != nil {
+			t.Errorf("%s: %v", step.what, err)
+		}
+	}
+	for who, c := range map[string]*roleConn{"coordinator": deciding, "worker": worker, "operator": operator} {
+		if refused := c.refusals(t); len(refused) > 0 {
+			t.Errorf("the server refuses the %s %q", who, refused)
+		}
+	}
+}
+
+// step is something that a role does.
+type step struct {
+	what string
+	do   func() error
+}
+
+func workerSteps(ctx context.Context, worker *roleConn) []step {
+	return []step{
+		{"worker: open", func() error { return worker.Open(ctx) }},
+		{"worker: lock its host", func() error {
+			lease, err := worker.AcquireHost(ctx, "HOSTA", jetstream.Holder{Name: "w1", Instance: "1"}, 0)
+			if err != nil {
+				return err
+			}
+			return lease.Release(ctx)
+		}},
+		{"worker: register", func() error {
+			return worker.RegisterHost(ctx, &protocol.Host{Worker: "w1", HostID: "HOSTA"})
+		}},
+		{"worker: beat", func() error { return worker.Beat(&protocol.Heartbeat{Worker: "w1"}) }},
+		{"worker: hear of work", func() error {
+			stop, err := worker.Work("w1", func(string, string, *protocol.Batch) {})
+			if err == nil {
+				stop()
+			}
+			return err
+		}},
+		{"worker: append", func() error {
+			_, err := worker.Append(ctx, batch("w1"), 0)
+			return err
+		}},
+		{"worker: read a history", func() error {
+			_, err := worker.History(ctx, "blue", "x", 0)
+			return err
+		}},
+		{"worker: read the end of a history", func() error {
+			_, err := worker.LastBatch(ctx, "blue", "x")
+			return err
+		}},
+		{"worker: read a snapshot", func() error { return absent(second(worker.Snapshot(ctx, "blue", "y"))) }},
+		{"worker: read the end of output", func() error {
+			_, _, err := worker.OutputEnd(ctx, "blue", "x", "e")
+			return err
+		}},
+		{"worker: report images", func() error {
+			return worker.PublishImages(ctx, &protocol.HostImages{Worker: "w1"})
+		}},
+		{"worker: look for an upload", func() error { return absent(second(worker.Blob(ctx, "sha256-none"))) }},
+	}
+}
+
+func imageSteps(ctx context.Context, t *testing.T, operator, worker *roleConn) []step {
+	content := []byte("the file of an image")
+	want := &protocol.WantedImage{Ref: "example/image:1", Digest: "sha256-x"}
+	return []step{
+		{"operator: store the file of an image", func() error {
+			return operator.PutImageFile(ctx, want.Digest, bytes.NewReader(content))
+		}},
+		{"operator: import an image", func() error { return operator.WantImage(ctx, want) }},
+		{"operator: list images", func() error {
+			_, _, err := operator.Images(ctx)
+			return err
+		}},
+		{"worker: read the file of an image", func() error {
+			file, err := worker.ImageFile(ctx, want.Digest)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			var got bytes.Buffer
+			if _, err = got.ReadFrom(file); err == nil && !bytes.Equal(got.Bytes(), content) {
+				t.Errorf("the file of the image is %q", got.Bytes())
+			}
+			return err
+		}},
+		{"operator: remove an image", func() error { return operator.UnwantImage(ctx, want.Ref) }},
+	}
+}
+
+func operatorSteps(ctx context.Context, operator *roleConn) []step {
+	return []step{
+		{"operator: cordon a host", func() error {
+			_, err := operator.ChangeOperatorIntent(ctx, "HOSTA", func(w *protocol.OperatorIntent) error {
+				w.Cordoned = true
+				return nil
+			})
+			return err
+		}},
+		{"operator: change limits", func() error {
+			if err := operator.Open(ctx); err != nil {
+				return err
+			}
+			return operator.Change(ctx, jetstream.Assets{LogMaxAge: time.Hour})
+		}},
+		{"operator: read a history", func() error {
+			_, err := operator.History(ctx, "blue", "x", 0)
+			return err
+		}},
+		{"operator: follow events and status", func() error {
+			stop, err := operator.Live("*", "*", func(*protocol.Batch) {})
+			if err != nil {
+				return err
+			}
+			defer stop()
+			stop, err = operator.FollowStatus(func(*protocol.Status) {})
+			if err == nil {
+				stop()
+			}
+			return err
+		}},
+	}
+}
+
+func coordinatorSteps(ctx context.Context, deciding *roleConn) []step {
+	return []step{
+		{"coordinator: remove the unwanted files of images", func() error {
+			return deciding.RemoveUnwantedFiles(ctx, 0)
+		}},
+		{"coordinator: purge a history", func() error { return deciding.PurgeHistory(ctx, "blue", "x") }},
+		{"coordinator: take the lock of a lost host", func() error {
+			return deciding.SeizeHost(ctx, "HOSTA", jetstream.Holder{Name: "c1", Instance: "2"},
+				func(uint64) error { return nil })
+		}},
+		{"coordinator: keep an upload", func() error { return deciding.RenewBlob(ctx, "sha256-none") }},
+		{"coordinator: store an upload", func() error {
+			return deciding.PutBlob(ctx, "sha256-some", strings.NewReader("content"))
+		}},
+		{"coordinator: notify a worker", func() error { return deciding.NotifyWithoutBatch("w1", "blue", "x") }},
+	}
+}
+
+func leaveSteps(ctx context.Context, worker *roleConn) []step {
+	return []step{
+		{"worker: leave", func() error {
+			if err := worker.ForgetImages(ctx, "w1"); err != nil {
+				return err
+			}
+			return worker.ForgetHost(ctx, "w1")
+		}},
+	}
+}
+
+// TestWhatIsPendingIsRefused shows that a worker's present code needs what the table does not grant.
+func TestWhatIsPendingIsRefused(t *testing.T) {
+	t.Parallel()
+	a, s := newAuthority(t)
+	runCoordinator(t, open(t, a, s.ClientURL(), someone(rights.Coordinator, "c1", "", "")), "c1", jetstream.Assets{})
+	worker := open(t, a, s.ClientURL(), someone(rights.Worker, "w1", "", "HOSTA"))
+	if _, err := worker.PublishOutput("blue", "x", "e", jetstream.Chunk{Stream: jetstream.Stdout}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if err := worker.FollowWantedImages(ctx, func(string, *protocol.WantedImage) {}, nil); err == nil {
+		t.Error("a worker follows the wanted images through a consumer")
+	}
+	_, err := worker.Query(t.Context(), protocol.DefaultTenant, protocol.EndpointAwaited, &protocol.Query{})
+	if err == nil {
+		t.Error("a worker reads without its name")
+	}
+	refused := strings.Join(worker.refusals(t), "\n")
+	for _, want := range []string{
+		protocol.LogSubject("blue", "x", "e"), "$JS.API.CONSUMER.CREATE.KV_boxfleet_images.",
+		protocol.APISubject(protocol.DefaultTenant, protocol.EndpointAwaited),
+	} {
+		if !strings.Contains(refused, want) {
+			t.Errorf("%s is not refused: take it off the list of pending rights, or mend this test", want)
+		}
+	}
+}
+
+// batch is a message of a writer that a stream takes as the beginning of a history.
+func batch(writer string) *protocol.Batch {
+	return &protocol.Batch{Version: protocol.Version, Tenant: "blue", Sandbox: "x", ID: "01", Writer: writer,
+		Events: []protocol.Event{{Sequence: 1, Tenant: "blue", Sandbox: "x", Kind: protocol.SandboxAccepted,
+			Time: time.Now().UTC()}}}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// absent returns nil for not_found: the read was permitted.
+func absent(err error) error {
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,156 @@
+package auth
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nkeys"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Trust is what a server needs to check credentials. None of it is secret.
+type Trust struct {
+	Operator string            // the operator as a JWT
+	System   string            // public key of the system account
+	Accounts map[string]string // all accounts as JWTs, by public key
+}
+
+// Trust returns what servers need now.
+func (a *Authority) Trust() (*Trust, error) {
+	s, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	t := &Trust{Operator: s.OperatorJWT, System: s.System, Accounts: map[string]string{s.System: s.SystemJWT}}
+	for _, account := range s.Accounts {
+		t.Accounts[account.Key] = account.JWT
+	}
+	return t, nil
+}
+
+// Config returns a part of a NATS server's configuration, to be included in its configuration file. The server stores
+// accounts in resolverDir, takes changes from [Authority.Push], and hands them on to the other servers of its cluster.
+// Accounts in the text are older than stored ones after a change, and then have no effect. Error: invalid_argument with
+// field resolver_dir unless it is an absolute path.
+func (t *Trust) Config(resolverDir string) (string, error) {
+	if !filepath.IsAbs(resolverDir) {
+		return "", protocol.Invalid("resolver_dir", "must be an absolute path, got %q", resolverDir)
+	}
+	return t.config(fmt.Sprintf("resolver {\n  type: full\n  dir: %s\n  allow_delete: false\n  interval: \"2m\"\n}\n",
+		strconv.Quote(resolverDir))), nil
+}
+
+// MemoryConfig is like Config, for a server that stores no accounts. After each change it must be written again, and
+// the server has to reload its configuration.
+func (t *Trust) MemoryConfig() string { return t.config("resolver: MEMORY\n") }
+
+func (t *Trust) config(resolver string) string {
+	var b strings.Builder
+	b.WriteString("# Written by boxfleet auth. It contains no secrets.\n")
+	fmt.Fprintf(&b, "operator: %s\nsystem_account: %s\n%s", t.Operator, t.System, resolver)
+	b.WriteString("resolver_preload {\n")
+	for _, key := range slices.Sorted(maps.Keys(t.Accounts)) {
+		fmt.Fprintf(&b, "  %s: %s\n", key, t.Accounts[key])
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// pushLife is how long the credentials of one push are accepted.
+const pushLife = 5 * time.Minute
+
+// claimsUpdate is where servers take changed accounts from users of the system account.
+const claimsUpdate = "$SYS.REQ.CLAIMS.UPDATE"
+
+// SystemCredentials makes credentials of the system account, for connections that push changes. They are accepted for
+// five minutes, permit nothing else, and are not listed.
+func (a *Authority) SystemCredentials() ([]byte, error) {
+	s, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	pair, err := a.key(s.System)
+	if err != nil {
+		return nil, err
+	}
+	defer pair.Wipe()
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		return nil, internal("make a key", err)
+	}
+	defer user.Wipe()
+	public, err := user.PublicKey()
+	if err != nil {
+		return nil, internal("make a key", err)
+	}
+	claims := jwt.NewUserClaims(public)
+	claims.Name, claims.Expires = name, a.now().Add(pushLife).Unix()
+	claims.Pub.Allow.Add(claimsUpdate)
+	claims.Sub.Allow.Add("_INBOX.>")
+	return credentialsText(claims, pair, user)
+}
+
+// Asker sends a request to all servers and returns their answers, of which there is at least one.
+type Asker interface {
+	AskServers(ctx context.Context, subject string, data []byte) (answers [][]byte, err error)
+}
+
+// Push calls [Authority.Refresh] and sends the accounts to the running servers. It returns the names of the servers
+// that took them; a server that is away gets them from these later. to must be connected with
+// [Authority.SystemCredentials].
+// Errors: those of to; unavailable if no server answered, such as those without a resolver that stores accounts;
+// failed_precondition if a server refused an account.
+func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err error) {
+	if _, err := a.Refresh(); err != nil {
+		return nil, err
+	}
+	s, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	for _, account := range s.Accounts {
+		answers, err := to.AskServers(ctx, claimsUpdate, []byte(account.JWT))
+		if err != nil {
+			return nil, err
+		}
+		if servers, err = takenBy(answers); err != nil {
+			return nil, err
+		}
+	}
+	return servers, nil
+}
+
+// takenBy returns the servers that took an account.
+func takenBy(answers [][]byte) (servers []string, err error) {
+	for _, data := range answers {
+		var answer struct {
+			Server struct {
+				Name string `json:"name"`
+			} `json:"server"`
+			Error *struct {
+				Description string `json:"description"`
+			} `json:"error"`
+		}
+		if err := json.Unmarshal(data, &answer); err != nil {
+			return nil, internal("read a server's answer", err)
+		}
+		if answer.Error != nil {
+			return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings,
+				"NATS server %s did not take an account: %s", answer.Server.Name, answer.Error.Description)
+		}
+		servers = append(servers, answer.Server.Name)
+	}
+	if len(servers) == 0 {
+		return nil, protocol.Errorf(protocol.Unavailable, "", "no NATS server answered")
+	}
+	return servers, nil
+}

@@ -1,0 +1,75 @@
+package rights
+
+import "github.com/boxfleet/boxfleet/protocol"
+
+// Account is one of the accounts of a deployment. A server publishes its answers to whatever reply subject a message
+// names, and does not check whether the sender may publish there. So everybody in the account with the streams can have
+// answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. The
+// others are in accounts without streams, which share only the subjects of [Account.Shared] with it. An answer from the
+// account of the streams goes no further than the account of the one who asked.
+type Account string
+
+// The accounts. Their texts are part of the names that servers and tools show.
+const (
+	Streams Account = ""        // coordinators and operators
+	Workers Account = "workers" // workers
+	Clients Account = "clients" // everybody who only sends requests and reads
+)
+
+// Accounts returns all accounts, that of the streams first.
+func Accounts() []Account { return []Account{Streams, Workers, Clients} }
+
+// Account returns the account that the role belongs to.
+func (r Role) Account() Account {
+	switch r {
+	case Worker:
+		return Workers
+	case User, Viewer, FleetViewer:
+		return Clients
+	}
+	return Streams
+}
+
+// Share is how one subject passes between the account of the streams and another one. A server does not pass a message
+// on that came from another account, so what all accounts hear comes to each of them directly.
+type Share struct {
+	Subject string
+	Way     Way
+}
+
+// Way is the direction of a [Share] and what answers it has.
+type Way string
+
+// The ways.
+const (
+	Asked    Way = "asked" // the other account publishes; there is at most one answer to each message
+	AskedFor Way = "batch" // the other account publishes; there may be many answers to each message
+	Heard    Way = "heard" // the other account subscribes
+	Told     Way = "told"  // the other account publishes, all accounts may subscribe, and nobody answers
+)
+
+// Shared returns the subjects that pass between the account and that of the streams: none for the latter itself.
+func (a Account) Shared() (shared []Share) {
+	add := func(way Way, subjects ...string) {
+		for _, s := range subjects {
+			shared = append(shared, Share{s, way})
+		}
+	}
+	switch a {
+	case Clients:
+		add(Asked, root+"api.>", root+"blob.>", root+"request.>")
+		// Answers to requests are heard: they come long after the acknowledgement.
+		add(Heard, "_INBOX.>", root+"live.>", root+"log.>", protocol.StatusSubject)
+	case Workers:
+		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>",
+			"$KV."+protocol.BucketLocks+".host.*", "$KV."+protocol.BucketWorkers+".*",
+			"$KV."+protocol.BucketImages+".host.*", "$JS.API.INFO")
+		add(Asked, api("STREAM.INFO", workerInfos...)...)
+		add(Asked, api("STREAM.MSG.GET", workerReads...)...)
+		add(AskedFor, api("DIRECT.GET", workerBatches...)...)
+		add(Told, protocol.HeartbeatSubject("*"))
+		add(Heard, root+"work.>")
+		add(Heard, leaders...)
+	}
+	return shared
+}
