@@ -23,7 +23,7 @@ type world struct {
 	coordinator, user, viewer, fleetViewer, worker *client
 }
 
-const coordinatorInbox = "_INBOX.@coordinator.c1"
+const coordinatorInbox = "_INBOX.@c1"
 
 // worlds are a server in operator mode and one with users in its configuration.
 func worlds(t *testing.T) map[string]*world {
@@ -133,7 +133,7 @@ func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 			if got := ask(t, w.user, "_INBOX.blue.anna.last", "boxfleet.v1.api.blue.anna.get", ""); got != `{"v":1}` {
 				t.Errorf("got %q", got)
 			}
-			ask(t, w.worker, "_INBOX.@worker.w1.last", "boxfleet.v1.api.default.@w1.awaited", "")
+			ask(t, w.worker, "_INBOX.@w1.last", "boxfleet.v1.api.default.@w1.awaited", "")
 			for stream, want := range map[string]int{
 				"BOXFLEET_REQUESTS": len(targets), "KV_boxfleet_locks": len(targets), "BOXFLEET_EVENTS": len(targets),
 			} {

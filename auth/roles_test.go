@@ -2,6 +2,7 @@ package auth_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -22,6 +23,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
+	"github.com/boxfleet/boxfleet/sdk"
 )
 
 // roleConn is a connection of Boxfleet's own code that records what the server refuses.
@@ -43,8 +45,8 @@ func open(t *testing.T, a *auth.Authority, url string, id rights.Identity) *role
 	var err error
 	c.Conn, err = jetstream.Connect(t.Context(), jetstream.Config{
 		URL: url, Creds: file, Name: id.Name, Timeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Tenant: id.Tenant, User: userOf(id),
 		Options: func(o *nats.Options) {
-			o.InboxPrefix = id.Inbox()
 			report := o.AsyncErrorCB
 			o.AsyncErrorCB = func(nc *nats.Conn, sub *nats.Subscription, err error) {
 				c.mu.Lock()
@@ -59,6 +61,14 @@ func open(t *testing.T, a *auth.Authority, url string, id rights.Identity) *role
 	}
 	t.Cleanup(c.Close)
 	return c
+}
+
+// userOf returns an identity's name as subjects have it.
+func userOf(id rights.Identity) string {
+	if id.Role.HasTenant() {
+		return id.Name
+	}
+	return "@" + id.Name
 }
 
 // refusals returns what the server has refused of everything sent before.
@@ -215,7 +225,11 @@ func workerSteps(ctx context.Context, worker *roleConn) []step {
 		{"worker: report images", func() error {
 			return worker.PublishImages(ctx, &protocol.HostImages{Worker: "w1"})
 		}},
-		{"worker: look for an upload", func() error { return absent(second(worker.Blob(ctx, "sha256-none"))) }},
+		{"worker: ask which images sandboxes wait for", func() error {
+			_, err := worker.Query(ctx, protocol.DefaultTenant, protocol.EndpointAwaited, &protocol.Query{})
+			return err
+		}},
+		{"worker: look for an upload", func() error { return absent(second(worker.Blob(ctx, "blue", "sha256-none"))) }},
 	}
 }
 
@@ -291,9 +305,9 @@ func coordinatorSteps(ctx context.Context, deciding *roleConn) []step {
 			return deciding.SeizeHost(ctx, "HOSTA", jetstream.Holder{Name: "c1", Instance: "2"},
 				func(uint64) error { return nil })
 		}},
-		{"coordinator: keep an upload", func() error { return deciding.RenewBlob(ctx, "sha256-none") }},
+		{"coordinator: keep an upload", func() error { return deciding.RenewBlob(ctx, "blue", "sha256-none") }},
 		{"coordinator: store an upload", func() error {
-			return deciding.PutBlob(ctx, "sha256-some", strings.NewReader("content"))
+			return deciding.PutBlob(ctx, "blue", "sha256-some", strings.NewReader("content"))
 		}},
 		{"coordinator: notify a worker", func() error { return deciding.NotifyWithoutBatch("w1", "blue", "x") }},
 	}
@@ -307,6 +321,66 @@ func leaveSteps(ctx context.Context, worker *roleConn) []step {
 			}
 			return worker.ForgetHost(ctx, "w1")
 		}},
+	}
+}
+
+// TestAUserWorksWithItsCredentials runs the SDK with the credentials of a user against a coordinator with its own.
+func TestAUserWorksWithItsCredentials(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	a, s := newAuthority(t)
+	runCoordinator(t, open(t, a, s.ClientURL(), someone(rights.Coordinator, "c1", "", "")), "c1", jetstream.Assets{})
+	client := func(id rights.Identity) (*sdk.Client, *roleConn) {
+		t.Helper()
+		conn := open(t, a, s.ClientURL(), id)
+		c, err := sdk.Connect(ctx, sdk.Options{Conn: conn.Conn, Tenant: cmp.Or(id.Tenant, "blue")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return c, conn
+	}
+	user, asUser := client(someone(rights.User, "anna", "blue", ""))
+	viewer, asViewer := client(someone(rights.Viewer, "vera", "blue", ""))
+	operator, asOperator := client(someone(rights.Operator, "otto", "", ""))
+	source := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(source, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	copied, err := user.Upload(ctx, source, "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := user.Create(ctx, sdk.SandboxSpec{Image: "busybox", Copies: []sdk.Copy{copied}}, sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]*sdk.Client{"anna": user, "vera": viewer, "@otto": operator} {
+		seen, err := c.Get(ctx, b.ID())
+		if err != nil || seen.Info().Actor != "anna" {
+			t.Errorf("%s reads the sandbox of %+v: %v", name, seen, err)
+		}
+		events, err := sdk.ReadAll(c.Sandbox(b.ID()).Events(ctx))
+		if err != nil || len(events) == 0 || events[0].Actor != "anna" {
+			t.Errorf("%s reads the events %+v: %v", name, events, err)
+		}
+	}
+	if err := operator.Sandbox(b.ID()).Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	events, err := sdk.ReadAll(viewer.Sandbox(b.ID()).Events(ctx))
+	if err != nil || events[1].Actor != "@otto" {
+		t.Errorf("the delete was requested by %+v: %v", events, err)
+	}
+	for who, c := range map[string]*roleConn{"user": asUser, "viewer": asViewer, "operator": asOperator} {
+		if refused := c.refusals(t); len(refused) > 0 {
+			t.Errorf("the server refuses the %s %q", who, refused)
+		}
+	}
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := viewer.Create(short, sdk.SandboxSpec{Image: "busybox"}, sdk.WithWait(false)); err == nil {
+		t.Error("a viewer creates a sandbox")
 	}
 }
 
@@ -324,14 +398,9 @@ func TestWhatIsPendingIsRefused(t *testing.T) {
 	if err := worker.FollowWantedImages(ctx, func(string, *protocol.WantedImage) {}, nil); err == nil {
 		t.Error("a worker follows the wanted images through a consumer")
 	}
-	_, err := worker.Query(t.Context(), protocol.DefaultTenant, protocol.EndpointAwaited, &protocol.Query{})
-	if err == nil {
-		t.Error("a worker reads without its name")
-	}
 	refused := strings.Join(worker.refusals(t), "\n")
 	for _, want := range []string{
 		protocol.LogSubject("blue", "x", "e"), "$JS.API.CONSUMER.CREATE.KV_boxfleet_images.",
-		protocol.APISubject(protocol.DefaultTenant, protocol.EndpointAwaited),
 	} {
 		if !strings.Contains(refused, want) {
 			t.Errorf("%s is not refused: take it off the list of pending rights, or mend this test", want)

@@ -345,7 +345,7 @@ func TestAServerTakesTheConfigurationOfEachForm(t *testing.T) {
 	}
 	coordinator := dial(t, full, issue(t, a, someone(rights.Coordinator, "c2", "", "")))
 	// A bucket that a coordinator may make shows that the account has JetStream.
-	answer := ask(t, coordinator, "_INBOX.@coordinator.c2", "$JS.API.STREAM.CREATE.BOXFLEET_DEAD",
+	answer := ask(t, coordinator, "_INBOX.@c2", "$JS.API.STREAM.CREATE.BOXFLEET_DEAD",
 		`{"name":"BOXFLEET_DEAD","subjects":["boxfleet.v1.dead.*.*.*"],"num_replicas":1,"storage":"file"}`)
 	if !strings.Contains(answer, `"created"`) {
 		t.Errorf("a stream was not made: %s", answer)

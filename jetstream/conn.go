@@ -34,7 +34,8 @@ type Config struct {
 	OnState   func(connected bool)       // called when the connection is lost or restored; may be nil
 
 	// Tenant and User are the names under which the connection sends requests and queries, and the part of the inboxes
-	// that it receives answers in. Without a user it uses the subjects without one.
+	// that it receives answers in. Without a user it uses the subjects without one. The user of a role that belongs to no
+	// tenant begins with @.
 	Tenant, User string
 
 	// WithoutStreams says that the user has no right to JetStream's API, so the connection never calls it. It can

@@ -77,18 +77,25 @@ func UserRequestSubject(tenant, user, verb, sandbox string) string {
 	return root + "request." + tenant + "." + user + "." + verb + "." + sandbox
 }
 
-// Inbox returns the prefix of the subjects on which a user receives answers.
-func Inbox(tenant, user string) string { return "_INBOX." + tenant + "." + user }
+// Inbox returns the prefix of the subjects on which a user receives answers. A user whose name begins with @ belongs to
+// no tenant.
+func Inbox(tenant, user string) string {
+	if strings.HasPrefix(user, "@") {
+		return "_INBOX." + user
+	}
+	return "_INBOX." + tenant + "." + user
+}
 
 // MayAnswer reports whether a coordinator may send an answer for a user to a subject. The server checks who subscribes
 // to a subject, but not which reply subject a request names: with another one, a user could publish with the
-// coordinator's permissions. Without a user, any inbox may be answered.
+// coordinator's permissions. Without a user, any inbox may be answered. Subjects below _R_ are those that a server puts
+// in place of the reply subjects of other accounts.
 func MayAnswer(reply, tenant, user string) bool {
 	prefix := "_INBOX."
 	if user != "" {
 		prefix = Inbox(tenant, user) + "."
 	}
-	return strings.HasPrefix(reply, prefix) && !strings.ContainsAny(reply, "*> \t\r\n")
+	return (strings.HasPrefix(reply, prefix) || strings.HasPrefix(reply, "_R_.")) && !strings.ContainsAny(reply, "*> \t\r\n")
 }
 
 // EventSubject returns the subject under which a sandbox's history is stored.

@@ -220,14 +220,14 @@ func TestTheTableNamesSubjectsAsTheCodeDoes(t *testing.T) {
 	}
 }
 
-func TestInboxesOfRolesAreApart(t *testing.T) {
-	for role, want := range map[rights.Role]string{
-		rights.Coordinator: "_INBOX.@coordinator.anna", rights.Worker: "_INBOX.@worker.anna",
-		rights.User: "_INBOX.blue.anna", rights.Viewer: "_INBOX.blue.anna",
-		rights.FleetViewer: "_INBOX.@viewer.anna", rights.Operator: "_INBOX.@operator.anna",
-	} {
-		if got := of(role).Inbox(); got != want {
-			t.Errorf("%s: got %s, want %s", role, got, want)
+func TestInboxesAreThoseThatCoordinatorsAnswer(t *testing.T) {
+	for _, role := range rights.Roles() {
+		user, want := "@anna", "_INBOX.@anna"
+		if role.HasTenant() {
+			user, want = "anna", "_INBOX.blue.anna"
+		}
+		if got := of(role).Inbox(); got != want || protocol.Inbox("blue", user) != want {
+			t.Errorf("%s: got %s and %s, want %s", role, got, protocol.Inbox("blue", user), want)
 		}
 	}
 }

@@ -9,15 +9,12 @@ import (
 const root = "boxfleet.v1."
 
 // inboxOf returns the inboxes of a role. A tenant's name cannot begin with @, so no tenant has the inboxes of another
-// role.
+// role. The names of the other roles differ among themselves.
 func inboxOf(role Role) string {
-	switch role {
-	case User, Viewer:
+	if role.HasTenant() {
 		return "_INBOX.{tenant}.{name}.>"
-	case FleetViewer:
-		return "_INBOX.@viewer.{name}.>"
 	}
-	return "_INBOX.@" + string(role) + ".{name}.>"
+	return "_INBOX.@{name}.>"
 }
 
 // Names of streams as the JetStream API has them.

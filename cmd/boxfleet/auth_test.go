@@ -137,7 +137,7 @@ func TestCredentialsAreMadeListedRevokedAndReplaced(t *testing.T) {
 	}
 	shown := must(t, on("show", "worker", "w1")...)
 	for _, want := range []string{
-		"HOSTA", "valid", "publish   boxfleet.v1.append.w1.*.*", "subscribe _INBOX.@worker.w1.>",
+		"HOSTA", "valid", "publish   boxfleet.v1.append.w1.*.*", "subscribe _INBOX.@w1.>",
 	} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("show does not print %q: %s", want, shown)

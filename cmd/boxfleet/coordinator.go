@@ -21,7 +21,7 @@ func (srv *servers) coordinatorCommand() *cobra.Command {
 				return err
 			}
 			cfg.OnReady = func() { srv.say("ready: coordinator %s", cfg.Name) }
-			return srv.role(cmd, "coordinator", func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
+			return srv.role(cmd, "coordinator", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
 				cfg.Conn, cfg.OnState = conn, say
 				return coordinator.Run(ctx, cfg)
 			})

@@ -18,16 +18,20 @@ type servers struct {
 	config *config
 }
 
-// role runs one role against the configured NATS. It waits while NATS is unreachable, and reads the
+// role runs a coordinator or worker, as kind says, under its name against the configured NATS. It waits while NATS is unreachable, and reads the
 // credentials again for every connection attempt.
-func (srv *servers) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
+func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
-	cfg, err := srv.connectionOf(cmd, name)
+	cfg, err := srv.connectionOf(cmd, kind)
 	if err != nil {
 		return err
 	}
+	if err := protocol.ValidateID("name", name); err != nil {
+		return err
+	}
+	cfg.User = "@" + name // of no tenant
 	h := &health{}
-	natsSays, roleSays := h.part("NATS"), h.part(name)
+	natsSays, roleSays := h.part("NATS"), h.part(kind)
 	stop, err := srv.serveHealth(h)
 	if err != nil {
 		return err
@@ -56,7 +60,7 @@ func (srv *servers) role(cmd *cobra.Command, name string, run func(ctx context.C
 	err = run(ctx, conn, roleSays)
 	if err == nil && cmd.Context().Err() == nil {
 		return protocol.Errorf(protocol.Unavailable, "",
-			"the connection to NATS was closed and will not be opened again; restart this %s", name)
+			"the connection to NATS was closed and will not be opened again; restart this %s", kind)
 	}
 	return err
 }

@@ -22,7 +22,7 @@ func (cmds storageCommands) operate(cmd *cobra.Command, f func(context.Context, 
 	if err != nil {
 		return err
 	}
-	cfg.Wait = false
+	cfg.Wait, cfg.User = false, cmds.config.NATSUser
 	conn, err := jetstream.Connect(cmd.Context(), cfg)
 	if err != nil {
 		return err

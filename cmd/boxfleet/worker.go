@@ -27,7 +27,7 @@ func (srv *servers) workerCommand() *cobra.Command {
 			if err := cfg.Check(); err != nil {
 				return err
 			}
-			return srv.role(cmd, "worker", func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
+			return srv.role(cmd, "worker", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
 				cfg.Conn, cfg.OnState = conn, say
 				return worker.Run(ctx, cfg)
 			})
