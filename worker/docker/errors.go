@@ -95,7 +95,7 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.FailedPrecondition, ReasonNoDiskQuota)
 	case c.verb == "start" && portRefused.MatchString(message):
 		return fail(protocol.ResourceExhausted, ReasonPortTaken)
-	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // many kernels have no SCTP ports
+	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // many kernels do not support SCTP
 		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)

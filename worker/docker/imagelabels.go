@@ -30,7 +30,7 @@ func (il *imageLabels) labelsOf(ctx context.Context, image string) (has bool, er
 	if err != nil && (ctx.Err() != nil || unanswered(err)) {
 		return true, err
 	}
-	if err != nil { // gone or broken
+	if err != nil { // the image is gone or broken
 		return true, nil
 	}
 	if got.Config != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // LoadImage loads the images of an archive under the names in the archive. The archive is in the format of docker save.
-// An error of reading the archive is returned unchanged. LoadImage fails with unavailable and reason engine_error if
+// An error from reading the archive is returned unchanged. LoadImage fails with unavailable and reason engine_error if
 // the engine refuses the archive, and with [ErrEngineUnavailable] after [Config.PullStall] without progress.
 func (im *images) LoadImage(ctx context.Context, archive io.Reader) error {
 	return im.take(ctx, "load", "", archive, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {

@@ -17,8 +17,8 @@ const transferLimit = time.Hour
 // errStalled is the cause with which a transfer that makes no progress is cancelled.
 var errStalled = errors.New("no progress for too long")
 
-// progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would not
-// do, because the duration of a transfer depends on its size.
+// progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would be
+// wrong, because the duration of a transfer depends on its size.
 type progress struct {
 	stall time.Duration
 	timer *time.Timer
@@ -55,7 +55,7 @@ type source struct {
 
 	mu     sync.Mutex
 	r      io.Reader
-	err    error // of the caller's reader
+	err    error // the error of the caller's reader
 	closed bool
 }
 

@@ -19,7 +19,7 @@ type Request struct {
 	Method    string
 	Path      string // with the prefix for the API version
 	Query     string
-	Forwarded time.Time // when the proxy sent the request to the engine; zero if it did not
+	Forwarded time.Time // when the proxy sent the request to the engine; zero: not sent
 }
 
 // Mutates reports whether the request could change something.
