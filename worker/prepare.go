@@ -141,7 +141,7 @@ func (w *worker) copySupervisor() error {
 	return nil
 }
 
-// sandboxHost returns what sandboxes may use of this worker and its host.
+// sandboxHost returns the parts of this worker and its host that sandboxes use.
 func (w *worker) sandboxHost() *sandbox.Host {
 	return &sandbox.Host{
 		Host: service.Host{

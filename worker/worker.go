@@ -33,7 +33,7 @@ type worker struct {
 	conn     *jetstream.Conn
 	log      *slog.Logger
 	instance string    // id of this run
-	started  time.Time // by the store's clock
+	started  time.Time // the start of this run, by the store's clock
 
 	// About the engine and its host; set by identify and prepare.
 	engine     *docker.Engine
@@ -70,12 +70,15 @@ type worker struct {
 // Run takes the host's lock, and runs the host's sandboxes until ctx ends. Then Run returns nil. Sandboxes and execs
 // keep running without a worker, and the next worker on the host adopts them.
 //
-// Errors: failed_precondition with reason host_held, naming the holder, if another worker has the host; already_exists
-// if a worker on another host has this worker's name; internal if work in progress does not end within five minutes
-// after the end of ctx or the loss of the lock. After an internal error the process should end.
+// Errors:
+//   - failed_precondition with reason host_held if another worker has the host; the error names this worker
+//   - already_exists if a worker on another host has the same name
+//   - internal if work in progress does not end within five minutes after the end of ctx or the loss of the lock; the
+//     process should then end
 //
-// Run starts over if the engine comes back with another version or configuration, or if its address leads to the engine
-// of another host. Run waits for an engine that does not answer. An ephemeral worker does not wait at its first start.
+// Run starts over if the engine comes back with another version or configuration, or if another host's engine answers
+// at the same address. Run waits while the engine does not answer. If Config.Ephemeral is set and the first attempt
+// gets no answer, Run returns the error instead.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")

@@ -35,7 +35,7 @@ type Config struct {
 	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: none
 	MostConns  int            // maximum number of open connections from one network to other networks; 0: no limit
 	Pool       netip.Prefix   // the range from which sandbox networks are taken
-	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: those of the engine's host
+	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: the engine host's
 	Logger     *slog.Logger
 }
 
@@ -52,7 +52,7 @@ func (n Network) equal(o Network) bool {
 
 // Firewall manages the table of a deployment in the network namespace of an engine. Its methods may be called
 // concurrently. They return errors of type *protocol.Error: failed_precondition with reason firewall_unavailable if
-// this host cannot be protected, unavailable if a retry may help.
+// this host cannot be protected, and unavailable if a retry may help.
 type Firewall struct {
 	*host
 	cfg    Config
@@ -70,8 +70,8 @@ func New(cfg Config) *Firewall {
 	return f
 }
 
-// LimitsConnections reports whether the connections of networks are limited. Until the first write, it assumes that the
-// kernel can count connections.
+// LimitsConnections reports whether the firewall limits the number of connections of each network. Until the first
+// write, it assumes that the kernel can count connections.
 func (f *Firewall) LimitsConnections() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -189,9 +189,9 @@ func (f *Firewall) Mark() uint64 {
 	return f.ledger.clock
 }
 
-// Sync rewrites all rules, which restores missing rules, and removes the rules of networks that are gone. listed are
-// the engine's networks. They must have been listed after the call of [Firewall.Mark] that returned mark. Changes by
-// other methods since mark take precedence over the list.
+// Sync rewrites all rules, which restores missing rules. It also removes the rules of networks that are gone. The
+// second parameter is the list of the engine's networks. The list must have been read after the call of [Firewall.Mark]
+// that returned mark. Changes that other methods made since mark take precedence over the list.
 func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -235,8 +235,8 @@ func (f *Firewall) writeAll() error {
 	return explain(f.table.writeNetworks(networks))
 }
 
-// Withdraw removes the chains of bridges that no longer exist, and removes the table when no such chain is left. It is
-// for a worker whose firewall was turned off. Networks that still exist keep their rules.
+// Withdraw removes the chains of bridges that no longer exist, and removes the table when no such chain is left. A
+// worker calls Withdraw if its operator has turned the firewall off. Networks that still exist keep their rules.
 func (f *Firewall) Withdraw() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

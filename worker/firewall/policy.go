@@ -63,8 +63,8 @@ func (p Policy) internet() bool {
 }
 
 // allows reports whether the policy's ranges allow an address. A private address is allowed only by a range that is
-// completely private and that the operator allows. Of a range with public and private addresses, only the public ones
-// are allowed.
+// completely private and that the operator allows. A range with public and private addresses allows only its public
+// addresses.
 func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	single := netip.PrefixFrom(a, a.BitLen())
 	return slices.ContainsFunc(p.Allow, func(r netip.Prefix) bool {

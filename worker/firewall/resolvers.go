@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// HostNameServers returns those configured name servers of the engine's host that run on the host itself. No sandbox
-// can reach them. HostNameServers returns nil if the host cannot be read.
+// HostNameServers returns the configured name servers of the engine's host that run on the host itself. No sandbox can
+// reach such a name server. HostNameServers returns nil if the host cannot be read.
 func (h *host) HostNameServers() []netip.Addr {
 	own := h.HostAddresses()
 	h.mu.Lock()

@@ -24,16 +24,16 @@ const (
 	chainPrivate    = "private"
 	chainNone       = "none"
 	chainRefuse     = "refuse"
-	chainCounted    = "counted"  // unused by packets; writing it shows whether the kernel can count connections
-	setCounted      = "counted-" // followed by the limit; counts connections by bridge
+	chainCounted    = "counted"  // no packet passes it; writing it shows whether the kernel can count connections
+	setCounted      = "counted-" // the limit is appended; counts connections by bridge
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 	setMade         = "made"
 )
 
 // beforeTranslation is the priority of the base chains. They run after connection tracking (-200) and before address
-// translation (-100). A packet to a published port still has the host's address there, and counts as a packet to the
-// host.
+// translation (-100). At that point, a packet to a published port still has the host's address, and counts as a packet
+// to the host.
 var beforeTranslation = nftables.ChainPriorityRef(-150)
 
 // script collects one transaction on the table.
