@@ -1,4 +1,4 @@
-// Package disk watches the free space on a host's disks, and stops the sandbox that would fill one.
+// Package disk watches the free space on a host's disks, and stops the sandbox that would fill a disk.
 //
 //	watch.go    reads the free space four times a second and decides ◄── room.go: how little free space is too little
 //	   │

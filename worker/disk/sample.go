@@ -39,7 +39,7 @@ func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	for _, c := range mostWrittenFirst(containers, taken, d.before) {
 		taken.use[c.source("deleted files")] = diskuse.Deleted(ctx, processes[c.group], c.device, since)
 		taken.measureTree(ctx, c.source("layer"), c.layer, since)
-		taken.measureTree(ctx, source{c.key, "home"}, c.home, since) // one for all containers of the sandbox
+		taken.measureTree(ctx, source{c.key, "home"}, c.home, since) // one directory for all containers of the sandbox
 	}
 	return taken
 }

@@ -1,4 +1,4 @@
-// Package diskuse measures how much a sandbox has on a disk, and how much it writes. The sandbox may be hostile: its
+// Package diskuse measures how much disk space a sandbox uses, and how much it writes. The sandbox may be hostile: its
 // directory trees may have any depth and width, and may change while they are read.
 //
 //	Tree     the blocks of the files in a directory; uses few descriptors, and follows no link
@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is how much a tree, or a set of deleted files, has on a disk.
+// Usage is the disk space that a tree, or a set of deleted files, uses.
 type Usage struct {
 	Device   uint64 // the device of the tree's root
 	Bytes    int64  // size of the allocated blocks
@@ -48,8 +48,8 @@ func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	return w.use, err
 }
 
-// walk is at one directory of a tree. It remembers the directories above only by their inodes, so a deep tree needs no
-// more descriptors than a flat one.
+// walk reads a tree, and is at one of its directories at a time. It remembers the directories above only by their inode
+// numbers, so a deep tree needs no more descriptors than a flat tree.
 type walk struct {
 	dir     *os.File
 	above   []level

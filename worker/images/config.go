@@ -16,7 +16,7 @@ type Config struct {
 	HighWater    int            // unused images are removed above this disk use in percent; default 85; 100: never
 	LowWater     int            // the removal of unused images stops at this disk use in percent; default 75
 	MaxBytes     protocol.Bytes // maximum size of all images that the worker brought to the host; 0: no limit
-	CheckCached  bool           // ask the registry before each use of a pulled image, as pull: always does
+	CheckCached  bool           // ask the registry before each use of a pulled image, like the pull policy "always"
 	Registries   []string       // allowed registries: host[:port], or "public"; default docker.io and public
 	DockerConfig string         // directory with credentials for registries; default DOCKER_CONFIG, or ~/.docker
 	Sweep        time.Duration  // interval between checks of the disk use; default 1 min

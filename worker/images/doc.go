@@ -9,9 +9,9 @@
 //	report.go     publish which images the host has
 //	inventory.go  the record, in a file, of the names that the worker gave to images, and what needs them
 //
-// The worker owns names, not contents: it never changes a name that another client of the engine gave to an image. Only
-// an image that the engine pulled has the same name on the host as in specs. The other images have names that only the
-// worker uses, see imageref.Local.
+// The worker never changes a name that another client of the engine gave to an image. Only an image that the engine
+// pulled has the same name on the host as in specs. The other images have names that only the worker uses; see
+// imageref.Local.
 //
 // The package imports protocol, imageref, imagetar, backoff, wake, worker/docker for the engine's images and
 // worker/registry for images from public registries. It does not import worker.

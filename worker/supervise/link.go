@@ -26,13 +26,14 @@ const helloWithin = 10 * time.Second
 // The callbacks may be nil. They are called one at a time from one goroutine, in the order of events. They may take
 // long: neither an exec nor a pending Start waits for them. They must not call [Link.Close].
 type Config struct {
-	ControlDir string   // path on the host of the directory that the container has as its control directory
+	ControlDir string   // path on the host of the container's control directory
 	Run        *os.Root // the run directory on the host, with the files that the supervisor writes
 	Welcome    control.Welcome
 
-	// Lease returns until when the worker may change the sandbox, or an error if it may not. nil means always. It is
-	// called when a command is written, and the command carries the time to the supervisor: the worker may be stopped
-	// before the command is written, and the supervisor before it reads the command.
+	// Lease returns the time until which the worker may change the sandbox, or an error if the worker may not change it.
+	// If Lease is nil, the worker may always change it. The link calls Lease when it writes a command, because the worker
+	// may have been paused before. The command carries the time, because the supervisor may be paused before it reads the
+	// command.
 	Lease func() (until time.Duration, err error)
 
 	OnConnect    func(control.Hello) // after the handshake; the Hello lists all execs
@@ -44,7 +45,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Link is the connection to the supervisor of one sandbox, across reconnects.
+// Link connects the worker to the supervisor of one sandbox, and connects again after each loss of the connection.
 type Link struct {
 	config   Config
 	files    *outFiles
@@ -130,8 +131,8 @@ func bounded(listener *net.UnixListener) error {
 }
 
 // Expect sets the pid, on this host, of the process that may connect: the container's init, which is the supervisor.
-// The connections of other processes are closed, even the current connection. Connections that arrived before the first
-// call of Expect were held until now.
+// The connections of other processes are closed, even the current connection. The link has held the connections that
+// arrived before the first call of Expect, and checks them now.
 func (l *Link) Expect(pid int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
