@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The worker is notified of the first output after firstOutput, and then at most once per everyOutput. If the exec ends
-// before that, no notice is needed, because the result has the sizes of the output.
+// The worker is notified of the first output after firstOutput, and then at most once per everyOutput. When the exec
+// ends, no notice is needed, because the result has the sizes of the output.
 const (
 	firstOutput = 5 * time.Millisecond
 	everyOutput = 10 * time.Millisecond
@@ -156,8 +156,8 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	}
 }
 
-// settleWhy decides why the exec ended, because an exit and a stop may happen at the same time. It returns false if the
-// exec ended by itself; a later stop then has no effect.
+// settleWhy fixes the reason why the exec ended: an exit and a stop may happen at the same time. It returns false if
+// the exec ended by itself; a later stop then has no effect.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -238,7 +238,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	e.mu.Unlock()
 }
 
-// finish completes and stores the result. It returns the result with the inline output, if that is small enough.
+// finish completes and stores the result. It returns the result, with the output inline if the output is small enough.
 func (e *exec) finish(r *control.Result) *control.Result {
 	r.ID = e.id
 	e.collect(r)

@@ -22,7 +22,7 @@ type outbox struct {
 	entries []entry
 	due     bool           // the entries should be written now
 	soon    bool           // a timer runs that will make the entries due
-	outputs map[*exec]bool // execs that have a waiting Output
+	outputs map[*exec]bool // execs with an Output among the entries
 	inline  int            // size of the waiting inline output
 	closed  bool
 }
@@ -118,7 +118,7 @@ func (b *outbox) flush(bound time.Duration) {
 	}
 }
 
-// waitForRoom waits until few enough entries wait, because the worker has read the others.
+// waitForRoom waits until the worker has read so many entries that at most repliesMax are left.
 func (b *outbox) waitForRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,8 +134,8 @@ func (b *outbox) close() {
 	b.changed.Broadcast()
 }
 
-// take waits until entries are due, and removes and returns all entries. It returns none if the outbox is closed and
-// empty.
+// take waits until entries are due, and removes and returns all entries. It returns no entries if the outbox is closed
+// and empty.
 func (b *outbox) take() []entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()

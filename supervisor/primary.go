@@ -17,7 +17,7 @@ import (
 const (
 	restartFirst = time.Second
 	restartMost  = 30 * time.Second
-	steadyAfter  = time.Minute // a run that lasts longer resets the backoff
+	steadyAfter  = time.Minute // a longer run resets the backoff
 
 	graceLooks = 25 * time.Millisecond // the time between two checks whether the grace period has ended
 
@@ -214,7 +214,7 @@ func (p *primary) change(c *child, set func(*control.Primary)) {
 	p.s.tell(&control.Notice{Primary: &state})
 }
 
-// status returns the state of the primary command, or nil if there is none.
+// status returns the state of the primary command, or nil if the sandbox has no such command.
 func (p *primary) status() *control.Primary {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,10 +10,10 @@ import (
 )
 
 // takenAway are the system calls that are denied to all processes of a sandbox, by the architecture of the call. An
-// amd64 kernel also accepts calls of i386, and an arm64 kernel calls of arm. The calls create contexts of asynchronous
-// I/O. The kernel has 65,536 of these contexts for the whole machine, and neither the memory limit nor the process
-// limit of a container counts them. A denied call returns ENOSYS, as on a kernel without the call, and programs then
-// use other calls.
+// amd64 kernel also accepts calls of i386, and an arm64 kernel also accepts calls of arm. The denied calls create
+// contexts of asynchronous I/O. The kernel has 65,536 of these contexts for the whole machine, and neither the memory
+// limit nor the process limit of a container counts them. A denied call returns ENOSYS, as on a kernel without the
+// call, and programs then use other calls.
 //
 // This process installs the filter itself, in addition to the engine's filter. A profile that replaced the engine's
 // would have to be adapted to each version of the engine, and would override a profile that the operator configured.
@@ -71,7 +71,7 @@ func architectures() []uint32 {
 	return nil
 }
 
-// takeAway installs the filter on every thread, and it cannot be removed. All processes that this process starts
+// takeAway installs the filter on every thread. The filter cannot be removed. All processes that this process starts
 // inherit the filter. takeAway needs no_new_privs, but no capability.
 func takeAway() error {
 	known := architectures()

@@ -8,7 +8,7 @@ import (
 
 // Clock returns the time since the machine booted, including the time during which the machine was suspended. The
 // worker uses this clock to tell the supervisor until when a command may be carried out. Both run on the same kernel,
-// so they read the same clock. A supervisor in its own virtual machine reads a smaller value, and so refuses no
+// so they read the same clock. A supervisor in its own virtual machine reads a smaller value, and therefore refuses no
 // command.
 func Clock() time.Duration {
 	var t unix.Timespec

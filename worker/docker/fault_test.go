@@ -14,7 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// calls are all methods that send a request to the engine. Events is among them, and waits for the end of its stream.
+// calls returns a call of each method that sends a request to the engine. The call of Events waits for the end of its
+// stream.
 func calls() map[string]func(context.Context, *bench, string) error {
 	all := maps.Clone(changing)
 	all["Ping"] = func(ctx context.Context, b *bench, _ string) error { return b.Ping(ctx) }
@@ -96,7 +97,7 @@ func TestNoFaultIsMistakenForAnAbsentObject(t *testing.T) {
 			b.proxy.Inject(func(r *http.Request) dockertest.Fault { return c.fault })
 			for method, call := range calls() {
 				if slices.Contains(pulls, method) || method == "Ping" || method == "Events" || method == "Info" {
-					continue // pulls and Events follow below; the others are about no object
+					continue // pulls and Events follow below; the others name no object
 				}
 				err := call(t.Context(), b, "absent")
 				if !errors.Is(err, c.want) || docker.IsNotFound(err) {
