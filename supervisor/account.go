@@ -19,7 +19,7 @@ type account struct {
 // files.
 type accounts struct {
 	passwd, group *accountFile
-	reserved      uint32 // this group id and all higher ones are refused
+	reserved      uint32 // this group id and all higher group ids are refused
 }
 
 func newAccounts(passwd, group string, reserved uint32) accounts {
@@ -62,8 +62,8 @@ func unknownUser(format string, args ...any) *protocol.Error {
 	return e
 }
 
-// user finds an entry of /etc/passwd, whose format is name:password:uid:gid:gecos:home:shell. A uid without an entry is
-// an account in group 0 with the home directory /.
+// user finds an entry of /etc/passwd. An entry has the format name:password:uid:gid:gecos:home:shell. A uid without an
+// entry is an account in group 0 with the home directory /.
 func (a accounts) user(user string) (account, bool) {
 	uid, numeric := id(user)
 	var acct account

@@ -37,7 +37,7 @@ func confine(privileged bool) error {
 	for capability := uintptr(0); ; capability++ {
 		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			break // beyond the last capability of this kernel
+			break // this number is beyond the last capability of the kernel
 		}
 		if held == 0 {
 			continue

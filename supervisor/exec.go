@@ -26,12 +26,12 @@ const (
 	cancelled
 )
 
-// exec is one command, from its Start to its Forget. The method run is its goroutine.
+// exec is one command, from its Start to its Forget. Its goroutine executes the method run.
 type exec struct {
 	s     *supervisor
 	id    string
 	group uint32
-	keep  int64 // the inline limit
+	keep  int64 // the inline limit of the Start, in bytes
 
 	begun chan struct{} // closed when the command was started, or could not be started
 	ended chan struct{} // closed when the result was queued for the worker
@@ -42,7 +42,7 @@ type exec struct {
 
 	mu             sync.Mutex
 	started        time.Time
-	startedAt      time.Duration // the time of the start by control.Clock
+	startedAt      time.Duration // the time of the start, by control.Clock
 	stdout, stderr *stream
 	result         *control.Result
 	why            ending
@@ -205,8 +205,8 @@ func (e *exec) resultOf(c *child, began time.Time) *control.Result {
 	return r
 }
 
-// notStarted returns the result of a command that could not be started. The result has an exit code if a shell would
-// give one for this error. Otherwise it has an error.
+// notStarted returns the result of a command that could not be started. If a shell would return an exit code for this
+// error, the result has that exit code. Otherwise the result has an error.
 func notStarted(err error, began time.Time) *control.Result {
 	r := &control.Result{Started: began}
 	var u *unrunnable

@@ -28,12 +28,11 @@ type outbox struct {
 }
 
 // replySoon is how long a reply that is not urgent waits for another entry. A short command ends within this time, and
-// its result is sent in the same write as the reply. For each such exec, this saves one write, and one wake-up of the
-// worker.
+// its result is sent in the same write as the reply. That saves a write, and wakes up the worker once instead of twice.
 const replySoon = 2 * time.Millisecond
 
-// entry is one of these: a notice, an exec whose output sizes are to be sent, or a channel that is closed when all
-// earlier entries are written.
+// entry is a notice, an exec with output sizes to send, or a channel that is closed when all earlier entries are
+// written.
 type entry struct {
 	notice  *control.Notice
 	exec    *exec

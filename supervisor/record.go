@@ -88,7 +88,7 @@ func (e *exec) closeRecord(write func(fd int)) {
 func (e *exec) emptyRecord() {
 	var stat unix.Stat_t
 	if fd := e.files.record; fd != 0 && unix.Fstat(fd, &stat) == nil && stat.Size > 0 {
-		_ = unix.Ftruncate(fd, 0) // an old record that stays is harmless: the new one is written over it
+		_ = unix.Ftruncate(fd, 0) // after a failure, the new record is written over the old record
 	}
 }
 

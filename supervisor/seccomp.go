@@ -57,7 +57,7 @@ func filter(architectures ...uint32) (program []unix.SockFilter) {
 		program = append(program, jump(unix.BPF_JEQ, a, 0, uint8(len(part))))
 		program = append(program, part...)
 	}
-	return append(program, answer(filterENOSYS)) // for an architecture whose calls this machine does not accept
+	return append(program, answer(filterENOSYS)) // answer for an architecture whose calls this machine does not accept
 }
 
 // architectures returns the architectures whose calls this machine's kernel accepts.
@@ -80,7 +80,8 @@ func takeAway() error {
 	}
 	program := filter(known...)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// The kernel also installs the filter on the other threads. If that fails, it returns the id of a thread.
+	// The kernel also installs the filter on the other threads. If one of these threads cannot get the filter, the kernel
+	// returns the id of that thread.
 	thread, _, errno := unix.Syscall(
 		unix.SYS_SECCOMP,
 		unix.SECCOMP_SET_MODE_FILTER,

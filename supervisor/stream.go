@@ -18,7 +18,7 @@ var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 // sink is a file that takes up to limit bytes. Further bytes are dropped, and truncated is set. The process that writes
 // them is not stalled, and gets no error.
 type sink struct {
-	fd    int // 0 if there is no file; bytes are then only counted
+	fd    int // 0: there is no file, and the sink only counts bytes
 	limit int64
 	stays bool // close does not close the file, because a later run appends to it
 
@@ -96,7 +96,7 @@ func (k *sink) close() {
 	}
 }
 
-// stream moves the bytes of one pipe into a sink while the main process runs. Afterwards it reads and drops the bytes
+// stream moves the bytes of one pipe into a sink while the main process runs. Afterwards it reads and drops all bytes,
 // until no process has the pipe's other end open.
 type stream struct {
 	pipe *os.File

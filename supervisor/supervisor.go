@@ -56,14 +56,14 @@ type supervisor struct {
 	primary  *primary
 	files    slots
 
-	quiet *time.Timer // frees memory some time after the last exec ended
+	quiet *time.Timer // returns memory to the kernel some time after the last exec ended
 
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first Welcome arrives
 	execs    map[string]*exec
 	numbers  startedNumbers // the numbers of accepted starts
 	stopping bool
-	outbox   *outbox // the current connection's; nil while there is no connection
+	outbox   *outbox // queue of the current connection; nil while there is no connection
 }
 
 // Run runs the supervisor, normally as PID 1. It serves the worker until a TERM or INT signal or the end of ctx. Then
@@ -277,7 +277,8 @@ func (s *supervisor) forget(ids []string) {
 }
 
 // stopAll ends every exec, the primary command, and the processes that ended execs have left behind. The primary
-// command has the grace period primaryGrace, and all others have grace. stopAll returns when all of them are gone.
+// command gets the grace period primaryGrace, and all other processes get grace. stopAll returns when no process is
+// left.
 func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.mu.Lock()
 	s.stopping = true

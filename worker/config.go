@@ -39,7 +39,7 @@ type Config struct {
 	Labels        map[string]string
 	AllowMounts   []string     // directories that may be mounted, PATH[:ro] read-only or PATH:rw; default none
 	Profiles      []string     // capability profiles that sandboxes may choose; default hardened only
-	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none: all use the engine's runtime
+	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none: only the engine's default runtime
 	Firewall      string       // "required" (default): no sandbox runs without firewall rules; or "off"
 	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, even if its spec allows them; default none
 	AllowNetworks []string     // private IPv4 ranges that specs may allow; default none
@@ -103,8 +103,8 @@ const (
 	leastConnections = 64
 )
 
-// DefaultPorts is the default of Config.Ports. These ports are below those that kernels use for outgoing connections,
-// and above those of most services on a host.
+// DefaultPorts is the default of Config.Ports. These ports are below the ports that kernels use for outgoing
+// connections, and above the ports of most services on a host.
 const DefaultPorts = "20000-32767"
 
 // Check returns the error that [Run] would return for a wrong setting. Check uses neither NATS nor the engine, so Run

@@ -111,7 +111,8 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	return w.isolation.RefreshSubnets(ctx)
 }
 
-// hidden returns the paths that no sandbox may mount on this host, in addition to those hidden on every host.
+// hidden returns the paths that no sandbox may mount on this host, in addition to the paths that are hidden on every
+// host.
 func (w *worker) hidden() []string {
 	hidden := []string{w.cfg.StateDir}
 	for _, path := range append([]string{w.info.RootDir, strings.TrimPrefix(w.address, "unix://")}, w.cfg.Hidden...) {

@@ -195,7 +195,7 @@ func (w *worker) tenures(ctx context.Context) error {
 		case err == errEngineReplaced:
 			w.abandonHost(ctx, lease)
 			return err
-		case err == errEngineChanged: // keeps the lease: the next run of this worker takes it over
+		case err == errEngineChanged: // keep the lease: the next run of this worker takes it over
 			return err
 		case protocol.CodeOf(err) == protocol.AlreadyExists: // a worker on another host has the same name
 			w.lock.release(ctx, lease)
@@ -253,7 +253,7 @@ func (w *worker) abandonHost(ctx context.Context, lease *jetstream.Lease) {
 	w.lock.release(ctx, lease)
 }
 
-// removeHost removes the host's id from the engine, and the host's directory, if no sandbox is left.
+// removeHost removes the host's directory, and the host's id from the engine. It removes nothing if a sandbox is left.
 func (w *worker) removeHost(ctx context.Context) error {
 	left, err := w.owned.Containers(ctx)
 	if err != nil || len(left) > 0 {

@@ -92,10 +92,10 @@ type Hello struct {
 type Welcome struct {
 	Version     int               `json:"v"`
 	Key         []byte            `json:"key"`                   // 32 bytes; authenticates exit records
-	Command     []string          `json:"command,omitempty"`     // the primary command; empty if there is none
-	Env         map[string]string `json:"env,omitempty"`         // added to the primary command's environment
+	Command     []string          `json:"command,omitempty"`     // the primary command; empty: no such command
+	Env         map[string]string `json:"env,omitempty"`         // variables added to the primary command's environment
 	Grace       time.Duration     `json:"grace,omitempty"`       // time between TERM and KILL for the primary command
-	StopSignal  int               `json:"stop_signal,omitempty"` // for the primary command; default TERM to its whole tree
+	StopSignal  int               `json:"stop_signal,omitempty"` // to the primary command; default TERM to its tree
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
 	Files       int               `json:"files,omitempty"` // [PrimaryFiles], or 0 if the primary command already runs
@@ -117,10 +117,10 @@ type Start struct {
 	Cwd         string            `json:"cwd,omitempty"`  // default: Welcome.DefaultCwd, or /
 	User        string            `json:"user,omitempty"` // "name|uid[:group|gid]"; default: Welcome.DefaultUser, or root
 	Stdin       []byte            `json:"stdin,omitempty"`
-	Timeout     time.Duration     `json:"timeout,omitempty"`      // counted from the start; 0: no timeout
+	Timeout     time.Duration     `json:"timeout,omitempty"`      // counted from the start of the exec; 0: no timeout
 	Grace       time.Duration     `json:"grace,omitempty"`        // time between TERM and KILL after the timeout
 	OutputLimit int64             `json:"output_limit,omitempty"` // maximum number of stored bytes of each stream
-	InlineLimit int64             `json:"inline_limit,omitempty"` // maximum size of the output in the Result, both streams
+	InlineLimit int64             `json:"inline_limit,omitempty"` // maximum number of bytes of output in the Result
 
 	// Files is the number of files that come with the command: [ExecFiles] or 0. If Files is 0, the supervisor keeps up
 	// to half of InlineLimit of each stream in memory, and writes no exit record to disk.
@@ -168,7 +168,7 @@ type ExecStatus struct {
 
 // Output says how much of an exec's output is in its files. The sizes never decrease.
 type Output struct {
-	ID     string `json:"id"` // "" for the primary command
+	ID     string `json:"id"` // "": the primary command
 	Stdout int64  `json:"stdout,omitempty"`
 	Stderr int64  `json:"stderr,omitempty"`
 }
@@ -203,10 +203,10 @@ func (r Result) WithoutOutput() Result {
 type Primary struct {
 	Running  bool            `json:"running"`
 	Restarts int             `json:"restarts,omitempty"`
-	LastExit *int            `json:"last_exit,omitempty"` // exit code of the previous run; 127 and 126 as for an exec
+	LastExit *int            `json:"last_exit,omitempty"` // exit code of the previous run; 126 or 127: it did not start
 	Error    *protocol.Error `json:"error,omitempty"`     // why the command could not be started
 	OOMKills int             `json:"oom_kills,omitempty"` // out-of-memory kills in the sandbox during the previous run
-	Since    time.Time       `json:"since,omitzero"`      // when Running got its present value
+	Since    time.Time       `json:"since,omitzero"`      // time at which Running last changed
 	Began    time.Time       `json:"began,omitzero"`      // start of the latest run; zero if it could not be started
 	Stdout   int64           `json:"stdout,omitempty"`    // bytes that all runs wrote to the file; see [PrimaryWindow]
 	Stderr   int64           `json:"stderr,omitempty"`

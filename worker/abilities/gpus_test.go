@@ -59,7 +59,7 @@ func TestGPUsOfStoppedSandboxesAreTakenLast(t *testing.T) {
 	g := emptyHost(2)
 	mustTake(t, g, "a", 1, "0")
 	g.Rest(box("a"))
-	mustTake(t, g, "b", 1, "1") // not 0, so that a can be resumed
+	mustTake(t, g, "b", 1, "1") // b does not get GPU 0, so a can be resumed
 	if err := g.Claim(box("a"), []string{"0"}); err != nil {
 		t.Errorf("resuming a while its GPU is free: %v", err)
 	}

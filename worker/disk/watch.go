@@ -20,7 +20,7 @@ type Config struct {
 	WorkerDir  string         // contains the directories of all sandboxes; its disk is the worker's disk
 	EngineDir  string         // directory of the Docker engine; it may not exist on this machine
 	ReserveDir string         // the reserve is kept below this directory, on the worker's disk
-	Low        protocol.Bytes // stop sandboxes when less than this is free; 0: a tenth of the disk, at most 2 GiB
+	Low        protocol.Bytes // free space below which sandboxes are stopped; 0: a tenth of the disk, at most 2 GiB
 	Reserve    protocol.Bytes // held back for the worker; 0: a fiftieth of the disk, at most 32 MiB
 
 	// OnStop is called before the processes of a sandbox are killed. The error is the reason why the sandbox fails.
@@ -41,12 +41,12 @@ type Watch struct {
 	log     *slog.Logger
 	limits  limits
 	dirs    []string // WorkerDir and EngineDir
-	layers  string   // where the engine keeps the layers of containers
+	layers  string   // directory in which the engine keeps the layers of containers
 	reserve *reserve
 	onStop  func(protocol.SandboxKey, *protocol.Error)
 
 	mu         sync.Mutex
-	containers map[int]container // by the PID of their first process
+	containers map[int]container // containers by the PID of their first process
 	copies     map[*copying]bool
 
 	full     atomic.Pointer[string] // why the host takes no sandboxes; nil if it takes them
@@ -283,7 +283,8 @@ func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	limit := d.limits.lowOf(s.room)
 	if d.before == nil {
 		// The disk filled up between two checks, or before this worker started, so no rates are known. Stop a sandbox only
-		// if it made large writes recently, and stop only one sandbox: the others may have written their data long before.
+		// if it made large writes recently. Stop only one sandbox, because the other sandboxes may have written their data
+		// long before.
 		w := latestWriter(now, s.device)
 		allKnown := d.unwatchedSince.IsZero() || d.allKnown.Load()
 		return w, s.level == critical && !d.stoppedAny && !s.inodes && allKnown && w.rate >= float64(limit/4)

@@ -54,7 +54,7 @@ type walk struct {
 	dir     *os.File
 	above   []level
 	below   []string // subdirectories that are still to be read
-	pending int      // the number of such directories on all levels
+	pending int      // the number of unread directories on all levels
 	since   int64
 	use     Usage
 }
@@ -114,8 +114,8 @@ func (w *walk) enter(ctx context.Context, name string) {
 	w.read(ctx)
 }
 
-// leave moves the walk to the directory above. It returns false if that is not the directory from which the walk
-// entered this one.
+// leave moves the walk to the directory above. It returns false if the walk did not enter the present directory from
+// that directory.
 func (w *walk) leave() bool {
 	up := w.above[len(w.above)-1]
 	w.above = w.above[:len(w.above)-1]

@@ -30,7 +30,7 @@ type Config struct {
 
 	// EmptyLayer empties a directory of the engine's host. It is called for a container's layer that is too deep for the
 	// engine to remove: the engine needs one file descriptor for each level of nested directories. If EmptyLayer is nil,
-	// removing such a container fails.
+	// the removal of such a container fails.
 	EmptyLayer func(ctx context.Context, dir string) error
 
 	// CallTimeout is the maximum duration of a change. A read may take a third of CallTimeout, starting and removing a

@@ -40,7 +40,7 @@ func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan 
 	c := call{verb: "follow", kind: kindContainer, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
 
-	// Only the start of the stream has a deadline; the stream itself has none.
+	// Only the start of the stream has a deadline.
 	late := time.AfterFunc(c.limit, stop)
 	messages, errs := es.client.Events(following, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),

@@ -35,7 +35,7 @@ func (cs *containers) containerLabelled(labels map[string]string) map[string]str
 	return all
 }
 
-// labelled returns the given labels together with LabelDeployment.
+// labelled returns a copy of the labels, with LabelDeployment added.
 func (conn *connection) labelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(labels)+1)
 	for k, v := range labels {

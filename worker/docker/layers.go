@@ -12,7 +12,7 @@ import (
 type layers struct {
 	mu    sync.Mutex
 	try   int
-	found map[string]*layer // by the layer's short id in the messages
+	found map[string]*layer // layers by their short id in the messages
 }
 
 type layer struct {

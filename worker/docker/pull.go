@@ -38,7 +38,7 @@ type pulls struct {
 	dockerConfig string
 
 	mu      sync.Mutex
-	running map[string]*pull // by the name that the image gets on the engine
+	running map[string]*pull // pulls by the name that the image gets on the engine
 }
 
 // PullImage pulls an image and inspects it. Concurrent calls for the same image share one pull, which is cancelled only

@@ -14,7 +14,7 @@
 // rules to the table in the host's namespace:
 //
 //	firewall.go    Firewall: protect, restore, check and remove the rules of networks
-//	ledger.go      ledger: the networks that should be protected, and those that are gone
+//	ledger.go      ledger: the networks that should be protected, and networks that are gone
 //	table.go       table: the deployment's table, by netlink; the record of bridges
 //	host.go        host: the engine's host, and the lock that guards all three parts
 //	rules.go       the rules themselves

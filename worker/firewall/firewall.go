@@ -32,7 +32,7 @@ type Config struct {
 	Deployment string
 	Engine     string         // address of the Docker Engine
 	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, even if its policy allows them
-	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: none
+	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: no ranges
 	MostConns  int            // maximum number of open connections from one network to other networks; 0: no limit
 	Pool       netip.Prefix   // the range from which sandbox networks are taken
 	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: the engine host's
@@ -215,7 +215,7 @@ func (f *Firewall) prune() error {
 	return f.table.forget(slices.Collect(maps.Keys(there)))
 }
 
-// writeAll writes all rules that should exist, and removes none. The caller holds the lock.
+// writeAll writes all rules that should exist, and removes no rules. The caller holds the lock.
 func (f *Firewall) writeAll() error {
 	if err := f.enter(); err != nil {
 		return err

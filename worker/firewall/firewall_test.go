@@ -256,7 +256,7 @@ func TestRestoreWritesMissingRules(t *testing.T) {
 	h := newHost(t)
 	f := h.firewall(nil)
 	n := network(1, "none")
-	check(t, f.Restore(n)) // not protected before
+	check(t, f.Restore(n)) // the network was not protected before
 	before := h.nft("list", "ruleset")
 	for what, args := range map[string][]string{
 		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"},

@@ -40,7 +40,7 @@ var beforeTranslation = nftables.ChainPriorityRef(-150)
 type script struct {
 	conn     *nftables.Conn
 	table    *nftables.Table
-	networks *nftables.Set // chains by bridge
+	networks *nftables.Set // maps a bridge to its chain
 	bridges  *nftables.Set
 	made     *nftables.Set // records the bridges that the engine was asked to create
 	counted  *nftables.Set // counts connections by bridge
@@ -162,7 +162,7 @@ func (s *script) network(n Network) error {
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
 	}, verdict(expr.VerdictDrop))
-	// With a forged source address, a connection could look like one that was opened from outside.
+	// With a forged source address, a sandbox's connection could look like a connection from outside.
 	s.rule(n.Bridge, address(fromOffset, n.Subnet, expr.CmpOpNeq), verdict(expr.VerdictDrop))
 	s.rule(n.Bridge, answer(), verdict(expr.VerdictAccept))
 	s.rule(n.Bridge, []expr.Any{

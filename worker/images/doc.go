@@ -1,5 +1,5 @@
-// Package images manages the images that the worker brought to its host: those pulled for sandboxes, those that the
-// configuration lists, and those that were imported.
+// Package images manages the images that the worker brought to its host: images for sandboxes, images that the
+// configuration lists, and imported images.
 //
 //	images.go     Get an image for a container; Run all background work until the tenure ends
 //	config.go     the operator's settings

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// inventory records the names that the worker gave to images on the host, and which of them are needed.
+// inventory records the names that the worker gave to images on the host, and which of these names are needed.
 type inventory struct {
 	file    string
 	log     *slog.Logger

@@ -21,7 +21,7 @@ import (
 // The kernel limits file watchers by user ID, and to the kernel, root in each sandbox is the host's root. So one
 // sandbox can use up the file watchers of all other sandboxes and of the host's own programs. No limit of a container
 // or of a process prevents that. Therefore Watchers tries to create a file watcher once a second. If that fails, it
-// kills processes with file watchers in the sandbox that has the most of them.
+// kills processes in the sandbox that has the most file watchers.
 type Watchers struct {
 	// Containers returns the first process of each container, with the name of the container's sandbox.
 	Containers func() map[int]string

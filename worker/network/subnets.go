@@ -26,7 +26,8 @@ type Subnets struct {
 }
 
 // poolRanges are the ranges within which a pool must lie. Loopback, link-local and multicast addresses do not work in
-// an engine's network. With a public range, sandboxes could not reach the machines that really have those addresses.
+// an engine's network. With a public range, sandboxes could not reach the machines on the internet that have these
+// addresses.
 var poolRanges = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"),

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually
 // server is an HTTPS server at its own address, such as 127.0.0.2. It records its requests.
 type server struct {
 	*httptest.Server
-	host string // including the port
+	host string // address, including the port
 
 	mu      sync.Mutex
 	conns   int

@@ -23,8 +23,8 @@ const helloWithin = 10 * time.Second
 
 // Config configures a [Link].
 //
-// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events. They may take
-// long: neither an exec nor a pending Start waits for them. They must not call [Link.Close].
+// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events. They may take a
+// long time: neither an exec nor a pending Start waits for them. They must not call [Link.Close].
 type Config struct {
 	ControlDir string   // path on the host of the container's control directory
 	Run        *os.Root // the run directory on the host, with the files that the supervisor writes
@@ -149,8 +149,8 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
-// Any process in the sandbox may dial, as often as it likes. These constants limit what such a process costs the
-// worker.
+// Any process in the sandbox may dial without end. The following constants limit how much work such a process causes
+// for the worker.
 const (
 	backlog     = 128 // maximum number of connections that the kernel queues
 	strangeRest = 100 * time.Millisecond
@@ -189,7 +189,7 @@ func (l *Link) accept() {
 }
 
 // admit begins a session if the connection is from the expected process, and otherwise refuses the connection. The new
-// session replaces an older one. The caller holds l.mu.
+// session replaces an older session. The caller holds l.mu.
 func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	pid, err := peer(conn)
 	if err != nil || pid != l.pid {

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// session is one accepted connection. Requests are pipelined: all requests that are made during one write are sent
+// session is one accepted connection. Requests are pipelined: all requests that arrive during one write are sent
 // together in the next write.
 type session struct {
 	conn    *net.UnixConn

@@ -17,8 +17,8 @@ import (
 )
 
 // The three files of an exec form a set. Most execs print nothing, and are forgotten before their record is written.
-// Creating and removing three files costs more time in the file system's journal than the rest of such an exec costs
-// the worker, and NATS on the same disk waits for the journal when it flushes. So if nothing was written to the files,
+// Creating and removing three files takes more time in the file system's journal than the rest of such an exec takes in
+// the worker. NATS on the same disk also waits for the journal when it flushes. So if nothing was written to the files,
 // the next exec uses the set. If a file has content, the files are removed with their exec, and the set's number is
 // never used again.
 //
@@ -60,7 +60,7 @@ type set struct {
 }
 
 // sets are the sets of files of one sandbox. The files of some execs do not belong to a set, but are named after their
-// exec: the files that the previous version created, and those that are created while the table cannot be used.
+// exec: the files that the previous version created, and the files that are created while the table cannot be used.
 type sets struct {
 	dir int // descriptor of the directory with the files
 

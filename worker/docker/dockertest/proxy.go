@@ -17,7 +17,7 @@ import (
 type Request struct {
 	Time      time.Time // when the request arrived
 	Method    string
-	Path      string // with the prefix for the API version
+	Path      string // path of the URL, with the prefix for the API version
 	Query     string
 	Forwarded time.Time // when the proxy sent the request to the engine; zero: not sent
 }
