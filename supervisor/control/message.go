@@ -120,7 +120,7 @@ type Start struct {
 	Timeout     time.Duration     `json:"timeout,omitempty"`      // counted from the start of the exec; 0: no timeout
 	Grace       time.Duration     `json:"grace,omitempty"`        // time between TERM and KILL after the timeout
 	OutputLimit int64             `json:"output_limit,omitempty"` // maximum number of stored bytes of each stream
-	InlineLimit int64             `json:"inline_limit,omitempty"` // maximum number of bytes of output in the Result
+	InlineLimit int64             `json:"inline_limit,omitempty"` // maximum bytes of both streams in the Result
 
 	// Files is the number of files that come with the command: [ExecFiles] or 0. If Files is 0, the supervisor keeps up
 	// to half of InlineLimit of each stream in memory, and writes no exit record to disk.
@@ -203,7 +203,7 @@ func (r Result) WithoutOutput() Result {
 type Primary struct {
 	Running  bool            `json:"running"`
 	Restarts int             `json:"restarts,omitempty"`
-	LastExit *int            `json:"last_exit,omitempty"` // exit code of the previous run; 126 or 127: it did not start
+	LastExit *int            `json:"last_exit,omitempty"` // exit code of the previous run; 126 or 127 if it did not start
 	Error    *protocol.Error `json:"error,omitempty"`     // why the command could not be started
 	OOMKills int             `json:"oom_kills,omitempty"` // out-of-memory kills in the sandbox during the previous run
 	Since    time.Time       `json:"since,omitzero"`      // time at which Running last changed
