@@ -252,8 +252,8 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	return r
 }
 
-// tellEnd sends the result to the worker, and arranges that the exit record is written. It closes e.ended only after
-// the result was queued, because PID 1 may end as soon as all execs have ended.
+// tellEnd sends the result to the worker, and schedules the write of the exit record. It closes e.ended only after the
+// result was queued, because PID 1 may end as soon as all execs have ended.
 func (e *exec) tellEnd(result *control.Result) {
 	e.s.tell(&control.Notice{Result: result})
 	close(e.ended)

@@ -91,7 +91,8 @@ func closeFiles(files []int) {
 	}
 }
 
-// execFiles are the descriptors of an exec's files. 0 means that the file is missing; the supervisor drops its content.
+// execFiles are the descriptors of an exec's files. 0 means that the file is missing; the supervisor then drops the
+// bytes for that file.
 type execFiles struct{ stdout, stderr, record int }
 
 // takeFor returns the files that came with a Start. start is nil for other commands. A worker sends no files if it

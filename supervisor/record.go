@@ -21,7 +21,7 @@ type record struct {
 	closed bool // the record was written, or is no longer needed
 }
 
-// recordLater arranges that the record of an ended exec is written. If no worker is connected, recordLater writes the
+// recordLater schedules the write of the record of an ended exec. If no worker is connected, recordLater writes the
 // record at once. Otherwise the record is written after recordDelay, unless the worker has forgotten the exec by then.
 func (s *supervisor) recordLater(e *exec) {
 	s.mu.Lock()

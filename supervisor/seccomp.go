@@ -15,8 +15,8 @@ import (
 // limit nor the process limit of a container counts them. A denied call returns ENOSYS, as on a kernel without the
 // call, and programs then use other calls.
 //
-// This process installs the filter itself, in addition to the engine's filter. A profile that replaced the engine's
-// would have to be adapted to each version of the engine, and would override a profile that the operator configured.
+// This process installs the filter itself, in addition to the engine's filter. Replacing the engine's profile would
+// need a new profile for each version of the engine, and would override a profile that the operator configured.
 var takenAway = map[uint32][]uint32{
 	unix.AUDIT_ARCH_X86_64:  {206, ioURingSetup},
 	unix.AUDIT_ARCH_I386:    {245, ioURingSetup},

@@ -277,8 +277,8 @@ func (s *supervisor) forget(ids []string) {
 }
 
 // stopAll ends every exec, the primary command, and the processes that ended execs have left behind. The primary
-// command gets the grace period primaryGrace, and all other processes get grace. stopAll returns when no process is
-// left.
+// command gets the grace period primaryGrace, and all other processes get grace. stopAll returns when all these
+// processes are gone.
 func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.mu.Lock()
 	s.stopping = true

@@ -170,8 +170,8 @@ func sessionOf(status []byte) int {
 	return session
 }
 
-// ended reports whether a status is that of a zombie. If the first thread of a process has ended while other threads
-// still run, the process also has the state of a zombie, but more than one thread.
+// ended reports whether a status is the status of a zombie. If the first thread of a process has ended while other
+// threads still run, the process also has the state of a zombie, but more than one thread.
 func ended(status []byte) bool {
 	state := bytes.TrimSpace(statusLine(status, "\nState:"))
 	if len(state) == 0 || (state[0] != 'Z' && state[0] != 'X') {

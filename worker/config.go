@@ -21,7 +21,7 @@ import (
 // Images configures how a worker treats images.
 type Images = images.Config
 
-// Watermarks say how full a host may be and still take sandboxes.
+// Watermarks are limits. A host that has reached one of them takes no new sandboxes.
 type Watermarks = watermark.Limits
 
 // Config configures a worker.
@@ -62,7 +62,7 @@ type Config struct {
 	// protocol.WorkerDefaults may be set. May be nil.
 	Defaults *protocol.SandboxSpec
 
-	Watermarks Watermarks // how full the host may be and still take sandboxes
+	Watermarks Watermarks // limits of disk, memory and processes at which the host takes no new sandboxes
 	Images     Images     // how the worker treats the images on the host
 
 	// When the worker's or the engine's disk has less than DiskLow free, the worker stops the sandbox that fills the

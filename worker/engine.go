@@ -91,7 +91,7 @@ func (e *engineWatch) followAgain(ctx context.Context, lost error) error {
 	if !e.awaitAnswer(ctx) {
 		return ctx.Err()
 	}
-	// An engine that answers pings but ends each stream of events at once must not be asked in a tight loop.
+	// Pause, because an engine may answer pings but end each stream of events at once.
 	if time.Since(e.followed) < pingPeriod && !backoff.Sleep(ctx, time.Second) {
 		return ctx.Err()
 	}

@@ -35,7 +35,7 @@ type worker struct {
 	instance string    // id of this run
 	started  time.Time // the start of this run, by the store's clock
 
-	// About the engine and its host; set by identify and prepare.
+	// The following fields describe the engine and its host. identify and prepare set them.
 	engine     *docker.Engine
 	info       docker.Info
 	address    string
@@ -71,7 +71,7 @@ type worker struct {
 // keep running without a worker, and the next worker on the host adopts them.
 //
 // Errors:
-//   - failed_precondition with reason host_held if another worker has the host; the error names this worker
+//   - failed_precondition with reason host_held if another worker has the host; the error names the other worker
 //   - already_exists if a worker on another host has the same name
 //   - internal if work in progress does not end within five minutes after the end of ctx or the loss of the lock; the
 //     process should then end

@@ -33,8 +33,8 @@ func EnginePosture(i docker.Info) *protocol.Posture {
 	return p
 }
 
-// vulnerable lists programs with a known escape from containers. The vulnerable versions begin with the first number,
-// and end before the second number, which has the fix.
+// vulnerable lists programs with a known escape from containers. A version is vulnerable if it is at least from, and
+// lower than fixed.
 var vulnerable = []struct {
 	what        string
 	from, fixed version

@@ -2,7 +2,7 @@
 //
 //	watch.go    reads the free space four times a second and decides ◄── room.go: how little free space is too little
 //	   │
-//	   ├─ sample.go   measures how much each sandbox has on the disk, with worker/diskuse
+//	   ├─ sample.go   measures how much disk space each sandbox uses, with worker/diskuse
 //	   ├─ writers.go  finds the sandbox that writes the most; pure
 //	   ├─ stop.go     kills the sandbox's processes, and writes the reason into the sandbox's directory
 //	   └─ reserve.go  holds back space that the worker can use when the disk is full

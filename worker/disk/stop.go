@@ -85,7 +85,7 @@ func (c container) kill() error {
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 }
 
-// noteName is the file in a sandbox's directory that says why the watch stopped it.
+// noteName is the file in a sandbox's directory that says why the watch stopped the sandbox.
 const noteName = "stopped-for-disk"
 
 func writeNote(home string, why *protocol.Error) error {

@@ -248,7 +248,7 @@ func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64)
 	return worst, free
 }
 
-// setFull records whether one of the disks is low. While one is low, the host takes no new sandboxes.
+// setFull records whether one of the disks is low. While a disk is low, the host takes no new sandboxes.
 func (d *Watch) setFull(s shortage) {
 	if s.level < low {
 		d.full.Store(nil)

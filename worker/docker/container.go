@@ -325,7 +325,7 @@ func (cs *containers) Containers(ctx context.Context) ([]Container, error) {
 		for _, got := range found {
 			c := Container{
 				ID: got.ID, Image: got.Image, Labels: got.Labels, State: string(got.State),
-				// Like Running in the engine's response to an inspection: paused and restarting containers count too.
+				// As in the engine's response to an inspection, paused and restarting containers also count as running.
 				Running: got.State == container.StateRunning || got.State == container.StatePaused ||
 					got.State == container.StateRestarting,
 				Created: time.Unix(got.Created, 0).UTC(), Binds: bindsOf(got.Mounts),

@@ -11,7 +11,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// CopyTo unpacks a tar stream into a directory of a container, and gives the files the owners in the stream. The
+// CopyTo unpacks a tar stream into a directory of a container, and keeps the owners that the stream names. The
 // container need not have been started. CopyTo fails with failed_precondition and reason copy_failed if the directory
 // does not exist, and with [ErrEngineUnavailable] if the transfer makes no progress for [Config.StallTimeout]. CopyTo
 // returns an error from reading tar unchanged. CopyTo does not read tar after it has returned.

@@ -91,8 +91,8 @@ func registryDigest(ref string, digests []string) string {
 	return found
 }
 
-// ImageNames lists the full references by which the engine finds its images: first those with tags, then those with
-// digests, then the image ids. Each of these groups is sorted.
+// ImageNames lists the full references by which the engine finds its images: first the references with tags, then the
+// references with digests, then the image ids. Each of these groups is sorted.
 func (im *images) ImageNames(ctx context.Context) ([]string, error) {
 	var tags, digests, ids []string
 	err := im.do(ctx, call{verb: "list", kind: kindImage, limit: im.readLimit()}, func(ctx context.Context) error {

@@ -19,8 +19,8 @@ func (im *images) LoadImage(ctx context.Context, archive io.Reader) error {
 	})
 }
 
-// ImportImage creates an image named ref from a tar stream with a root file system. changes are Dockerfile instructions
-// such as `ENV A=1`. Errors are as for [Engine.LoadImage].
+// ImportImage creates an image named ref from a tar stream with a root file system. The parameter changes has
+// Dockerfile instructions such as `ENV A=1`. ImportImage returns the errors of [Engine.LoadImage].
 func (im *images) ImportImage(ctx context.Context, root io.Reader, ref string, changes []string) error {
 	return im.take(ctx, "import", ref, root, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
 		return im.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref,

@@ -14,7 +14,7 @@ const DefaultStallTimeout = time.Minute
 // transferLimit is the maximum duration of a transfer.
 const transferLimit = time.Hour
 
-// errStalled is the cause with which a transfer that makes no progress is cancelled.
+// errStalled is the cause when a transfer is cancelled because it makes no progress.
 var errStalled = errors.New("no progress for too long")
 
 // progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would be
@@ -39,7 +39,7 @@ func (p *progress) done() {
 	p.stop(nil)
 }
 
-// cause returns errStalled if err came from a stall, and err otherwise.
+// cause returns errStalled if a stall caused err, and err otherwise.
 func cause(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
 		return errStalled

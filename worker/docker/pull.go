@@ -242,7 +242,7 @@ func readReport(report io.Reader, handle func(*jsonmessage.JSONMessage)) error {
 }
 
 // Error texts of engines and registries. A registry that hides its contents from anonymous clients does not distinguish
-// a missing image from a denied one.
+// a missing image from a denied image.
 var (
 	denied = regexp.MustCompile(`(?i)unauthorized|authentication required|no basic auth credentials|` +
 		`incorrect username or password|insufficient_scope`)

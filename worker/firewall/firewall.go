@@ -109,8 +109,8 @@ func (f *Firewall) protect(n Network) error {
 	return explain(err)
 }
 
-// Check verifies that this firewall writes its rules to the engine's namespace. bridges are bridges of the engine, and
-// at least one of them must be in that namespace.
+// Check verifies that this firewall writes its rules to the engine's namespace. The parameter lists bridges of the
+// engine. At least one of these bridges must be in that namespace.
 func (f *Firewall) Check(bridges ...Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,8 +169,9 @@ func (f *Firewall) Forget(bridge string) error {
 	return f.table.forget([]string{bridge})
 }
 
-// Gone records, after [Firewall.Forget], that the engine has removed the network. It removes the network's rules again,
-// because a Sync between Forget and Gone may have restored them from a list that still had the network.
+// Gone records that the engine has removed a network. The caller must have called [Firewall.Forget] before. It removes
+// the network's rules again, because a Sync between Forget and Gone may have restored them from a list that still had
+// the network.
 func (f *Firewall) Gone(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -191,7 +191,7 @@ func (s *script) network(n Network) error {
 }
 
 // allow writes the rules for the ranges of a policy. Private ranges are allowed only if the operator allows them too.
-// Of all other ranges, only the public addresses are allowed.
+// All other ranges allow only their public addresses.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Config says how a worker manages the images on its host.
+// Config configures how a worker manages the images on its host.
 type Config struct {
 	PullStall    time.Duration  // a pull fails after this time without progress; default 2 min
 	PrePull      []string       // images that are pulled and kept even if no sandbox needs them

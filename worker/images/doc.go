@@ -1,7 +1,7 @@
 // Package images manages the images that the worker brought to its host: images for sandboxes, images that the
 // configuration lists, and imported images.
 //
-//	images.go     Get an image for a container; Run all background work until the tenure ends
+//	images.go     Images.Get returns an image; Images.Run does all background work of a tenure
 //	config.go     the operator's settings
 //	pull.go       find an image on the host, or pull it: through the engine, or from a public registry
 //	imports.go    import images from files, and remove imports that the deployment no longer wants

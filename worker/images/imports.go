@@ -33,7 +33,8 @@ type wantedSource interface {
 	ImageFile(ctx context.Context, digest string) (io.ReadCloser, error)
 }
 
-// importer imports the images that the deployment wants on this host, and removes imports that it no longer wants.
+// importer imports the images that the deployment wants on this host, and removes imports that the deployment no longer
+// wants.
 type importer struct {
 	worker     string // the worker's name
 	deployment string

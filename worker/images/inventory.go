@@ -213,7 +213,7 @@ func (v *inventory) clearStatus(name string) {
 	}
 }
 
-// touch records that containers use these image ids.
+// touch records that containers use the images with these ids.
 func (v *inventory) touch(used map[string]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

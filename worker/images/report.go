@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Limits of one report, so that the report fits into a message.
+// With these limits, a report fits into one message.
 const (
 	maxReported  = 1000      // maximum number of images that the worker manages; also the maximum number of names
 	maxNameBytes = 128 << 10 // maximum length of all names together

@@ -16,7 +16,7 @@ import (
 const orphanPasses = 4
 
 // orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The
-// value is the time at which the bridge was first found to be an orphan.
+// value of a bridge is the time at which it was first found to be an orphan.
 type orphans map[firewall.Bridge]time.Time
 
 // orphanBridges removes bridges that were orphans for some time.

@@ -116,7 +116,6 @@ func (s *Subnets) within(p netip.Prefix) []netip.Prefix {
 	return overlapping
 }
 
-// number converts an IPv4 address to a number.
 func number(a netip.Addr) uint32 {
 	bytes := a.As4()
 	return binary.BigEndian.Uint32(bytes[:])

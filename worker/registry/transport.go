@@ -101,7 +101,7 @@ func mayGetCredentials(registry, host string) bool {
 	return host == registry || strings.Contains(host, ".") && strings.HasSuffix(registry, "."+host)
 }
 
-// isBlob reports whether a request is for a blob, or follows redirects from such a request.
+// isBlob reports whether a request asks for a blob, or follows a redirect of such a request.
 func isBlob(r *http.Request) bool {
 	for r.Response != nil && r.Response.Request != nil {
 		r = r.Response.Request

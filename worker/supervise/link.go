@@ -45,7 +45,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Link connects the worker to the supervisor of one sandbox, and connects again after each loss of the connection.
+// Link is the worker's connection to the supervisor of one sandbox. It remains usable when the connection breaks,
+// because the supervisor then dials again.
 type Link struct {
 	config   Config
 	files    *outFiles

@@ -31,7 +31,7 @@ type session struct {
 	waiting map[uint64]chan *control.Reply // nil once the session has ended
 }
 
-// queued is a command with its files.
+// queued is a command in the queue of a session, with its files.
 type queued struct {
 	control.Command
 	files *passed

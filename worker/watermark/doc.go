@@ -1,4 +1,4 @@
-// Package watermark limits how full a host may be and still take sandboxes.
+// Package watermark decides whether a host is too full to take more sandboxes.
 //
 //	watermark.go  the limits, and the limit that the host has reached
 //	host.go       how much memory and how many processes the host uses
