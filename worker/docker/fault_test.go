@@ -74,8 +74,8 @@ func TestTheCallersDeadlineAndCancelAreDistinguished(t *testing.T) {
 // pulls are the calls that bring an image to the engine. Their errors say why the image could not be pulled.
 var pulls = []string{"PullImage", "TakeImage", "PullAside"}
 
-// An object may be called absent only if the engine says that it does not exist. An engine that does not answer, or
-// fails, does not say that.
+// An object may be called absent only if the engine says that it does not exist. An engine that fails or does not
+// answer proves nothing about the object.
 func TestNoFaultIsMistakenForAnAbsentObject(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

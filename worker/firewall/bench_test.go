@@ -19,8 +19,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// listenVariable makes the test binary act as the process of an engine. The process listens on the socket that the
-// variable names until it is killed.
+// listenVariable makes the test binary act as the process of an engine. Until it is killed, the process listens on the
+// socket that the variable names.
 const listenVariable = "BOXFLEET_TEST_LISTEN"
 
 // engineVariable makes the test binary act as a worker. It writes rules for the engine at the address in the variable,

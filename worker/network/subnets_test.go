@@ -17,7 +17,7 @@ func newPool(t *testing.T, pool string) *Subnets {
 	return s
 }
 
-// takeAll takes every free subnet. It fails the test unless their number is what Free returned.
+// takeAll takes every free subnet. It fails the test unless Free returned the number of these subnets.
 func takeAll(t *testing.T, s *Subnets) (list []string) {
 	t.Helper()
 	free := s.Free()

@@ -118,7 +118,7 @@ func (p *Proxy) Reset() {
 	p.requests = nil
 }
 
-// Inject sets the function that decides about the fault of each further request. nil means no faults.
+// Inject sets the function that chooses the fault of each further request. nil means no faults.
 func (p *Proxy) Inject(fault func(*http.Request) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
