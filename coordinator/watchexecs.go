@@ -30,13 +30,14 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 	})
 }
 
-// moment is one moment on two clocks. own is this process's clock, for periods that the process measures itself. store
-// is the clock of the event log, which an operator may set, for comparison with the times of events.
+// moment is one point in time, read from two clocks. own is the time of this process's clock, for periods that the
+// process measures itself. store is the time of the event log's clock, for comparison with the times of events. An
+// operator may set that clock.
 type moment struct{ own, store time.Time }
 
-// endLateExecs ends the execs of a sandbox that were not started in time, and the execs whose end no worker will
-// report: execs that ran beyond their own timeout plus the time that the worker has to report it, and execs that were
-// not started before their host was lost.
+// endLateExecs ends the late execs of a sandbox: execs that were not started in time, and execs whose end no worker
+// will report. No worker reports the end of an exec that ran beyond its own timeout plus the time that the worker has
+// to report the end. No worker reports the end of an exec that was not started before its host was lost.
 func (w *watchdog) endLateExecs(
 	ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment,
 ) error {
