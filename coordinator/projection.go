@@ -299,7 +299,7 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 }
 
 // find returns the journal of an existing sandbox, from memory or from the log. The state of the journal has at least
-// the sequence min. It returns not_found if there is no such sandbox.
+// the sequence min. find returns not_found if there is no such sandbox.
 func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	b := p.read.get(k)
 	if b != nil && b.Sequence >= min {

@@ -35,9 +35,9 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 // operator may set that clock.
 type moment struct{ own, store time.Time }
 
-// endLateExecs ends the late execs of a sandbox: execs that were not started in time, and execs whose end no worker
-// will report. No worker reports the end of an exec that ran beyond its own timeout plus the time that the worker has
-// to report the end. No worker reports the end of an exec that was not started before its host was lost.
+// endLateExecs ends the late execs of a sandbox. An exec is late in three cases: it was not started in time; it ran
+// beyond its own timeout plus the time that the worker has to report the end; or it was not started before its host was
+// lost.
 func (w *watchdog) endLateExecs(
 	ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment,
 ) error {
