@@ -256,7 +256,7 @@ func importedAs(file sourceFile, name string) (directory string, own bool) {
 	return "", true
 }
 
-// fileName is the name of a Go file or a document in prose, and packageName a path below one of the module's
+// fileName matches the name of a Go file or a document in prose. packageName matches a path below one of the module's
 // directories.
 var (
 	fileName    = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:\.\./)*[A-Za-z0-9_][\w/.-]*\.(?:go|md))\b`)

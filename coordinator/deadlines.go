@@ -75,7 +75,7 @@ func (d *deadlines) due(now time.Time, limit int) (keys []key, next time.Time) {
 	return keys, time.Time{}
 }
 
-// takeDue calls due with the lock held.
+// takeDue locks the working state and calls due.
 func (w *workingState) takeDue(now time.Time, limit int) (keys []key, next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

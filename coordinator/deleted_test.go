@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// inMemory runs a coordinator, and returns it so that the test can inspect its memory.
+// inMemory runs a coordinator, and returns it so that the test can read its memory.
 func (d *deployment) inMemory(cfg Config) (c *coordinator, stop func()) {
 	d.t.Helper()
 	made := make(chan *coordinator, 1)

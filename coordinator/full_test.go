@@ -49,7 +49,7 @@ func (d *deployment) stream(name string) (info *natsjs.StreamInfo) {
 	return info
 }
 
-// limitLog limits the event log to more bytes than it has now; 0: no limit.
+// limitLog lets the event log grow by the given number of bytes. 0 removes the log's limit.
 func (d *deployment) limitLog(more int64) {
 	d.t.Helper()
 	info := d.stream(protocol.StreamEvents)
@@ -187,7 +187,7 @@ func TestP1_AFullLogKeepsAcknowledgedRequests(t *testing.T) {
 }
 
 // When only the log's reserve is left, requests for new work wait. Requests that end something pass, even if more
-// requests wait before them in the queue than all coordinators hold.
+// requests wait before them in the queue than all coordinators can hold back.
 func TestP1_RequestsThatEndSomethingPassWithinTheReserve(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

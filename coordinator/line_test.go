@@ -70,7 +70,7 @@ func (c *heldConn) Write(b []byte) (int, error) {
 	c.line.mu.Unlock()
 	if held != nil {
 		done := make(chan struct{})
-		go func() { // if held ends the test, it must not end the client's goroutine, which holds a lock
+		go func() { // if held calls t.Fatal, this goroutine ends, not the client's, which holds a lock
 			defer close(done)
 			held()
 		}()

@@ -158,7 +158,7 @@ func (p *projection) retireLocked(k key, d deletedEntry) {
 		return
 	}
 	p.work.removeLocked(k, before)
-	if !p.unsaved.active { // if active, the execs are forgotten once the sandbox's ended record is stored
+	if !p.unsaved.active { // if active, the execs are forgotten once the sandbox's last snapshot is stored
 		p.execs.Forget(k)
 	}
 	if !p.unsaved.retainLocked(k, p.read.deleted[k].saved) {
@@ -344,7 +344,7 @@ func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstre
 }
 
 // openDeleted opens the journal of a sandbox that is not living, and keeps nothing in memory. It folds the history from
-// the sandbox's ended record and the log after that record, or from the log alone.
+// the sandbox's last snapshot and the later part of the log, or from the log alone.
 func (p *projection) openDeleted(ctx context.Context, k key) (*jetstream.Journal, error) {
 	p.mu.RLock()
 	j := p.journals[k]

@@ -38,13 +38,13 @@ func newReadModel(mu *sync.RWMutex) *readModel {
 }
 
 // deletedEntry is the part of a deleted sandbox that stays in memory. Everything else is read on demand, from the
-// sandbox's ended record or from the log. An entry takes at most 300 bytes. These include its key, the bytes of its id,
+// sandbox's last snapshot or from the log. An entry takes at most 300 bytes. These include its key, the bytes of its id,
 // and its place in the map.
 type deletedEntry struct {
 	created, ended int64  // ns since 1970
 	record         uint64 // record of the sandbox's last batch
 	labels         uint64 // the sandbox's labels and name, see [labelSet]
-	saved          bool   // the sandbox's ended record is stored
+	saved          bool   // the sandbox's last snapshot is stored
 	named          bool   // the sandbox has a name
 }
 
@@ -150,8 +150,8 @@ func (r *readModel) clearDeletedLocked() {
 	r.deletedIDs = idIndex{}
 }
 
-// savedLocked marks a deleted sandbox whose ended record is stored. It returns false if the entry has changed since the
-// record was written.
+// savedLocked marks a deleted sandbox whose last snapshot is stored. It returns false if the entry has changed since
+// that snapshot was taken.
 func (r *readModel) savedLocked(k key, record uint64) bool {
 	d, deleted := r.deleted[k]
 	if !deleted || d.record != record {
@@ -333,7 +333,7 @@ func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) 
 	return list[:min(len(list), limit)]
 }
 
-// readDeleted reads the ended records of deleted sandboxes into the read model. It runs in the background.
+// readDeleted reads the last snapshots of deleted sandboxes into the read model. It runs in the background.
 func (p *projection) readDeleted(ctx context.Context) error {
 	var behind []key
 	err := p.conn.ReadEndedRecord(ctx, func(r *jetstream.EndedRecord) {

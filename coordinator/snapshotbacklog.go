@@ -14,7 +14,7 @@ type snapshotBacklog struct {
 
 	active   bool             // this coordinator writes the snapshots
 	changed  map[key]struct{} // sandboxes that have changed since their last stored snapshot
-	retained map[key]struct{} // deleted sandboxes whose journals stay in memory until their ended records are stored
+	retained map[key]struct{} // deleted sandboxes whose journals stay in memory until their last snapshots are stored
 }
 
 func newSnapshotBacklog(mu *sync.RWMutex) *snapshotBacklog {
@@ -38,7 +38,7 @@ func (s *snapshotBacklog) addLocked(k key) {
 	}
 }
 
-// retainLocked reports whether the journal of a deleted sandbox stays in memory until its ended record is stored.
+// retainLocked reports whether the journal of a deleted sandbox stays in memory until its last snapshot is stored.
 func (s *snapshotBacklog) retainLocked(k key, saved bool) bool {
 	if saved || !s.active || len(s.retained) >= maxRetained {
 		delete(s.retained, k)
@@ -110,7 +110,7 @@ func (p *projection) stopSaving() {
 	clear(p.unsaved.retained)
 }
 
-// deletedSaved notes that the ended record of a deleted sandbox is stored.
+// deletedSaved notes that the last snapshot of a deleted sandbox is stored.
 func (p *projection) deletedSaved(k key, record uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -140,7 +140,7 @@ func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot)
 	return nil
 }
 
-// storeDeleted stores the ended record of a deleted sandbox. Memory then holds only the sandbox's entry in the read
+// storeDeleted stores the last snapshot of a deleted sandbox. Memory then holds only the sandbox's entry in the read
 // model. The caller holds c.storing.
 func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSnapshot) error {
 	j, err := w.projection.openDeleted(ctx, k)

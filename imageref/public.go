@@ -27,8 +27,8 @@ var notPublic = append(protocol.NeverReached(), prefixes(
 // global is the range of public IPv6 addresses.
 var global = netip.MustParsePrefix("2000::/3")
 
-// IsPublic reports whether an address is on the public internet: not the host's own, not on a private network,
-// and not one of a cloud metadata service.
+// IsPublic reports whether an address is on the public internet. Addresses of the host, of private networks and of
+// cloud metadata services are not public.
 func IsPublic(a netip.Addr) bool {
 	a = a.Unmap()
 	if a.Zone() != "" || a.Is6() && !global.Contains(a) {

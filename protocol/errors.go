@@ -17,7 +17,7 @@ const (
 	FailedPrecondition Code = "failed_precondition" // valid request, wrong state
 	ResourceExhausted  Code = "resource_exhausted"  // a limit is reached; the request may succeed later
 	Unavailable        Code = "unavailable"         // a component did not answer; retry
-	DeadlineExceeded   Code = "deadline_exceeded"   // the allowed time ran out
+	DeadlineExceeded   Code = "deadline_exceeded"   // a time limit has passed
 	Cancelled          Code = "cancelled"           // ended on request
 	PermissionDenied   Code = "permission_denied"   // the operator's policy forbids it
 	OutOfRange         Code = "out_of_range"        // a sequence or offset past the end, or no longer retained

@@ -47,7 +47,8 @@ var privateRanges = prefixes(
 func PrivateRanges() []netip.Prefix { return slices.Clone(privateRanges) }
 
 // IsPrivateRange reports whether a range lies entirely within one private range. A range that includes public
-// addresses, such as 0.0.0.0/0, does not; in a policy, such a range means only its public addresses.
+// addresses, such as 0.0.0.0/0, does not lie within a private range. In a policy, such a range means only its public
+// addresses.
 func IsPrivateRange(p netip.Prefix) bool { return IsWithinAny(p, privateRanges) }
 
 // IsWithinAny reports whether a range lies entirely within one range of a list.

@@ -29,12 +29,12 @@ type Handler struct {
 	told    *told
 }
 
-// told records what was logged. All loggers derived from the same one share it.
+// told remembers what was logged. All loggers derived from the same one share it.
 type told struct {
 	mu       sync.Mutex
 	lines    map[string]*line
-	messages map[string]*message // of all sandboxes; a program has a limited number of messages
-	ofOne    map[alike]*message  // of each sandbox
+	messages map[string]*message // by message, for all sandboxes; a program has a limited number of messages
+	ofOne    map[alike]*message  // by message and sandbox
 }
 
 // line is the state of one line: a record with all its attributes as text.
@@ -125,8 +125,8 @@ func (h *Handler) words(r slog.Record) string {
 	return words.String()
 }
 
-// may reports whether to log a line, and how many similar lines were left out since the last one. It calls words only
-// if the line may be logged, so that a flood of records costs little.
+// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. It
+// calls words only if the line may be logged, so that a flood of records costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,7 +161,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail is may at debug level.
+// mayInDetail does at debug level what may does at other levels.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true

@@ -107,7 +107,8 @@ func withoutRepeats(names []string) []string {
 // Equal reports whether two specs are equal. Empty and nil are the same.
 func Equal(a, b protocol.SandboxSpec) bool { return len(Difference(a, b)) == 0 }
 
-// Difference returns the wire names of the fields in which two specs differ; for maps of text, with the key.
+// Difference returns the wire names of the fields in which two specs differ; for maps of text, the name includes the
+// key.
 func Difference(a, b protocol.SandboxSpec) []string {
 	x := reflect.ValueOf(Merge(a, protocol.SandboxSpec{}))
 	y := reflect.ValueOf(Merge(b, protocol.SandboxSpec{}))

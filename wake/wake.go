@@ -11,7 +11,7 @@
 //	addWork()
 //	ready.Wake()          // never blocks; any number of calls while the loop is busy count as one
 //
-// It imports nothing of this module.
+// The package imports nothing of this module.
 package wake
 
 import (
@@ -29,7 +29,7 @@ type Signal chan struct{}
 // New returns a signal that is not set.
 func New() Signal { return make(Signal, 1) }
 
-// Wake wakes the loop, or has it run once more if it is busy. It does not block.
+// Wake wakes the loop, or makes it run once more if it is busy. It does not block.
 func (s Signal) Wake() {
 	select {
 	case s <- struct{}{}:
@@ -40,8 +40,8 @@ func (s Signal) Wake() {
 // Wait waits for a wake-up and takes it. It returns false if ctx ended first.
 func (s Signal) Wait(ctx context.Context) bool { return s.WaitFor(ctx, 0) }
 
-// WaitFor waits for a wake-up and takes it, but no longer than d if d is above 0. It returns false if
-// ctx ended first, and true after a wake-up or after d.
+// WaitFor waits for a wake-up and takes it. If d is above 0, it waits for at most d. It returns false if ctx ended
+// first, and true after a wake-up or after d.
 func (s Signal) WaitFor(ctx context.Context, d time.Duration) bool {
 	if ctx.Err() != nil {
 		return false

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// CouldTake reports whether a host could take a sandbox if it were empty and up.
+// CouldTake reports whether a host could take a sandbox if the host were empty and ready.
 func CouldTake(b *protocol.Sandbox, h *protocol.Host, limits Limits) bool {
 	s, err := SpecOn(b, h)
 	return err == nil && len(unmet(b, s, h, limits)) == 0
