@@ -22,7 +22,7 @@ type hostTable struct {
 }
 
 // refuseImpossible returns why a sandbox could never be created: its image reference is invalid, or no host could ever
-// take it. It is called before the create takes its name and its id. It refuses a sandbox for lack of a host only after
+// take it. It is called before the create takes a name and an id. It refuses a sandbox for lack of a host only after
 // this coordinator has read every change of the table of hosts. A sandbox that passes may still be refused later.
 func (c *coordinator) refuseImpossible(
 	ctx context.Context, k key, full *protocol.SandboxSpec, defaulted []string,

@@ -31,7 +31,7 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 					"digest", digest, "error", err)
 			}
 		}
-		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // RenewBlob renews once half of the life is over
+		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // RenewBlob renews only in the second half of the life
 			return ctx.Err()
 		}
 	}

@@ -46,7 +46,7 @@ type Config struct {
 	// few words what it does or waits for. OnState must not block, and may be nil.
 	OnState func(well bool, text string)
 
-	// Timing is for tests; the zero value means the defaults.
+	// Timing is set by tests only. Zero values mean the defaults.
 	Timing Timing
 	// Probe is called at named points of the work, so that tests can crash the coordinator there. It may be nil.
 	Probe func(point string)
@@ -54,7 +54,7 @@ type Config struct {
 	made func(*coordinator) // called with the new coordinator, for tests; may be nil
 }
 
-// setDefaults validates the settings and fills in the ones that are not set.
+// setDefaults validates the settings, and sets the missing ones to their defaults.
 func (cfg *Config) setDefaults() error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")

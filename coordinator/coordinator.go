@@ -36,7 +36,8 @@ type coordinator struct {
 }
 
 // Run creates the streams, and then serves until ctx ends. While NATS is unavailable, it waits without a time limit.
-// When ctx ends, it takes no new requests, finishes those in progress, releases the scheduler's lock, and returns nil.
+// When ctx ends, it takes no new requests, finishes the requests in progress, releases the scheduler's lock, and
+// returns nil.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.setDefaults(); err != nil {
 		return err

@@ -243,7 +243,7 @@ func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
 }
 
-// decideFailExecs fails the given execs, except those that have ended.
+// decideFailExecs fails the given execs that have not ended.
 func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for i, id := range ids {

@@ -184,7 +184,7 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	})
 }
 
-// A new leader reads only the reservations made after the checkpoint: every id reserved before it has a history.
+// A new leader reads only the reservations made after the checkpoint: every id that was reserved earlier has a history.
 func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

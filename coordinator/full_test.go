@@ -82,13 +82,13 @@ func (d *deployment) begin(id string) {
 	})
 }
 
-// submitted is a request whose receipt was acknowledged, and its answers.
+// submitted is a request that the server has acknowledged, and its answers.
 type submitted struct {
 	verb, sandbox, ID string
 	answer            <-chan *protocol.Reply
 }
 
-// ask submits a request, and waits only for the acknowledgement of its receipt.
+// ask submits a request, and waits only for the server's acknowledgement.
 func (d *deployment) ask(answers *jetstream.Answers, verb, sandbox, id string, r protocol.Request) submitted {
 	d.t.Helper()
 	inbox, answer, stop := answers.Expect(id)

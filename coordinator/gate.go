@@ -18,7 +18,7 @@ import (
 //	closed: one request at a time is the probe ──(it appended something)──► open
 type gate struct {
 	log      logRoom
-	announce func(why *protocol.Error) // announces why the gate is closed; nil when it opens
+	announce func(why *protocol.Error) // announces why the gate is closed; why is nil when it opens
 
 	turns chan struct{} // a request that receives from it is the probe
 	mu    sync.Mutex
@@ -75,7 +75,8 @@ func logUnavailable(err error) bool {
 	return false
 }
 
-// endsWork reports whether a request ends something, makes room by this, and may therefore use the log's reserve.
+// endsWork reports whether a request ends something. Such a request makes room, and may therefore use the log's
+// reserve.
 func endsWork(verb string) bool {
 	return verb == protocol.VerbCancel || verb == protocol.VerbStop || verb == protocol.VerbDelete
 }

@@ -17,7 +17,7 @@ type line struct {
 	down  bool
 	conns []net.Conn
 	asks  []byte
-	held  func() // called before the client sends data that contains asks for the first time
+	held  func() // called before the client first sends data that contains the bytes in asks
 }
 
 func (l *line) InProcessConn() (net.Conn, error) {
@@ -34,7 +34,7 @@ func (l *line) InProcessConn() (net.Conn, error) {
 	return &heldConn{conn, l}, nil
 }
 
-// hold calls f before the client sends data that contains asks for the first time. The data is sent when f returns.
+// hold calls f before the client first sends data that contains the text in asks. The data is sent when f returns.
 func (l *line) hold(asks string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

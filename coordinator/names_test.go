@@ -206,8 +206,8 @@ func TestANameThatWasTakenButNotUsedBecomesFree(t *testing.T) {
 	}
 }
 
-// A request by name that was stored before another sandbox took the name means the previous holder. Such a request may
-// be delivered again after it was decided.
+// A request by name that was stored before another sandbox took the name means the previous holder. The server may
+// deliver such a request again after it was decided.
 func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

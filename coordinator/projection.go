@@ -282,7 +282,7 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}
 	living, ended := p.read.endedAt(k)
 	if b.Record <= ended {
-		return // the batch is already folded: it is not after the last batch of the deleted sandbox
+		return // already folded: the batch is not after the last batch of the deleted sandbox
 	}
 	if !living && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
 		return // a tombstone: reads of the sandbox go to the log

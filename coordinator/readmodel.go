@@ -38,8 +38,8 @@ func newReadModel(mu *sync.RWMutex) *readModel {
 }
 
 // deletedEntry is the part of a deleted sandbox that stays in memory. Everything else is read on demand, from the
-// sandbox's last snapshot or from the log. An entry takes at most 300 bytes. These include its key, the bytes of its id,
-// and its place in the map.
+// sandbox's last snapshot or from the log. An entry takes at most 300 bytes. These include its key, the bytes of its
+// id, and its place in the map.
 type deletedEntry struct {
 	created, ended int64  // ns since 1970
 	record         uint64 // record of the sandbox's last batch

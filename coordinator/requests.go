@@ -39,8 +39,8 @@ func newRequestHandler(c *coordinator) *requestHandler {
 	return h
 }
 
-// run decides the requests of the queue until ctx ends. While the gate is closed, it also searches the queue for
-// requests that end something, past the requests that wait.
+// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests that end
+// something from further back in the queue, past the requests that wait.
 func (h *requestHandler) run(ctx context.Context) error {
 	queue := h.conn.Requests()
 	group, ctx := errgroup.WithContext(ctx)

@@ -111,7 +111,7 @@ func (w *reservationWatch) covered() uint64 {
 	return covered
 }
 
-// follow records every reservation made after those that the checkpoint covers.
+// follow records every reservation after the last one that the checkpoint covers.
 func (w *reservationWatch) follow(ctx context.Context) error {
 	w.mu.Lock()
 	after := w.handled

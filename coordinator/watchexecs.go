@@ -69,7 +69,7 @@ func (w *watchdog) endLateExecs(
 	return err
 }
 
-// lateExecs lists the execs that were not started in time, and those whose end is overdue.
+// lateExecs lists the execs that were not started in time, and the execs that should have ended by now.
 func (w *watchdog) lateExecs(k key, s *protocol.State, lost bool, now moment) (unstarted, overdue []string) {
 	for _, x := range s.Active() {
 		accepted := x.State == protocol.ExecStateAccepted

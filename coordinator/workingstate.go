@@ -384,7 +384,7 @@ func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Us
 	return true
 }
 
-// abort removes an assignment that was not appended from its host's load.
+// abort subtracts an assignment that was not appended from the load of its host.
 func (w *workingState) abort(k key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

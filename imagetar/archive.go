@@ -226,8 +226,8 @@ func blob(digest string) string {
 	return fmt.Sprintf("blobs/%s/%s", algorithm, sum)
 }
 
-// invalid converts a read error to invalid_argument. Errors that already have a code, such as those of a
-// failing source, stay as they are.
+// invalid converts a read error to invalid_argument. Errors that already have a code, such as the errors of a failing
+// source, stay as they are.
 func invalid(err error) error {
 	var typed *protocol.Error
 	if err == nil || errors.As(err, &typed) {

@@ -166,7 +166,7 @@ func Invalid(field, format string, args ...any) *Error {
 	return &Error{Code: InvalidArgument, Field: field, Message: Redacted(fmt.Sprintf(format, args...))}
 }
 
-// AsError returns the *Error in err's chain. An error without one becomes [Internal]; nil stays nil.
+// AsError returns the *Error in err's chain. Any other error becomes an [Internal] error; nil stays nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil

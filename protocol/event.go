@@ -148,7 +148,7 @@ type Batch struct {
 	Version int     `json:"v"`
 	Tenant  string  `json:"tenant"`
 	Sandbox string  `json:"sandbox"`
-	ID      string  `json:"id"` // unique per append, so that a writer recognizes its own after a lost answer
+	ID      string  `json:"id"` // unique per append; by it a writer recognizes its batch after a lost answer
 	Writer  string  `json:"writer"`
 	Token   uint64  `json:"token,omitempty"`
 	Events  []Event `json:"events"`

@@ -67,7 +67,7 @@ func (u Uses) find(id string) *Use {
 }
 
 // with returns the uses and one more, without the uses that exceed the limits. It drops whole blocks, so it may keep up
-// to one block more than keptUses.
+// to one block above the limit keptUses.
 func (u Uses) with(use Use) Uses {
 	first := 0
 	for ; first < len(u)-1; first++ {

@@ -14,7 +14,7 @@ const (
 	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
 	alikeMost   = 20  // lines with the same message within alikeIn
-	oneMost     = 6   // lines with the same message from one sandbox within alikeIn; the rest is for other sandboxes
+	oneMost     = 6   // lines with the same message from one sandbox within alikeIn; leaves lines for other sandboxes
 	debugMost   = 600 // lines with the same message from one sandbox within alikeIn, at debug level
 	linesKept   = 2000
 	sandboxKey  = "sandbox" // the attribute that names the sandbox
@@ -185,8 +185,8 @@ func (m *message) begin(now time.Time) {
 	}
 }
 
-// own returns the count of one sandbox's records. If there are too many counts, it drops those that have expired, and
-// all of them if there are still too many. The caller holds t.mu.
+// own returns the count of one sandbox's records. If there are too many counts, it drops the counts that have expired.
+// If there are still too many, it drops all counts. The caller holds t.mu.
 func (t *told) own(k alike, now time.Time) *message {
 	m := t.ofOne[k]
 	if m == nil {

@@ -10,7 +10,7 @@ import (
 
 // Limits on the text, in bytes unless stated otherwise.
 const (
-	MaxBytes     = protocol.MaxSpecBytes // one document, also after its variables are expanded
+	MaxBytes     = protocol.MaxSpecBytes // one document, before and after its variables are expanded
 	MaxFileBytes = 4 << 20               // a text of several documents
 	MaxDocuments = 256
 	maxNodes     = 20_000 // values of a document; an alias counts each time
@@ -194,7 +194,7 @@ func (d *Document) Validate() error {
 // locate adds the position in the text to an error that names a field.
 func (d *Document) locate(err error) error { return d.locateBelow("spec", err) }
 
-// locateBelow is locate for errors whose fields are below the given one.
+// locateBelow does what locate does, for errors with fields below the given field.
 func (d *Document) locateBelow(field string, err error) error {
 	if err == nil {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Signal wakes one loop. It remembers one wake-up: if the loop is busy when Wake is called, it runs once more.
-// Any number of calls before that count as one. Record the work first, then call Wake.
+// Signal wakes one loop. It remembers one wake-up: if the loop is busy when Wake is called, it runs once more. Several
+// calls before that run count as one. Record the work first, then call Wake.
 //
 // A Signal is a channel and can be received from in a select. Send to it with Wake only, and do not
 // close it.

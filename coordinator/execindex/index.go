@@ -15,9 +15,9 @@ import (
 )
 
 // Index says whether an exec id was used in a sandbox, and where the events of an exec are. A decision asks the index
-// while it appends. The append succeeds only if the history is still the one that the decision was made on, so the log
-// accepts only one of two requests for the same id. A registry of exec ids beside the log would cost every exec another
-// durable write before its first event.
+// while it appends. The append succeeds only if the history has not changed since the decision, so the log accepts only
+// one of two requests for the same id. A registry of exec ids beside the log would cost every exec another durable
+// write before its first event.
 //
 // On every coordinator, memory holds the ids that came since the leader last stored the index. All older ids are in the
 // bucket. A filter of each page in use is cached, and answers for almost every new id. If a filter cannot answer, the
