@@ -258,7 +258,7 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 		func() bool { return d.list()["waits"].Assigned })
 }
 
-// The sandboxes of a drained host leave as their on_host_loss says.
+// A sandbox leaves a drained host in the way that its on_host_loss says.
 func TestSandboxesLeaveADrainedHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -313,7 +313,7 @@ func (r *readModel) deletedBefore(t time.Time, limit int) (list []key) {
 // deletedRow is a row in the list of deleted sandboxes.
 type deletedRow struct {
 	key   key
-	token string // see [pageToken]
+	token string // the row's page token, see [pageToken]
 }
 
 // deletedPage lists at most limit deleted sandboxes of a tenant that come after a page token, the newest first. Their

@@ -100,8 +100,8 @@ type Ping struct {
 type Storage struct {
 	Streams  []StreamStorage `json:"streams,omitempty"`
 	Bytes    int64           `json:"bytes,omitempty"`     // used by all streams, counting one replica of each
-	MaxBytes int64           `json:"max_bytes,omitempty"` // the account's limit; 0: none
-	DiskFree int64           `json:"disk_free,omitempty"` // on the embedded server's disk; 0: unknown
+	MaxBytes int64           `json:"max_bytes,omitempty"` // the account's limit; 0: no limit
+	DiskFree int64           `json:"disk_free,omitempty"` // free space on the embedded server's disk; 0: unknown
 	DiskSize int64           `json:"disk_size,omitempty"`
 	Problems []string        `json:"problems,omitempty"` // what is wrong now, one sentence each
 	Warnings []string        `json:"warnings,omitempty"` // what may soon be wrong, one sentence each
