@@ -13,7 +13,7 @@ const (
 	listsAtOnce   = 4
 	pagesAtOnce   = 8                       // pages of events and output, for all clients together
 	recordsAtOnce = 8                       // records of one list
-	readWithin    = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
+	readWithin    = 1500 * time.Millisecond // less than the 2 s after which the SDK repeats a read
 )
 
 // readSlots limits the concurrent reads of one kind.
