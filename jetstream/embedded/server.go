@@ -19,11 +19,11 @@ type Config struct {
 	Name  string // name of the server; must be unique in a cluster
 	Host  string // address to listen on; default 127.0.0.1
 	Port  int    // port to listen on; 0 chooses a free one, -1 opens no port at all
-	Token string // token that all clients must present, also in-process clients; empty if they need none
+	Token string // token that all clients must present, including in-process clients; empty if none is needed
 
-	ClusterName string   // the cluster that the server is a member of; empty if there is none
+	ClusterName string   // name of the server's cluster; empty for a single server
 	ClusterPort int      // port to listen on for the other members
-	Routes      []string // nats://host:port of each other member
+	Routes      []string // URLs of the other members: nats://host:port
 
 	// SyncLazily gives up durability after a power loss: writes are flushed to disk every two minutes instead of before
 	// they are acknowledged. It is only for tests that measure the difference.
@@ -48,7 +48,7 @@ func Start(cfg Config) (*Server, error) {
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
 	}
 	switch {
-	case cfg.Port == 0: // another process could take the server's own choice, an ephemeral port, during a restart
+	case cfg.Port == 0: // the server would choose an ephemeral port, which another process could take during a restart
 		ports, err := FreePorts(1)
 		if err != nil {
 			return nil, err
