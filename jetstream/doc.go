@@ -28,6 +28,6 @@
 //	 ├─── streams           messages of streams and keys of buckets
 //	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
-// Of Boxfleet's packages it imports only protocol, backoff and wake. Every error that it returns is a *protocol.Error,
-// translated in errors.go, or the error of a context.
+// It imports only three packages of Boxfleet: protocol, backoff and wake. Every error that it returns is a
+// *protocol.Error, translated in errors.go, or the error of a context.
 package jetstream

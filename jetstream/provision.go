@@ -62,7 +62,7 @@ func (pr *Provisioner) found(ctx context.Context, a *Assets) (map[string]found, 
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
 	}
-	for _, name := range append(names, streamMoving) { // streamMoving comes last, because it replaces the output's stream during a move
+	for _, name := range append(names, streamMoving) { // streamMoving replaces the output's stream during a move
 		info, err := pr.streamInfo(ctx, name)
 		switch {
 		case err == nil:
