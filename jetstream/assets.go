@@ -10,7 +10,8 @@ import (
 )
 
 // Assets configures the deployment's streams and buckets. A zero field keeps the value of an existing stream or bucket
-// and gives a new one the default. A value that would weaken an existing stream or bucket is refused.
+// and gives a new one the default. A value is refused if it would make an existing stream or bucket store less, or
+// store it less safely.
 type Assets struct {
 	Replicas        int           // copies of each stream; default 1; only [Growth.Grow] changes the number
 	LogMaxAge       time.Duration // how long output is stored; default 360 h

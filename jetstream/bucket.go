@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// kv is a key-value bucket. Each write is a plain publish that names the revision it expects.
+// kv is a key-value bucket. Each write is a plain publish that names the revision that it expects.
 type kv struct {
 	streams *streams
 	name    string

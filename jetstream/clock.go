@@ -27,7 +27,7 @@ func (k *Clock) setDefaults() {
 	}
 }
 
-// readAtOnce is the longest time between two readings that [Clock.ahead] compares without trying again.
+// readAtOnce is the longest time between two readings that [Clock.ahead] accepts without reading the clocks again.
 const readAtOnce = time.Millisecond
 
 // ahead returns how far the wall clock is ahead of the time since boot. The difference itself has no meaning. If it

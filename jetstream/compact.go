@@ -13,8 +13,8 @@ import (
 // Compaction configures how much of a history stays in the event log.
 type Compaction struct {
 	Keep       int   // how many of the newest messages always stay; at least 1
-	MinBatches int   // older messages are moved if they are more than MinBatches,
-	MinBytes   int64 // or if they have more than MinBytes bytes in total
+	MinBatches int   // older messages are moved if their number exceeds MinBatches,
+	MinBytes   int64 // or if their total size exceeds MinBytes
 	// MaxAge is how long a segment is stored after its last message was written; 0 means as long as the history is
 	// stored.
 	MaxAge time.Duration
@@ -379,7 +379,7 @@ func (w *compacting) drop(ctx context.Context) error {
 	return w.dropAt(ctx)
 }
 
-// dropAt sets the time in the result at which the oldest segment expires.
+// dropAt sets [Compacted.DropAt].
 func (w *compacting) dropAt(ctx context.Context) error {
 	return w.manifest.each(ctx, 0, func(s *segment) (bool, error) {
 		w.done.DropAt = s.Until.Add(w.MaxAge)
@@ -387,8 +387,9 @@ func (w *compacting) dropAt(ctx context.Context) error {
 	})
 }
 
-// storeBase stores a copy of the snapshot, for readers that can no longer read the history from its beginning.
-// storeBase returns false and stores nothing if the snapshot has no state or is older than the record beyond.
+// storeBase stores a copy of the snapshot, for readers that can no longer read the history from its beginning. The
+// snapshot must have a state and cover the history up to the record in beyond. Otherwise storeBase returns false and
+// stores nothing.
 func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error) {
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {

@@ -69,7 +69,8 @@ type Conn struct {
 
 // connection is the link to NATS. It reconnects forever, calls the registered functions after each reconnect, and
 // bounds and repeats requests whose answers may be lost. Only core may embed a connection. If another part of Conn also
-// embedded a connection, Conn would have its methods twice at the same depth, and calls on Conn would not compile.
+// embedded a connection, Conn would have the methods of connection twice at the same depth, and calls on Conn would not
+// compile.
 type connection struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream

@@ -227,7 +227,8 @@ func (h *ExecHead) WithoutEntries() *ExecHead {
 	return &bare
 }
 
-// Follows reports whether the head belongs to the same index as another head, before, and is not older than before.
+// Follows reports whether the head is a version of the same index as another head, and is at least as new as the other
+// head.
 func (h *ExecHead) Follows(before *ExecHead) bool {
 	return h.salt == before.salt && h.Depth >= before.Depth && h.Spills >= before.Spills
 }

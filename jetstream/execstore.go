@@ -22,7 +22,7 @@ import (
 var ErrNoIndex = errors.New("the index of execs is missing or unreadable")
 
 // headKey is the end of a head's key: tenant.sandbox.head. The keys of its pages are tenant.sandbox.<pages>.<number>.
-// <pages> includes the salt that spreads ids over the pages, so that pages of a lost head are not mixed with those of
+// <pages> includes the salt that spreads ids over the pages, so that pages of a lost head are not mixed with pages of
 // another head. Earlier versions of Boxfleet stored pages with only the first half of each hash under
 // tenant.sandbox.<number>, starting with 0.
 const headKey = "head"

@@ -123,7 +123,7 @@ func (r *historyReader) all(ctx context.Context) error {
 	return r.tail(ctx)
 }
 
-// fill visits the messages that were moved to segments, from the last visited message to the record before.
+// fill visits the messages that were moved to segments, between the last visited message and a record.
 func (r *historyReader) fill(ctx context.Context, before uint64) error {
 	if moved := r.moved; moved != nil {
 		r.moved = nil

@@ -397,8 +397,9 @@ func (j *commit) makeStale() {
 	j.stale = true
 }
 
-// refreshStale reads the history if the journal is stale or always is true. Like append, it retries during a failover
-// of NATS. A long history may take many attempts: an attempt that made progress does not count as failed.
+// refreshStale reads the history if the journal is stale, or in any case if always is set. Like append, it retries
+// during a failover of NATS. A long history may take many attempts: an attempt that made progress does not count as
+// failed.
 func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
@@ -568,7 +569,7 @@ type attempt struct {
 	rest []*decision // decisions that did not fit
 }
 
-// assemble asks the decisions of a group in order, each on the state that the previous ones leave, and puts their
+// assemble asks the decisions of a group in order, each on the state that the previous decisions leave, and puts their
 // events into one batch. The batch has no events if there is nothing to append.
 func (j *commit) assemble(group []*decision) *attempt {
 	j.mu.Lock()

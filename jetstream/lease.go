@@ -64,7 +64,7 @@ const SchedulerLock = "scheduler"
 type Leases struct{ *streams }
 
 // AcquireHost takes the lock of a Docker host. takeOver is 0, or the revision in the [HeldError] of a holder that is
-// known to have ended. AcquireHost then takes the lock over. Errors: *HeldError; unavailable.
+// known to have ended. With such a revision, AcquireHost takes the lock over. Errors: *HeldError; unavailable.
 func (ls *Leases) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
 	return ls.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
 }

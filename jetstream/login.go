@@ -66,7 +66,7 @@ func checkURLs(urls string) error {
 		}
 		u, err := url.Parse(text)
 		if err != nil {
-			// The error of url.Parse contains the URL and so possibly a password.
+			// The error of url.Parse contains the URL, and therefore possibly a password.
 			return protocol.Invalid("nats", "could not parse one of the URLs: "+
 				"want nats://HOST:PORT, tls://HOST:PORT, ws://HOST:PORT or wss://HOST:PORT")
 		}

@@ -223,7 +223,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 	}
 }
 
-// nextAnswer waits for one message of an answer. The time limit is for each message, because a longer answer takes
+// nextAnswer waits for one message of an answer. The time limit applies to each message, because a longer answer takes
 // longer in total.
 func (s *streams) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
 	select {

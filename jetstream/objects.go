@@ -151,7 +151,7 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 	return u.send(ctx, meta, 0)
 }
 
-// send publishes a message and waits until the number of messages in flight is at most most.
+// send publishes a message and waits until no more messages are in flight than most allows.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	ack, err := u.objects.js.PublishMsgAsync(m)
 	if err != nil {

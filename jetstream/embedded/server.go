@@ -1,5 +1,5 @@
-// Package embedded runs a NATS server with JetStream inside the process: the default deployment on a single machine,
-// and the clusters of the tests.
+// Package embedded runs NATS servers with JetStream inside the process. A deployment on a single machine uses one such
+// server by default, and tests run clusters of them.
 package embedded
 
 import (
@@ -26,7 +26,7 @@ type Config struct {
 	Routes      []string // URLs of the other members: nats://host:port
 
 	// SyncLazily gives up durability after a power loss: writes are flushed to disk every two minutes instead of before
-	// they are acknowledged. It is only for tests that measure the difference.
+	// they are acknowledged. Only tests that measure the difference set it.
 	SyncLazily bool
 }
 
