@@ -54,7 +54,7 @@ type asset struct {
 type setting struct {
 	field    string // name in the configuration, such as "log_max_age"; empty if operators cannot set the value
 	wanted   int64  // the wanted value; 0 keeps the current value, and gives a new stream the default
-	standard int64  // the default
+	standard int64  // the default value
 	value    func(*jetstream.StreamConfig) *int64
 	free     bool // lowering the value loses no data; if wanted is 0, existing streams get the default too
 	late     bool // existing streams without this limit get the default

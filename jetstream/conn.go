@@ -410,8 +410,8 @@ func causeOf(ctx context.Context, err error) error {
 // Connected reports whether the connection is up.
 func (c *connection) Connected() bool { return c.nc.IsConnected() }
 
-// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials or
-// they cannot be read; unavailable.
+// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials, or if
+// the credentials cannot be read; unavailable.
 func (c *connection) Health() error {
 	if c.nc.IsConnected() {
 		return nil

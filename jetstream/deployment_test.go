@@ -72,7 +72,7 @@ func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 	})
 }
 
-// conformAlone is like conform, but for tests that must not share a deployment's request queue with other tests.
+// conformAlone is like conform. Tests use it if they must not share a deployment's request queue with other tests.
 func conformAlone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
 	t.Run("server", func(t *testing.T) { test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL})) })

@@ -15,7 +15,7 @@
 //	 ├─── RequestQueue      requests, their answers and the dead letters
 //	 ├─── Queries           the read service: serve and send queries
 //	 ├─── OutputLog         the output of execs: publish, follow, read in pages
-//	 ├─── ImageStore        imported images, and which image each host should have and has
+//	 ├─── ImageStore        imported images; which images hosts should have, and which they have
 //	 ├─── BlobStore         uploads
 //	 ├─── StoreHealth       leaders, replicas, room and disk; recovers an event log that accepts no writes
 //	 ├─── Provisioner       makes and updates the streams and buckets

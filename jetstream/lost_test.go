@@ -86,7 +86,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	must(t, err)
 	defer stop()
 	nc := d.raw(t)
-	elect := func() { // when elect returns, a round of calls has begun and ended since its start
+	elect := func() { // while elect runs, at least one whole round of calls takes place
 		for range 2 {
 			must(t, nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil))
 			receive(t, 10*time.Second, "a call of OnLoss's function", called)

@@ -96,8 +96,8 @@ func plannedReplicas(wanted int, existing map[string]found) (int, error) {
 	}
 }
 
-// persistMode is async for output on a single server: workers publish lost output again, so output need not wait for
-// the disk as events do. The server allows no replicas for async streams and never changes a stream's mode.
+// persistMode is async for output on a single server: workers publish lost output again, so output, unlike events, need
+// not wait for the disk. The server allows no replicas for async streams and never changes a stream's mode.
 func persistMode(name string, replicas int) jetstream.PersistModeType {
 	if name == protocol.StreamLogs && replicas == 1 {
 		return jetstream.AsyncPersistMode

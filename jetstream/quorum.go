@@ -43,7 +43,7 @@ type quorum struct {
 	read     time.Time            // when the list was last read
 	checking chan struct{}        // closed when the current check has ended
 	since    time.Time            // start of the first of the successive failed checks
-	why      string               // what the last check found missing; empty: there is a majority
+	why      string               // what the last check found missing; empty: nothing
 	at       time.Time            // when the last check ended
 }
 
@@ -84,7 +84,8 @@ func (q *quorum) orNoQuorum(err error) error {
 	return errNoQuorum(q.why)
 }
 
-// checkQuorum returns what is missing for a majority, and since when. Concurrent callers share one check.
+// checkQuorum returns what is missing for a majority, and since when it has been missing. Concurrent callers share one
+// check.
 func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) {
 	q.mu.Lock()
 	if time.Since(q.at) < quorumPause {

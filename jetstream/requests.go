@@ -329,7 +329,7 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 		}
 		all, err := q.trimRequestsOnce(ctx)
 		if err != nil && ctx.Err() == nil {
-			q.log.Warn("could not remove settled requests; retrying", "error", err)
+			q.log.Warn("could not remove acknowledged requests; retrying", "error", err)
 		}
 		if all && err == nil { // otherwise repeat at longer intervals: deciding a request may take long
 			trimmed = n

@@ -34,7 +34,7 @@ const recheckAfter = 250 * time.Millisecond
 type entry struct {
 	record     uint64
 	batch      *protocol.Batch // nil if the message names another sandbox than its subject
-	after      uint64          // the record that the message's writer expected as the history's last one
+	after      uint64          // the history's last record, as the message's writer expected it
 	afterKnown bool            // after has a value
 }
 

@@ -43,7 +43,7 @@ func (j *Journal) returnScratch(tried *protocol.State, events []protocol.Event) 
 	j.scratch.changed(events)
 }
 
-// changed records that the execs of these events may differ from the fold.
+// changed adds the execs of these events to the execs that may differ from the fold.
 func (s *scratch) changed(events []protocol.Event) {
 	if s == nil {
 		return
@@ -55,7 +55,7 @@ func (s *scratch) changed(events []protocol.Event) {
 	}
 }
 
-// trimmed records that the execs that the fold is about to drop may differ from the fold.
+// trimmed adds the execs that the fold is about to drop to the execs that may differ from the fold.
 func (s *scratch) trimmed(state *protocol.State, keep int) {
 	if s == nil {
 		return

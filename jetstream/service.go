@@ -34,8 +34,8 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
-// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait as messages. The
-// NATS client drops messages beyond its own limit, which also limits the memory that a flood of queries takes.
+// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait in the NATS client.
+// The client drops queries beyond its own limit, which also limits the memory that a flood of queries takes.
 const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"

@@ -30,7 +30,7 @@ func (n *Notifications) NotifyWithoutBatch(worker, tenant, sandbox string) error
 
 // Work calls handle with each notification for a worker, in the order in which each coordinator sent them, until stop
 // has returned. b is nil if the notification carries no batch. handle must not block. Notifications are lost while no
-// worker listens. A worker's heartbeats therefore say when it started to listen, and when it may have missed
+// worker listens. A worker's heartbeats therefore say that it has started to listen, or that it may have missed
 // notifications, see [Conn.OnReconnect].
 func (n *Notifications) Work(
 	worker string, handle func(tenant, sandbox string, b *protocol.Batch),
