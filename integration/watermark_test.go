@@ -57,7 +57,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 		check(t, err)
 		f.Eventually(10*time.Second, "the host reports that it is full", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(time.Minute)))
-			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "networks")) {
+			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "all subnets")) {
 				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts)
 			}
 			return err
@@ -78,7 +78,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 		}
 		f.Eventually(10*time.Second, "the host reports that it is full", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
-			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "networks")) {
+			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "all subnets")) {
 				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts)
 			}
 			return err

@@ -3,6 +3,7 @@
 package embedded
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -38,6 +39,33 @@ type Server struct {
 
 // Start runs a server and waits up to 10 s until it accepts connections.
 func Start(cfg Config) (*Server, error) {
+	if cfg.Port != 0 {
+		return start(cfg)
+	}
+	// Another process may take the chosen port before the server listens on it.
+	return retryInUse(func() (*Server, error) {
+		ports, err := FreePorts(1)
+		if err != nil {
+			return nil, err
+		}
+		chosen := cfg
+		chosen.Port = ports[0]
+		return start(chosen)
+	})
+}
+
+// retryInUse calls f until f succeeds or fails for another reason than a port in use, at most triesForPorts times. f
+// chooses other ports each time.
+func retryInUse[T any](f func() (T, error)) (result T, err error) {
+	for range triesForPorts {
+		if result, err = f(); !errors.Is(err, errPortInUse) {
+			break
+		}
+	}
+	return result, err
+}
+
+func start(cfg Config) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, protocol.Invalid("dir", "must not be empty")
 	}
@@ -47,14 +75,7 @@ func Start(cfg Config) (*Server, error) {
 		JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
 	}
-	switch {
-	case cfg.Port == 0: // the server would choose an ephemeral port, which another process could take during a restart
-		ports, err := FreePorts(1)
-		if err != nil {
-			return nil, err
-		}
-		cfg.Port, opts.Port = ports[0], ports[0]
-	case cfg.Port < 0:
+	if cfg.Port < 0 {
 		opts.DontListen, opts.Port = true, 0
 	}
 	if opts.Host == "" {
@@ -74,7 +95,7 @@ func Start(cfg Config) (*Server, error) {
 		if port <= 0 {
 			continue
 		}
-		if err := portFree(opts.Host, port); err != nil {
+		if err := awaitPortFree(opts.Host, port); err != nil {
 			return nil, err
 		}
 	}
@@ -125,6 +146,10 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 // StartCluster runs n servers on loopback as one cluster and waits up to 30 s until it has a meta leader. Each server's
 // directory is below dir.
 func StartCluster(dir string, n int) ([]*Server, error) {
+	return retryInUse(func() ([]*Server, error) { return startCluster(dir, n) })
+}
+
+func startCluster(dir string, n int) ([]*Server, error) {
 	ports, err := FreePorts(2 * n)
 	if err != nil {
 		return nil, err
@@ -143,7 +168,10 @@ func StartCluster(dir string, n int) ([]*Server, error) {
 	}
 	servers := make([]*Server, n)
 	for i, cfg := range configs {
-		if servers[i], err = Start(cfg); err != nil {
+		if servers[i], err = start(cfg); err != nil {
+			for _, s := range servers[:i] {
+				s.Stop()
+			}
 			return nil, err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -100,6 +101,26 @@ func TestAPortInUseIsReportedAtOnce(t *testing.T) {
 			t.Errorf("%s is in use, which Start reported only after %s", name, took)
 		}
 	}
+}
+
+// A call of FreePorts in another process briefly takes each port that it tries.
+func TestAPortThatIsTakenForAMomentIsAwaited(t *testing.T) {
+	t.Parallel()
+	ports, err := embedded.FreePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := time.AfterFunc(50*time.Millisecond, func() { l.Close() })
+	defer closed.Stop()
+	s, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Port: ports[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
 }
 
 // The system assigns ephemeral ports to outgoing connections. A connection could take a port that was just free, before
