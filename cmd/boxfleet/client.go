@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// client is what the client commands of one invocation share. Each group of commands embeds it.
+// client holds what the client commands of one invocation share. Each group of commands embeds it.
 type client struct {
 	*console
 	*interrupts

@@ -24,7 +24,7 @@ func (f *networkFlags) add(flags *pflag.FlagSet) {
 			"HOST, on a free port; may be repeated")
 }
 
-// apply sets the given flags.
+// apply sets in s the fields whose flags are given.
 func (f *networkFlags) apply(s *protocol.SandboxSpec) error {
 	if f.network != "" {
 		n, err := spec.ParseNetwork(f.network)

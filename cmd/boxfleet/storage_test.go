@@ -62,7 +62,7 @@ func TestStorageSetLowersALimitThatACoordinatorRefusesToLower(t *testing.T) {
 
 func TestEveryRoleAndClientNamesTheMissingServerSetting(t *testing.T) {
 	clean(t)
-	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // no worker gets far enough to use it
+	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // no worker in this test starts a supervisor
 	for name, test := range map[string]struct {
 		set  func(*server.Options)
 		says string
