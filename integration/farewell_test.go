@@ -90,7 +90,7 @@ func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHookRunsOnceAlsoWhenTheWorkerDies kills the worker while the command runs.
+// TestAHookRunsOnceAlsoWhenTheWorkerDies kills the worker while the on_delete command runs.
 func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
