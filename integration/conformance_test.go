@@ -44,7 +44,7 @@ var imagePart = part{field: "image", set: func(s *protocol.SandboxSpec) { s.Imag
 	flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
 	probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }}
 
-// parts lists all fields by group. A sandbox has all fields of its group.
+// parts lists all fields by group. The test sets all fields of a group on the same sandbox.
 func parts(dirs conformanceDirs) map[string][]part {
 	spec := func(read func(*protocol.SandboxSpec) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(&b.Spec) }

@@ -91,7 +91,7 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Memory = 16 << 20
-	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // without the sleep, the create would fail
+	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // the sleep keeps the create from failing
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)

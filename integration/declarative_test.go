@@ -28,7 +28,7 @@ type commandLine struct {
 // run runs the program and returns its exit code, its stdout and its stderr.
 func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // ends a call that should have failed but waits
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // ends a call that waits instead of failing
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.path, append(args, "--nats", c.f.URL())...)
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+c.dir, "XDG_DATA_HOME="+c.dir, "WHO=world", "CODE=7")

@@ -32,7 +32,7 @@ type options struct {
 	short      bool
 	only       []string // phases to run; empty: all phases
 	out        string   // path of the JSON file
-	cpuProfile string   // path prefix of the CPU profiles of the exec phase
+	cpuProfile string   // CPU profile of the deployment in the exec phase; the client's has the suffix .client
 	past       []int    // numbers of past execs and past sandboxes to measure with, ascending
 }
 

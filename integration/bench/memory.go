@@ -98,7 +98,8 @@ func startCoordinator(ctx context.Context, r role) (*part.Process, error) {
 	return p, err
 }
 
-// fill writes the histories of ended and living sandboxes. It returns the ids of the sandboxes that it wrote last.
+// fill writes the histories of ended and living sandboxes. It returns the ids of the last ended and the last living
+// sandbox.
 func fill(ctx context.Context, url string, over, living int) (last []string, err error) {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "bench-past"})
 	if err != nil {

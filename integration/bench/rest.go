@@ -58,7 +58,7 @@ func follow(ctx context.Context, client *sdk.Client, boxes []*sdk.Sandbox) (stop
 	ctx, cancel := context.WithCancel(ctx)
 	var followers sync.WaitGroup
 	stop = func() { cancel(); followers.Wait() }
-	caughtUp := make(chan error, 2*len(boxes)) // gets two values per follower: when it has caught up, and how it ended
+	caughtUp := make(chan error, 2*len(boxes)) // two values per follower: when it has caught up, when it ends
 	for _, s := range boxes {
 		if err := s.Refresh(ctx); err != nil {
 			stop()
