@@ -229,7 +229,7 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	spec := f.Spec()
 	for _, c := range []struct{ source, target, owner string }{
 		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
-		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // into the directory of the other file
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // beside the other file
 		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root directory
 		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
 		{source: empty, target: "/made/empty"},

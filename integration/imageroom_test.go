@@ -155,9 +155,8 @@ func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
 	})
 }
 
-// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor creates a sandbox that waits for a host and needs an image that cannot
-// be pulled again. The worker keeps that image. It also removes no image while no coordinator can say which images are
-// needed.
+// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor creates a sandbox that waits for a host and may not pull its image.
+// The worker keeps that image. It also removes no image while no coordinator can say which images are needed.
 func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)

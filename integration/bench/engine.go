@@ -237,7 +237,7 @@ func (e *engine) send(ctx context.Context, method, path string, in any) (io.Read
 	}
 	if response.StatusCode >= 400 {
 		defer response.Body.Close()
-		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // after an error, the part that arrived
+		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // the part that arrived before any error
 		return nil, fmt.Errorf("%s %s: %s: %s", method, path, response.Status, message)
 	}
 	return response.Body, nil

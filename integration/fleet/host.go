@@ -108,7 +108,7 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	volumes, err := h.VolumeList(ctx, volume.ListOptions{Filters: h.ours})
 	failed(err)
 	for _, v := range volumes.Volumes {
-		if v.Name != "boxfleet-host-"+h.deployment { // keeps the host id as long as the deployment exists
+		if v.Name != "boxfleet-host-"+h.deployment { // this volume keeps the host id
 			say("volume %s", v.Name)
 		}
 	}

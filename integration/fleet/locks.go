@@ -58,7 +58,7 @@ func (f *Fleet) WatchLocks() *Locks {
 func (l *Locks) note(m natsjs.Msg) {
 	meta, err := m.Metadata()
 	if err != nil {
-		return // the message comes from a client, not from the stream
+		return // not a message of the stream
 	}
 	t := Tenure{Key: m.Subject(), Revision: meta.Sequence.Stream, Time: meta.Timestamp}
 	if len(m.Data()) > 0 {

@@ -28,24 +28,24 @@ const (
 	kindWorkers     = "workers"
 )
 
-// role is what a process runs.
+// role says what a process runs.
 type role struct {
 	Kind  string `json:"kind"`
 	Name  string `json:"name,omitempty"`
-	URL   string `json:"url,omitempty"`   // of NATS
-	Dir   string `json:"dir,omitempty"`   // of NATS
-	Port  int    `json:"port,omitempty"`  // of NATS; 0: any free port
+	URL   string `json:"url,omitempty"`   // URL of NATS
+	Dir   string `json:"dir,omitempty"`   // directory of the NATS store
+	Port  int    `json:"port,omitempty"`  // port of NATS; 0: any free port
 	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk; for filling the store
 	First int    `json:"first,omitempty"` // number of the first worker
 	Hosts int    `json:"hosts,omitempty"` // number of workers
 	fleet
 }
 
-// fleet has the settings that all workers share.
+// fleet holds the settings that all workers share.
 type fleet struct {
-	Workers int           `json:"workers,omitempty"` // number of workers in all processes together
+	Workers int           `json:"workers,omitempty"` // number of workers in all processes
 	Living  int           `json:"living,omitempty"`  // number of seeded sandboxes
-	Slots   int           `json:"slots,omitempty"`   // slots of each host
+	Slots   int           `json:"slots,omitempty"`   // number of slots of each host
 	Create  time.Duration `json:"create,omitempty"`  // how long the engine takes for a create
 }
 
