@@ -210,7 +210,7 @@ func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 		ttl time.Duration
 	}{
 		{longer, soon}, {longer, time.Hour}, // these extensions set a later end
-		{busy, time.Hour}, {busy, soon}, // these set an earlier end; without its extension, longer would expire first
+		{busy, time.Hour}, {busy, soon}, // an earlier end; without its extension, longer would expire first
 		{stopped, soon},
 	} {
 		if err := step.s.Extend(ctx, step.ttl); err != nil {

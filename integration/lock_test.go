@@ -36,7 +36,7 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	first := f.Worker("first", fleet.Role{})
 	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
-	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal must not wait for its end
+	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal comes before its end
 	other := f.Worker("third", fleet.Role{NoWait: true})
 	refusedBy(t, other, 15*time.Second, "first (machine ")
 
@@ -111,8 +111,8 @@ func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Judge()
 }
 
-// hostFleet has one worker. Its engine is behind a recording proxy, which refuses to create the containers of
-// sandboxes. The worker therefore never stops trying to change something on the engine.
+// hostFleet has one worker, with a recording proxy in front of its engine. After obstruct the engine refuses new
+// containers, so the worker never stops trying to create them.
 type hostFleet struct {
 	*fleet.Fleet
 	ttl    time.Duration

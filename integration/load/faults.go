@@ -29,7 +29,7 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 		}
 		states, err := m.hostStates(ctx)
 		if err != nil {
-			return false, fmt.Sprintf("%+v", after), nil // the log has no answer yet
+			return false, fmt.Sprintf("%+v", after), nil // no coordinator answers yet
 		}
 		lost = max(lost, states[protocol.HostLost])
 		return after.Told >= before.Living &&

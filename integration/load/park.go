@@ -16,7 +16,7 @@ type park struct {
 	role    *role
 	log     *slog.Logger
 	hosts   []*host
-	reading chan struct{} // one value for each read of a history under way: many hosts share this process
+	reading chan struct{} // one value for each history that this process reads now; its capacity limits these reads
 	round   atomic.Int64  // number of the current notification round; see mark
 	tenures atomic.Int64  // how often a host took its lock
 }
