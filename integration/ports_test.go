@@ -121,7 +121,7 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 }
 
 // A sandbox keeps its ports. After a restart of the machine, another program may have taken one of them. The sandbox
-// then waits for the port and says so. It fails if the port is not free within the time limit of a create.
+// then waits for the port and reports this. It fails if the port is not free within the time limit of a create.
 func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -41,7 +41,7 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 		})
 	}
 	stuck := &blockedWriter{release: make(chan struct{})}
-	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // ends when following ends and stuck is released
+	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // returns when following ends and stuck is released
 	// Returns when following ends: the sandbox is never stopped.
 	wg.Go(func() { _ = s.WaitStopped(following) })
 

@@ -434,7 +434,7 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 	clients = start("nats://" + link.listener.Addr().String())
 	link.await(len(clients))
 	link.deaf.Store(true)
-	end("a connection that has become silent", clients[2:]) // the two pings may have ended: there is no coordinator
+	end("a connection that has become silent", clients[2:]) // the two pings may have ended: no coordinator runs
 	link.deaf.Store(false)
 	clients = start("nats://" + link.listener.Addr().String())
 	link.await(len(clients))

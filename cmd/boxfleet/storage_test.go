@@ -86,7 +86,7 @@ func TestEveryRoleAndClientNamesTheMissingServerSetting(t *testing.T) {
 			{"sandbox", "list"}} {
 			began := time.Now()
 			ctx, end := t.Context(), func() {}
-			if role := len(args) == 1 && args[0] != "ping"; role && name == "JetStream" { // it waits, and logs why
+			if role := len(args) == 1 && args[0] != "ping"; role && name == "JetStream" { // a role waits, and logs why
 				ctx, end = context.WithTimeout(ctx, time.Second)
 			}
 			code, _, stderr := call(ctx, "", args...)
