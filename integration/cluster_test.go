@@ -275,7 +275,8 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		work(100)
 		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which,
 			stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
-		// An election takes several seconds. A client whose answer was lost sends its request again after ten seconds.
+		// An election takes several seconds. If an answer is lost, the client sends its request again after ten
+		// seconds.
 		if worst := stall.worst(); worst > 30*time.Second {
 			t.Errorf("a call took %s when a %s was lost", worst, which)
 		}

@@ -305,7 +305,7 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	}
 }
 
-// blockedWriter is a writer whose writes block until it is released.
+// blockedWriter is a writer that blocks each write until the test releases it.
 type blockedWriter struct {
 	release chan struct{}
 	bytes.Buffer

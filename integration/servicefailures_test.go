@@ -250,8 +250,8 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f.Judge()
 }
 
-// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a service whose health test passes even though its command
-// has ended.
+// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a service with a health test that passes even though the
+// service's command has ended.
 func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

@@ -18,9 +18,8 @@
 // that one sandbox.
 //
 // # Lists, events and output
-//
 // Every list and every stream is an iter.Seq2 of items and errors. It ends after the first error, when its context
-// ends, or when the caller leaves the loop. [ReadAll] collects a list into a slice. Calls whose name ends in Page
+// ends, or when the caller leaves the loop. [ReadAll] collects a list into a slice. Calls with names that end in Page
 // return one page. With [WithFollow] a sequence of events, output or logs continues with the items that are added
 // later.
 //

@@ -7,8 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// typedError is an *Error together with the error of another type that caused it, so that errors.Is and errors.As find
-// both.
+// typedError contains an *Error and the error of another type that caused it. errors.Is and errors.As find both errors.
 type typedError struct {
 	typed *Error
 	cause error

@@ -29,7 +29,7 @@ type excludePattern struct {
 //   - * and ? match within a name, [a-z] matches one character, ** matches any number of directories; a /** at the end
 //     matches everything in a directory but not the directory itself
 //   - a pattern with a slash at the end matches only directories, and so leaves out everything below them
-//   - a pattern with ! at the beginning includes again what an earlier pattern left out, unless its directory is left out
+//   - ! at the beginning includes again what an earlier pattern left out, unless a directory above is left out
 //   - a backslash escapes the next character; spaces at the end, empty patterns and patterns that begin with # are
 //     ignored
 //

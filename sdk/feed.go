@@ -60,7 +60,7 @@ type feed struct {
 	last, record uint64 // last event and record of the newest delivered batch; 0: no batch yet
 	first        uint64 // first event that was delivered
 	live         uint64 // newest event that arrived on the subscription
-	missed       bool   // batches may have been lost before the first one was delivered
+	missed       bool   // batches may have been lost before the first delivered batch
 	repairing    bool
 	again        bool // the running repair must read the history again
 }

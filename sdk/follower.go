@@ -13,7 +13,8 @@ import (
 const followerBuffer = 256
 
 // follower returns the batches of a sandbox's history that come after an event, in order and each once. It never ends
-// by itself. Except for push and mayHaveMissed, which the feed calls, only one goroutine may use it.
+// by itself. Only one goroutine may use a follower; only the methods push and mayHaveMissed, which the feed calls, are
+// safe for concurrent use.
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch

@@ -48,9 +48,9 @@ func (i *Images) read(ctx context.Context) (imported []*ImportedImage, hosts []*
 	return imported, hosts, failed(ctx, err, "list images")
 }
 
-// Import uploads an image and distributes it to the fleet's hosts under the name ref, NAME or NAME:TAG. It replaces an
-// earlier import under that name. Names inside the content are ignored. Hosts keep the image until [Images.Remove]; a
-// host that joins later gets it too. [Images.Wait] waits for the hosts.
+// Import uploads an image and distributes it to the fleet's hosts under the name ref, which is NAME or NAME:TAG. It
+// replaces an earlier import under that name. Names inside the content are ignored. Hosts keep the image until
+// [Images.Remove]. A host that joins later also gets the image. [Images.Wait] waits for the hosts.
 //
 // The content is a tar, plain or compressed with gzip, bzip2 or zstd: an archive that docker save wrote, an OCI image
 // layout, or a root file system. Import reads the content two or more times and seeks to its start each time. If ctx
@@ -145,8 +145,8 @@ func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	return nil
 }
 
-// Remove makes the fleet forget an imported image. Hosts remove it once no sandbox uses it. If ctx ends first, the
-// image may still be removed; repeating the call is safe. Errors: invalid_argument; not_found.
+// Remove makes the fleet forget an imported image. Hosts remove the image when no sandbox uses it. If ctx ends first,
+// the image may still be removed; repeating the call is safe. Errors: invalid_argument; not_found.
 func (i *Images) Remove(ctx context.Context, ref string) error {
 	full, err := imageref.Full("ref", ref)
 	if err != nil {

@@ -14,7 +14,7 @@ type Page[T any] struct {
 }
 
 // ReadAll reads a list to its end and returns its items. If the list ends with an error, ReadAll returns the error and
-// the items that came before it. Do not use it on a followed sequence that does not end by itself.
+// the items before the error. Do not use ReadAll for a followed sequence that does not end by itself.
 func ReadAll[T any](list iter.Seq2[T, error]) ([]T, error) {
 	var all []T
 	for item, err := range list {

@@ -36,7 +36,7 @@ func TestMissingOutputIsAnError(t *testing.T) {
 	if _, err := client.Create(ctx, spec, sdk.WithID("s")); err != nil {
 		t.Fatal(err)
 	}
-	// Each exec writes 2 MiB; one of them keeps running.
+	// Each exec writes 2 MiB. One of the execs keeps running.
 	s, execs := client.Sandbox("s"), map[string]*sdk.Exec{}
 	for name, script := range map[string]string{"middle": "", "end": "", "runs": "; sleep 1000"} {
 		x, err := s.Start(ctx, shell("head -c 2097152 /dev/zero"+script), sdk.WithID(name))

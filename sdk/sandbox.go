@@ -32,7 +32,7 @@ func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
 
 // Sandbox makes a handle from an id or a name without asking whether such a sandbox exists. Its Info is empty until a
 // call on the handle learns the state of the sandbox. The first call finds the sandbox and binds the handle to it:
-// later calls reach the same sandbox even if another one takes the name.
+// later calls reach the same sandbox even if another sandbox takes the name.
 func (c *Client) Sandbox(idOrName string) *Sandbox {
 	return &Sandbox{client: c, known: known{
 		id: idOrName, found: protocol.IsGeneratedID(idOrName), info: SandboxInfo{Tenant: c.tenant, ID: idOrName}}}
@@ -76,7 +76,7 @@ func (k *known) learn(info *SandboxInfo) {
 	}
 }
 
-// saw records the number of an event that a call has seen, so that later reads are at least as new.
+// saw records the number of an event that a call has seen. Later reads must be at least as new.
 func (k *known) saw(sequence uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -93,8 +93,8 @@ func (k *known) newest() uint64 {
 // Create creates a sandbox and waits until it is ready or, with WithWait(false), until the request is accepted. If the
 // sandbox was accepted and then failed, Create returns both the handle and the error.
 //
-// If ctx ends first, the sandbox may exist, and its creation continues: delete it, or repeat the call with the same
-// [WithRequestID] to get it.
+// If ctx ends first, the sandbox may exist, and its creation continues. Delete it, or repeat the call with the same
+// [WithRequestID] to get a handle for it.
 //
 // Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
 // already_exists naming the field id if the id was ever used, or with reason name_taken if a sandbox that is pending,

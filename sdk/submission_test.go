@@ -85,7 +85,8 @@ func TestARepeatedExtendExtendsOnce(t *testing.T) {
 	}
 }
 
-// A repeated request gets the answer of the first, accepted or refused, even if one client sends both at once.
+// A repeated request gets the same answer as the first request, accepted or refused, even if one client sends both at
+// once.
 func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

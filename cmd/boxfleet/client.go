@@ -15,7 +15,7 @@ type client struct {
 	config *config
 }
 
-// withFleet connects to the fleet and calls f, whose context ends at the client's deadline.
+// withFleet connects to the fleet and calls f. The context of f ends at the client's deadline.
 func (cl *client) withFleet(cmd *cobra.Command, f func(ctx context.Context, c *sdk.Client) error) error {
 	cl.connecting.Store(true)
 	ctx := cmd.Context()

@@ -45,8 +45,7 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 	return c, err
 }
 
-// looksForUp reports whether neither a URL nor credentials are configured, so that the client uses the `up` on this
-// machine.
+// looksForUp reports whether the client uses the `up` on this machine: neither a URL nor credentials are configured.
 func (cl *client) looksForUp() bool {
 	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
 }

@@ -131,7 +131,7 @@ func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 // anotherToken is the token of another user's NATS server.
 const anotherToken = "another-users"
 
-// startNATSOfAnotherUser starts a NATS server whose token this user does not have.
+// startNATSOfAnotherUser starts a NATS server with a token that this user does not have.
 func startNATSOfAnotherUser(t *testing.T) *embedded.Server {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: anotherToken,

@@ -72,7 +72,7 @@ func bar(done, total int64) string {
 const (
 	explainAfter = 2 * time.Second // after this time a create explains what it waits for
 	explainAgain = 2 * time.Second
-	mostReasons  = 3 // maximum number of hosts whose reasons are shown
+	mostReasons  = 3 // a message shows the reasons of at most this many hosts
 )
 
 // creating shows the progress of a create and the reason for any wait, until done is called.

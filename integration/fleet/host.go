@@ -196,7 +196,7 @@ func (h *host) rules() (named, recorded []string, err error) {
 
 func (h *host) table() string { return "boxfleet-" + h.deployment }
 
-// orphanBridges lists those of the given bridges that still exist without a network of the engine.
+// orphanBridges lists the given bridges that still exist but belong to no network of the engine.
 func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]string, error) {
 	interfaces, err := os.ReadFile(h.namespace + "/net/dev")
 	if err != nil {
