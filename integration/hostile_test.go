@@ -36,8 +36,8 @@ func startHostile(t *testing.T) *hostile {
 	h.s = f.Create("hostile")
 	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f",
 		`{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
-	// The marker is longer than the output of the victims. A worker that read the marker at any offset would publish a
-	// part of it.
+	// The marker is longer than the output of the victims. If a worker read the marker at any offset, the published
+	// output would contain marker text.
 	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
 	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ const mebibyte = 1 << 20
 type warehouse struct {
 	*registry.Registry
 	engine *engines.Engine
-	door   *registry.Door // door of engine
+	door   *registry.Door // the door through which engine pulls images
 	back   *registry.Door // door of main, the machine's own engine, which pushes images
 	main   *engines.Engine
 }

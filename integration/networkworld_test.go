@@ -232,7 +232,7 @@ type probe struct {
 	address  string
 	port     int
 	may      bool // the attempt is expected to succeed
-	tcp, udp bool // whether the attempt by TCP and the attempt by UDP succeeded
+	tcp, udp bool // tcp: the attempt by TCP succeeded; udp: the attempt by UDP succeeded
 }
 
 // probesAtOnce is how many probes run at a time. A refused probe waits for most of a second.

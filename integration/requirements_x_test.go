@@ -356,7 +356,7 @@ func TestX8_OutputIsCappedAndASlowReaderDelaysNoProcess(t *testing.T) {
 		}
 		return err
 	})
-	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // nor does the slow reader slow other execs
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // the slow reader does not slow other execs
 	close(w.release)
 	if err := <-done; err != nil || w.Len() != 20_000_000 {
 		t.Errorf("the slow reader gets %d bytes: %v", w.Len(), err)

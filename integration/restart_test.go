@@ -25,7 +25,7 @@ type counter struct {
 	pid  string
 	stat string // the kernel's start time of the process
 
-	live    lockedBuffer // output that reached a reader which stayed connected
+	live    lockedBuffer // output received by a reader that stays connected
 	reading <-chan error
 }
 

@@ -30,8 +30,7 @@ func untilDeleted(state SandboxState, _ *Error) (bool, error) {
 	return state == protocol.StateDeleted, nil
 }
 
-// endedError returns why a sandbox will never be ready or stopped again. It returns nil in every state where the
-// sandbox still may be.
+// endedError returns why a sandbox will never be ready or stopped again. It returns nil if the sandbox may still be.
 func endedError(state SandboxState, own *Error) error {
 	switch state {
 	case protocol.StateFailed:

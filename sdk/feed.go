@@ -37,9 +37,9 @@ func (p *recheckPause) next(silent bool) time.Duration {
 	return d
 }
 
-// feed is a client's one live subscription to a sandbox's history, which all calls about the sandbox share. It delivers
-// batches in order, each at least once, beginning with the first batch that arrives or with the event that a caller
-// passes to coverFrom. After a gap, a reconnect or a silence it reads the history.
+// feed is a client's only live subscription to a sandbox's history. All calls about the sandbox share the feed. It
+// delivers batches in order, each at least once. It begins with the first batch that arrives or with the event that a
+// caller passes to coverFrom. After a gap, a reconnect or a silence it reads the history.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -214,7 +214,7 @@ func (f *feed) replay(sequence, record uint64) {
 	f.rewind(sequence, record)
 }
 
-// rewind sets the feed back to an event and reads the history after it. f.mu is held.
+// rewind sets the feed back to an event and reads the history after that event. f.mu is held.
 func (f *feed) rewind(sequence, record uint64) {
 	f.live = max(f.live, f.last)
 	if f.first == 0 || f.first > sequence+1 {

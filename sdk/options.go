@@ -233,8 +233,8 @@ func WithFrom(sequence uint64) EventsOption {
 	return option(func(s *settings) { s.from = max(sequence, 1) })
 }
 
-// WithFollow says whether the sequence continues with items that are added later (true) or ends with those that exist
-// now (false, the default). Each call documents what ends a followed sequence.
+// WithFollow says whether the sequence continues with items that are added later (true) or ends with the items that
+// exist now (false, the default). Each call documents what ends a followed sequence.
 func WithFollow(follow bool) FollowOption {
 	return option(func(s *settings) { s.follow = follow })
 }

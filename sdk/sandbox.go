@@ -148,8 +148,8 @@ func (s *Sandbox) Refresh(ctx context.Context) error {
 	return err
 }
 
-// Explain says what the sandbox waits for, and for each host why it does or does not accept the sandbox. Errors:
-// not_found; unavailable if no coordinator is running.
+// Explain returns what the sandbox waits for, and why each host does or does not accept the sandbox. Errors: not_found;
+// unavailable if no coordinator is running.
 func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 	id, err := s.find(ctx, findOnce)
 	if err != nil {

@@ -109,7 +109,7 @@ func (s *submission) whyWaiting() *Error {
 	return s.client.status.waiting()
 }
 
-// explain adds to the error of a call that gave up why the fleet has not decided the request.
+// explain adds the reason why the fleet has not decided the request to the error of a call that gave up.
 func (s *submission) explain(err error) error {
 	why := s.whyWaiting()
 	if why == nil || !isContextEnd(err) {

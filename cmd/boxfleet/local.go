@@ -31,7 +31,7 @@ type local struct {
 	stopWorking context.CancelFunc
 	roles       *errgroup.Group
 	ended       chan struct{} // closed when both roles have ended
-	err         error         // the error that ended them; valid once ended is closed
+	err         error         // the error that ended the roles; valid once ended is closed
 }
 
 // startLocal starts a fleet on a data directory and returns when the fleet accepts work. server is the configuration of

@@ -35,7 +35,7 @@ func (s *setting) env() string {
 	return "BOXFLEET_" + strings.ToUpper(strings.ReplaceAll(s.key, ".", "_"))
 }
 
-// Sets of commands that have a flag for a setting.
+// Values of setting.commands: the commands that have a flag for a setting.
 var (
 	everyCommand     = []string{""}
 	serverCommands   = []string{"up", "coordinator", "worker"}
@@ -44,7 +44,7 @@ var (
 	onlyWorker       = []string{"worker"}
 	upAndCoordinator = []string{"up", "coordinator"}
 	upAndWorker      = []string{"up", "worker"}
-	storageSet       = []string{"set"} // the command boxfleet storage set
+	storageSet       = []string{"set"} // the subcommand set of boxfleet storage
 )
 
 // settings returns every setting. Setting a value writes it to c.

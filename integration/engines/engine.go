@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// Prefix begins the names of the engines' namespaces and directories.
+// Prefix is the beginning of the names of the engines' namespaces and directories.
 const Prefix = "boxfleet-engine-"
 
 // startTimeout is how long an engine may take to answer on a busy machine.

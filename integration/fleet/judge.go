@@ -41,7 +41,7 @@ func (f *Fleet) History(id string) *History {
 //   - the events of each sandbox are numbered 1, 2, 3 … without gap or repeat;
 //   - each event is legal at its place and carries the state that the fold computes;
 //   - an exec was accepted once, started at most once and ended at most once;
-//   - a sandbox in a state in which it can no longer end its execs has no running exec;
+//   - no exec is running in a sandbox that can no longer end its execs;
 //   - no request created two sandboxes or two execs;
 //   - the running coordinators report the same sandboxes as the fold.
 func (f *Fleet) Judge() {
@@ -126,7 +126,7 @@ func (f judge) fold(name string, h *History, b *protocol.Batch) {
 		if e.State == protocol.StateNone {
 			f.TB.Errorf("%s: event %d %s carries no state", name, e.Sequence, e.Kind)
 		}
-		// check the number, the legality and the state of the event
+		// Apply checks the number, the legality and the state of the event
 		if err := h.State.Apply(e); err != nil {
 			f.TB.Errorf("%s: event %d %s by %s (record %d): %v; before it: %v", name, e.Sequence, e.Kind, e.Writer,
 				e.Record, err, h.Kinds())

@@ -96,7 +96,7 @@ func (l *Link) carry(client net.Conn) {
 	l.copy(client, server)
 }
 
-// copy copies bytes until either side ends, and then closes both.
+// copy copies bytes until either side ends, and then closes both connections.
 func (l *Link) copy(to, from net.Conn) {
 	defer to.Close()
 	defer from.Close()

@@ -251,7 +251,7 @@ const (
 	askEvery  = 500 * time.Millisecond
 )
 
-// until polls a condition. Its error contains what until was waiting for and the last state.
+// until polls a condition. Its error names the condition and the last state.
 func until(ctx context.Context, what string, every time.Duration, is func() (ok bool, now string, err error)) error {
 	for {
 		ok, now, err := is()

@@ -135,7 +135,7 @@ func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	return ctx.Err()
 }
 
-// adopt inspects all sandboxes on the host: seeded sandboxes, and sandboxes that the host has taken since.
+// adopt inspects all sandboxes on the host: seeded sandboxes, and sandboxes that the host took later.
 func (h *host) adopt(ctx context.Context) {
 	for i := h.number; i < h.park.role.Living; i += h.park.role.Workers {
 		h.box(key{protocol.DefaultTenant, livingID(i)})

@@ -31,7 +31,7 @@ type life struct {
 	worker, scheduler, reason         string
 }
 
-// burstPrefix begins the ids of the sandboxes that the run creates. No other ids begin with it.
+// burstPrefix is the beginning of the ids of the sandboxes that the run creates. No other id begins with it.
 const burstPrefix = "burst-"
 
 func newWatch(ctx context.Context, url string) (*watch, error) {

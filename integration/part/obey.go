@@ -13,7 +13,7 @@ import (
 
 // Commands that every part supports.
 const (
-	CommandProfile    = "profile" // argument: a path; starts writing a CPU profile there
+	CommandProfile    = "profile" // starts a CPU profile; the argument is the path of its file
 	CommandEndProfile = "end-profile"
 )
 

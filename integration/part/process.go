@@ -28,7 +28,7 @@ type Process struct {
 // answersWithin is how long Answer waits if the caller's context has no deadline.
 const answersWithin = 30 * time.Second
 
-// logKept is how many bytes at the end of a process's log are kept at least.
+// logKept is the minimum number of bytes that are kept at the end of a process's log.
 const logKept = 64 << 10
 
 // Start starts this binary again with a role in the environment. It does not wait until the process is ready.
