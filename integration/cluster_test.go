@@ -61,7 +61,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	// Both hosts are equally full. The scheduler chooses the first host, and the worker of that host dies during the
 	// create.

@@ -37,7 +37,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range ran.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	if err := f.Client.Hosts().Forget(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
 		t.Errorf("forgetting a live host returned %v", err)

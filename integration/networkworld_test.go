@@ -263,7 +263,7 @@ func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, por
 // try tries to open a TCP connection from a sandbox to an address. For port 80, it also sends a query to the name
 // server on the same address by UDP. If the target is permitted, try waits long enough for a slow machine.
 func (f *networkFleet) try(s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool, err error) {
-	name, patience := sdk.NewID()+".test", 1 // a name that no other query has
+	name, patience := sdk.NewID()+".test", 1 // no other query asks for this name
 	if may {
 		patience = 10
 	}

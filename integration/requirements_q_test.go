@@ -117,7 +117,7 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	w.Kill()
 	begin := time.Now()

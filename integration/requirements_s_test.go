@@ -415,7 +415,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 		protocol.ReasonCrashLoop, "")
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
-	// The window begins with the first exit of the command, which may come before the sandbox is ready.
+	// The crash window begins with the first exit of the command, which may come before the sandbox is ready.
 	start := slices.IndexFunc(events,
 		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
 	if start < 0 {

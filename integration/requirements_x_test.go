@@ -449,7 +449,7 @@ func TestX11_ExitCodesAreTheTruth(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	if err := s.Refresh(ctx); err != nil {
 		t.Fatal(err)

@@ -333,7 +333,7 @@ optional_services: {cache: {image: redis}}
 	}
 }
 
-// --grace sets the grace period of the exec. The sandbox's spec has another field grace.
+// --grace sets the grace period of the exec. The sandbox's spec also has a field grace.
 func TestTheFlagsOfAnExecDoNotChangeTheSandboxsSpec(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\ngrace: 7s\n")

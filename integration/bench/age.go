@@ -25,7 +25,8 @@ const pastOfGoals = 100000
 // of restarting the worker.
 func measureAge(ctx context.Context, b *bench) (err error) {
 	r := b.role
-	// Measure when a snapshot contains the past execs. In production it does so some time after they have ended.
+	// Measure when a snapshot contains the past execs. In production a snapshot contains them some time after they have
+	// ended.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second
 	d, err := deploy(ctx, r, true)
 	if err != nil {

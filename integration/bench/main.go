@@ -112,7 +112,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// sizes parses the sizes of the curves.
+// sizes parses the value of -past.
 func sizes(list string, short bool) (all []int, err error) {
 	switch {
 	case list == "" && short:

@@ -48,7 +48,7 @@ func (t target) at(size, of int) target {
 	return t
 }
 
-// Units.
+// Units of measurements.
 const (
 	unitMilliseconds = "ms"
 	unitMemory       = "MiB"

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// roleVariable passes a role to a process of the bench.
+// roleVariable is the environment variable that passes a role to a process of the bench.
 const roleVariable = "BOXFLEET_BENCH_ROLE"
 
 // role is what a process of the deployment runs.
@@ -39,7 +39,7 @@ type role struct {
 	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
 
-// hello is the line that a process prints once it accepts work.
+// hello is the line that a process prints when it accepts work.
 type hello struct {
 	URL        string `json:"url"`
 	Deployment string `json:"deployment"`

@@ -26,7 +26,7 @@ const startTimeout = 60 * time.Second
 // Engine is a Docker engine.
 type Engine struct {
 	Name   string
-	Host   string // value for DOCKER_HOST: "unix://" and Socket
+	Host   string // value for DOCKER_HOST: "unix://" followed by Socket
 	Socket string
 	PID    int      // process id of dockerd; 0 if it is not running or this package did not start it
 	Flags  []string // more flags for dockerd, used at its next start

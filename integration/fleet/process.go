@@ -86,7 +86,7 @@ type Role struct {
 	Duplicates time.Duration `json:"duplicates,omitempty"`
 }
 
-// roleVariable passes a Role to a process of the test binary.
+// roleVariable is the environment variable that passes a Role to a process of the test binary.
 const roleVariable = "BOXFLEET_TEST_ROLE"
 
 // readyLine is the line that a process prints when it is ready.

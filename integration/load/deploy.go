@@ -244,8 +244,8 @@ func (d *deployment) profiles(ctx context.Context, phase string) (end func() err
 	}, nil
 }
 
-// Pauses between two polls. A question to this process is cheap; a list of a thousand hosts costs the coordinator 10
-// ms.
+// Pauses between two polls: lookEvery for the state of this process, askEvery for questions to other processes. A list
+// of a thousand hosts costs a coordinator 10 ms.
 const (
 	lookEvery = 10 * time.Millisecond
 	askEvery  = 500 * time.Millisecond

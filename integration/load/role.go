@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// roleVariable passes a role to a process of the program.
+// roleVariable is the environment variable that passes a role to a process of the program.
 const roleVariable = "BOXFLEET_LOAD_ROLE"
 
 // Kinds of processes.
@@ -49,7 +49,7 @@ type fleet struct {
 	Create  time.Duration `json:"create,omitempty"`  // how long the engine takes for a create
 }
 
-// ready is the line that a process prints once it accepts work.
+// ready is the line that a process prints when it accepts work.
 type ready struct {
 	URL  string `json:"url,omitempty"`
 	Port int    `json:"port,omitempty"`
