@@ -188,7 +188,7 @@ func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.TTL = protocol.Duration(4 * time.Second)
-	// The sandboxes expire in every state.
+	// A sandbox expires no matter in which state it is.
 	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)

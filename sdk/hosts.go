@@ -16,7 +16,7 @@ import (
 // operators. The methods accept the name of a host's worker or a host id.
 type Hosts struct{ client *Client }
 
-// Hosts returns the calls about hosts.
+// Hosts gives access to the calls about hosts.
 func (c *Client) Hosts() *Hosts { return &Hosts{c} }
 
 // List reads all hosts as a coordinator knows them now. The sequence ends after the first error. Errors: unavailable if

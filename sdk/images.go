@@ -21,7 +21,7 @@ import (
 // registry. Images belong to the fleet, not to a tenant, so its methods are for operators.
 type Images struct{ client *Client }
 
-// Images returns the calls about images.
+// Images gives access to the calls about images.
 func (c *Client) Images() *Images { return &Images{c} }
 
 // List reads the imported images, sorted by name. The sequence ends after the first error.

@@ -10,25 +10,25 @@ import (
 // type of an option for several calls embeds the interfaces of these calls. If an option is given twice, the last one
 // counts.
 
-// CreateOption changes [Client.Create].
+// CreateOption is an option of [Client.Create].
 type CreateOption interface{ forCreate(*settings) }
 
-// StartOption changes [Sandbox.Start].
+// StartOption is an option of [Sandbox.Start].
 type StartOption interface{ forStart(*settings) }
 
-// ExecOption changes [Sandbox.Exec] and [Sandbox.RunCode].
+// ExecOption is an option of [Sandbox.Exec] and [Sandbox.RunCode].
 type ExecOption interface{ forExec(*settings) }
 
-// WaitOption changes [Exec.Wait].
+// WaitOption is an option of [Exec.Wait].
 type WaitOption interface{ forWait(*settings) }
 
-// ChangeOption changes [Sandbox.Stop], [Sandbox.Resume] and [Sandbox.Delete].
+// ChangeOption is an option of [Sandbox.Stop], [Sandbox.Resume] and [Sandbox.Delete].
 type ChangeOption interface{ forChange(*settings) }
 
-// RequestOption changes the calls that return once their request is accepted: [Sandbox.Extend] and [Exec.Cancel].
+// RequestOption is an option of the calls that return when their request is accepted: [Sandbox.Extend] and [Exec.Cancel].
 type RequestOption interface{ forRequest(*settings) }
 
-// DeleteByLabelsOption changes [Client.DeleteByLabels].
+// DeleteByLabelsOption is an option of [Client.DeleteByLabels].
 type DeleteByLabelsOption interface{ forDeleteByLabels(*settings) }
 
 // ListOption selects sandboxes in [Client.List] and [Client.ListPage].
@@ -37,22 +37,22 @@ type ListOption interface{ forList(*settings) }
 // ExecsOption selects execs in [Sandbox.Execs] and [Sandbox.ExecsPage].
 type ExecsOption interface{ forExecs(*settings) }
 
-// EventsOption changes [Sandbox.Events] and [Exec.Events].
+// EventsOption is an option of [Sandbox.Events] and [Exec.Events].
 type EventsOption interface{ forEvents(*settings) }
 
-// OutputOption changes [Exec.Output].
+// OutputOption is an option of [Exec.Output].
 type OutputOption interface{ forOutput(*settings) }
 
-// LogsOption changes [Sandbox.Logs].
+// LogsOption is an option of [Sandbox.Logs].
 type LogsOption interface{ forLogs(*settings) }
 
-// LogsPageOption changes [Sandbox.LogsPage].
+// LogsPageOption is an option of [Sandbox.LogsPage].
 type LogsPageOption interface{ forLogsPage(*settings) }
 
-// UploadOption changes [Client.Upload].
+// UploadOption is an option of [Client.Upload].
 type UploadOption interface{ forUpload(*settings) }
 
-// ImportOption changes [Images.Import].
+// ImportOption is an option of [Images.Import].
 type ImportOption interface{ forImport(*settings) }
 
 // IDOption is the type of [WithID].

@@ -208,7 +208,7 @@ func (h *host) beat(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		_ = h.conn.Beat(&protocol.Heartbeat{Worker: h.name, HostID: h.id, Instance: h.instance, Healthy: true,
-			Listening: h.listening.Load()}) // a coordinator notices a lost heartbeat
+			Listening: h.listening.Load()}) // ignore the error: a coordinator notices a lost heartbeat
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
