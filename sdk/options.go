@@ -25,7 +25,7 @@ type WaitOption interface{ forWait(*settings) }
 // ChangeOption is an option of [Sandbox.Stop], [Sandbox.Resume] and [Sandbox.Delete].
 type ChangeOption interface{ forChange(*settings) }
 
-// RequestOption is an option of the calls that return when their request is accepted: [Sandbox.Extend] and [Exec.Cancel].
+// RequestOption is an option of the calls that return when the request is accepted: [Sandbox.Extend], [Exec.Cancel].
 type RequestOption interface{ forRequest(*settings) }
 
 // DeleteByLabelsOption is an option of [Client.DeleteByLabels].
