@@ -33,7 +33,8 @@ func ServiceFailed(name string, why *protocol.Error) []protocol.Event {
 }
 
 // ServiceHook records the outcome of the hook with this number; the first hook has number 1. A failed hook fails the
-// service in the same message. Otherwise a worker that restarts between two messages would continue after the hook.
+// service in the same message. Otherwise, a worker that restarts between two messages would continue with the next
+// hook.
 func ServiceHook(name string, number int, exit *int, output []byte, failed *protocol.Error) []protocol.Event {
 	hook := protocol.Event{Kind: protocol.ServiceHook,
 		Service: &protocol.ServiceDetails{Name: name, Hook: number, ExitCode: exit, Output: output}}

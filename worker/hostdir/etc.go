@@ -48,8 +48,8 @@ func (d Dir) WriteEtc(hostname string) error {
 	return nil
 }
 
-// EtcBinds returns the mounts of the three files, without those at the paths in taken, where the spec mounts other
-// files.
+// EtcBinds returns the mounts of the three files. It leaves out the files at the paths in taken, because the spec
+// mounts something else there.
 func (d Dir) EtcBinds(taken []string) []docker.Bind {
 	var binds []docker.Bind
 	for _, target := range EtcTargets {

@@ -1,5 +1,5 @@
-// Package hosterr translates errors of the worker's own machine, says which errors are temporary, and keeps the present
-// problem of a facility of the host, such as its firewall.
+// Package hosterr translates errors of the worker's own machine, says which errors are temporary, and records why a
+// facility of the host, such as its firewall, does not work.
 //
 //	os, unix ──► Wrap ──► *protocol.Error
 //

@@ -74,7 +74,7 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 	}
 }
 
-// opens fails the test unless opening a source read-only fails with this code, or succeeds if the code is "".
+// opens checks that opening a source read-only fails with this code, or succeeds if code is "".
 func opens(t *testing.T, policy *Policy, what, source string, code protocol.Code) {
 	t.Helper()
 	f, _, err := policy.open("m", source, false)

@@ -21,7 +21,7 @@ import (
 
 const (
 	First = 500 * time.Millisecond // from the start of a create to the first separate message for its phases
-	Pause = 5 * time.Second        // minimum time between two such messages
+	Pause = 5 * time.Second        // minimum time between two separate messages
 )
 
 // names are the names of the phases, in order.
@@ -29,7 +29,7 @@ var names = []string{"image", "network", "container", "start"}
 
 // Phases are the phases of one create on one host, over all its attempts. Its methods may be called concurrently.
 type Phases struct {
-	appending sync.Mutex // one message at a time, so that no phase is appended twice
+	appending sync.Mutex // held by Append, so that no phase is appended twice
 
 	mu      sync.Mutex
 	current string           // the newest phase
