@@ -29,7 +29,7 @@ type Config struct {
 	RunDir     string // directory that the container writes to; the worker does not trust its contents
 	Home       string // directory of the container on the host
 	Welcome    control.Welcome
-	Lease      func() (until time.Duration, err error) // until when the host's lock may be trusted
+	Lease      func() (until time.Duration, err error) // returns until when the host's lock may be trusted
 	Fence      func() error                            // returns an error if the worker does not hold the host's lock
 	Events     Events
 	Log        *slog.Logger

@@ -11,7 +11,7 @@ import (
 // supervisor writes the record of an exec to disk.
 const forgetDelay = 20 * time.Millisecond
 
-// forgetting gathers the execs that a supervisor is to forget.
+// forgetting gathers the execs that the supervisor should forget.
 type forgetting struct {
 	mu  sync.Mutex
 	ids []string // a timer runs while ids is not empty

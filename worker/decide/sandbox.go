@@ -29,8 +29,8 @@ func Refused(st *protocol.State, why string) []protocol.Event {
 		Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
 }
 
-// Phases returns events. While the sandbox waits for its create, Phases puts the phases of the create that the log does
-// not have before them. unreported are the phases that the worker has entered and that the log may not have.
+// Phases returns events. While the sandbox waits for its create, the phases that the log does not have come first.
+// unreported are the phases that the worker has entered and that the log may not have.
 func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return events

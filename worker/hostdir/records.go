@@ -16,7 +16,7 @@ type Defaults struct {
 	Command []string `json:"command,omitempty"` // the service's command; not set for a primary container
 
 	Volumes     []string              `json:"volumes,omitempty"`     // volumes of the image; see hostfiles.Volumes
-	StopSignal  int                   `json:"stop_signal,omitempty"` // stops the container's own command; 0: the signal TERM
+	StopSignal  int                   `json:"stop_signal,omitempty"` // stops the container's own command; 0: TERM
 	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // health check in the image of a service
 }
 

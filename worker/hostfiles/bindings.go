@@ -55,7 +55,7 @@ func Unverified(d hostdir.Dir) bool {
 }
 
 // load reads the bindings that a create chose. ok is false if the create has not chosen them yet, or if an old version
-// of the worker, which did not store them, made the sandbox.
+// of the worker, which did not store bindings, made the sandbox.
 func load(d hostdir.Dir) (b Bindings, ok bool, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, bindingsFile))
 	if errors.Is(err, fs.ErrNotExist) {

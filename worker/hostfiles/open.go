@@ -27,8 +27,8 @@ func openBelow(dir, real string) (*os.File, error) {
 // maxOpenTries limits how often openPath tries to open a path while the kernel returns EAGAIN.
 const maxOpenTries = 200
 
-// openPath opens a path with O_PATH, which has no effect on a socket, pipe or device. For a path with ".." that must
-// stay below a directory, the kernel returns EAGAIN if any process on the machine renames a file meanwhile.
+// openPath opens a path with O_PATH, so that the open has no effect on a socket, pipe or device. For a path with ".."
+// that must stay below a directory, the kernel returns EAGAIN if any process on the machine renames a file meanwhile.
 func openPath(at int, name string, resolve uint64) (*os.File, error) {
 	fd, err := -1, error(unix.EAGAIN)
 	for try := 0; try < maxOpenTries && errors.Is(err, unix.EAGAIN); try++ {

@@ -259,7 +259,7 @@ func TestASourceThatIsReplacedWhileItIsResolvedIsDenied(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				// If an exchange fails, the next one may succeed. The test fails below if all of them fail.
+				// If an exchange fails, the next exchange may succeed. The test fails below if all exchanges fail.
 				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 			}
 		}

@@ -162,7 +162,6 @@ func (t *Toolbox) find(m *toolMount) (*os.File, string, error) {
 	return f, real, err
 }
 
-// findAgent opens the ssh agent's socket.
 func (t *Toolbox) findAgent() (*os.File, string, error) {
 	if !filepath.IsAbs(t.agent) {
 		return nil, "", fs.ErrNotExist

@@ -33,7 +33,6 @@ type toolUse struct {
 	required bool // if the host does not have the mount, the tool is refused; an optional mount is left out
 }
 
-// tool is a builtin tool.
 type tool struct {
 	name string
 	uses []toolUse

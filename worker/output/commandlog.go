@@ -75,7 +75,7 @@ func (l *CommandLog) printed() [2]int64 {
 	return l.sizes
 }
 
-// Run publishes until ctx ends.
+// Run publishes the command's output until ctx ends.
 func (l *CommandLog) Run(ctx context.Context) {
 	for {
 		select {
@@ -150,7 +150,6 @@ func (l *CommandLog) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// publish publishes the new output.
 func (l *CommandLog) publish(ctx context.Context) error {
 	run, err := os.OpenRoot(l.cfg.RunDir())
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // Exec publishes the output of one exec from its files. Only one goroutine may use it.
 //
 // After each reconnect, Exec compares the acknowledged output with the output in the log, because a NATS server without
-// a cluster, when it is killed, loses the output that it acknowledged last.
+// a cluster loses the output that it acknowledged last if it is killed.
 type Exec struct {
 	feed
 	cfg ExecConfig
@@ -24,7 +24,7 @@ type Exec struct {
 	reconnects uint64 // how often the connection had reconnected when the published offsets were last known to be right
 	unsure     bool   // the log's last chunk may have been sent after a reconnect, so chunks before it may be lost
 
-	refusedSince time.Time // when the log stopped storing output although NATS answers; zero: it stores output
+	refusedSince time.Time // when the log stopped storing output although NATS answers; zero: the log stores output
 	ending       bool      // the worker is ending all commands in the sandbox
 	deadline     time.Time // the exec's end does not wait for its output after this time; zero: no deadline
 	syncAfter    time.Duration

@@ -32,8 +32,8 @@ func (l *lastFree) mayFree(now time.Time) bool {
 	return true
 }
 
-// freeing records how much of a stream's file was freed on disk. Output is freed only once a crash of the server cannot
-// lose it.
+// freeing records how much of a stream's file was freed on disk. The worker frees output only when a crash of the
+// server can no longer lose this output.
 type freeing struct {
 	freed  int64 // number of bytes freed at the start of the file: they read as zeros, and are never published again
 	synced int64 // number of bytes at the start of the file that a crash of the server cannot lose
@@ -43,8 +43,8 @@ type freeing struct {
 	markedAt time.Time
 }
 
-// moveTo sets the published offset to that of the log. If the log is empty although it had a part of the output before,
-// its limits on age or size have removed this output. The output is then not published again.
+// moveTo sets the published offset to the offset in the log. If the log is empty although it had a part of the output
+// before, the log's limits on age or size have removed this output. The output is then not published again.
 func (s *stream) moveTo(published int64, empty bool) {
 	if empty {
 		published = max(published, s.synced)

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 )
 
-// A single server acknowledges output a moment before it writes the output to disk. Until then, the worker keeps the
-// files of an exec that has ended, within these limits.
+// A NATS server without a cluster acknowledges output a moment before it writes the output to disk. Until then, the
+// worker keeps the files of an exec that has ended, within these limits.
 const (
 	syncAfter = 2 * time.Second // output acknowledged this long ago survives a crash of the server
 

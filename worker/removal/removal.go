@@ -204,7 +204,7 @@ const maxName = 80
 
 // Error says which file or directory could not be removed.
 type Error struct {
-	Name string // last name of its path, shortened and quoted
+	Name string // last name in the path, shortened and quoted
 	Err  error
 }
 

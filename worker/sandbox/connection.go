@@ -21,7 +21,7 @@ type connection struct {
 
 func newConnection(s *Sandbox) *connection { return &connection{s: s, changed: make(chan struct{})} }
 
-// attach stores p, and wakes the hooks that wait for a connection.
+// attach makes p the present primary, and wakes the hooks that wait for a connection.
 func (c *connection) attach(p *primary) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -30,8 +30,8 @@ func (c *connection) attach(p *primary) {
 	c.changed = make(chan struct{})
 }
 
-// detach disconnects from a container that has ended, and publishes the rest of the output of its own command. The
-// results of its execs are in files that the supervisor wrote.
+// detach disconnects from a container that has ended, and publishes the rest of the output of the sandbox's own
+// command. The results of the container's execs are in files that the supervisor wrote.
 func (c *connection) detach() {
 	c.mu.Lock()
 	p := c.primary

@@ -24,9 +24,9 @@ type containers struct{ s *Sandbox }
 
 func (s *Sandbox) containers() containers { return containers{s} }
 
-// Inspect returns the sandbox's container with this name, or the zero value if the sandbox has no such container.
-// Another owner's container with this name does not count. While such a container exists, the engine refuses to make
-// the sandbox's container.
+// Inspect returns the sandbox's container with this name, or the zero value if the sandbox has no such container. It
+// ignores a container with this name that belongs to another owner. While such a container exists, the engine refuses
+// to make the sandbox's container.
 func (l containers) Inspect(ctx context.Context, name string) (docker.Container, error) {
 	c, err := l.s.host.Engine.Inspect(ctx, name)
 	if docker.IsNotFound(err) {

@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
-// admit counts the sandbox on the host before a create or resume begins. If the host has no room, admit gives the
-// sandbox back to the coordinators, which place it again.
+// admit counts the sandbox's resources as used on the host, before a create or resume begins. If the host has no room,
+// admit gives the sandbox back to the coordinators, which place it again.
 func (t *starter) admit(ctx context.Context) error {
 	s, b := t.s, t.b
 	why, err := s.host.Admission.Admit(ctx, s.key, b.Spec.Totals())

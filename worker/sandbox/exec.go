@@ -67,8 +67,8 @@ func (r *execRun) cancel(grace time.Duration) {
 	}
 }
 
-// run takes the exec to its end. It returns nil when the log has the end, or when the exec no longer belongs to this
-// host.
+// run takes the exec to its end. It returns nil when the log has the exec's end, or when the exec no longer belongs to
+// this host.
 func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment) error {
 	adopted := x.State == protocol.ExecStateRunning
 	r.s.host.Output.ExecStartsOrEnds(r.s.key)
@@ -316,8 +316,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 }
 
 // ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
-// machine's wall clock, which may have been set meanwhile. ranBetween therefore limits them to the time between
-// started, the time of exec.started in the log, and now. An unknown time is zero.
+// machine's wall clock, which may have been set meanwhile. ranBetween therefore limits them to the time between started
+// and now. started is the time of exec.started in the log. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {

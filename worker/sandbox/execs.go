@@ -18,10 +18,10 @@ type execs struct {
 
 	mu         sync.Mutex
 	runs       map[string]*execRun
-	closed     bool                 // no run starts any more
+	closed     bool                 // no new goroutine starts
 	pause      time.Duration        // last pause before a retry of execs; 0: an exec has ended without an error since
 	pauseUntil time.Time            // end of the last pause
-	unstarted  map[string]time.Time // accepted execs that have not started, and when this worker first saw each
+	unstarted  map[string]time.Time // when this worker first saw each accepted exec that has not started
 }
 
 // execRetryMost is the longest pause before execs that returned an error are retried. The first pause is retryFirst.
@@ -165,8 +165,8 @@ func (e *execs) list() []*execRun {
 	return list
 }
 
-// await prevents new goroutines from starting, and waits until the running goroutines have ended. Call await after
-// their contexts have ended.
+// await prevents new goroutines from starting, and waits until the running goroutines have ended. Call await after the
+// goroutines' contexts have ended.
 func (e *execs) await() {
 	e.mu.Lock()
 	e.closed = true

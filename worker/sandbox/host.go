@@ -62,13 +62,14 @@ type GPUs interface {
 
 // Admission decides whether the host has room for a sandbox.
 type Admission interface {
-	// Admit counts a sandbox on the host. If the host has no room for the sandbox, why explains what is missing.
+	// Admit counts a sandbox's resources as used on the host. If the host has no room for the sandbox, why explains
+	// what is missing.
 	Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error)
 	Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection)
 }
 
 // Owned finds this deployment's containers on the engine. Owner returns the sandbox that a container belongs to, and
-// false if the container is not this deployment's.
+// false if the container does not belong to this deployment.
 type Owned interface {
 	Owner(c *docker.Container) (protocol.SandboxKey, bool)
 	Containers(ctx context.Context) ([]docker.Container, error)

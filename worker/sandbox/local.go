@@ -28,7 +28,6 @@ type inspected struct {
 	err       error
 }
 
-// read inspects the host.
 func (l *local) read(ctx context.Context) inspected {
 	r := inspected{epoch: l.s.host.Epoch.Load()}
 	if r.container, r.err = l.s.containers().Inspect(ctx, l.s.name()); r.err == nil {

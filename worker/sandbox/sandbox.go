@@ -225,7 +225,7 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// do carries out one operation, under a context that ends when the log no longer wants the operation.
+// do carries out one operation, with a context that ends when the log no longer wants the operation.
 func (s *Sandbox) do(ctx context.Context, op decide.Operation, b *protocol.Sandbox) error {
 	if err := s.host.Fence(); err != nil && op != decide.Attach {
 		return err

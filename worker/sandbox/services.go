@@ -67,7 +67,7 @@ func (m *services) create(b *protocol.Sandbox, name string, required bool) *serv
 	dir := func() hostdir.Dir { return s.dir(b.Generation).Service(name) }
 	return service.New(service.Config{
 		Host: &s.host.Host, Key: s.key, Name: name, Required: required, Generation: b.Generation, Sandbox: b.Spec,
-		Network: b.State != protocol.StatePending || b.Resuming, // only the first create begins without the network
+		Network: b.State != protocol.StatePending || b.Resuming, // during the first create, the network may not exist
 		Dir:     dir, Output: newCommandLog(s, protocol.ServiceLog(name), b.Generation, dir),
 		Log: s.history(), Execs: s.execs, Containers: s.containers(), Hook: s.conn.runHook, Logger: s.log,
 	})
@@ -118,7 +118,7 @@ func (m *services) awaitSettled(ctx context.Context, v *service.Service, p *prim
 	}
 }
 
-// end ends the goroutines. The containers and the connections to their supervisors stay.
+// end ends the services' goroutines. The containers keep running, and their supervisors stay connected.
 func (m *services) end() {
 	all := m.all()
 	for _, v := range all {
@@ -211,7 +211,6 @@ func (m *services) stop(ctx context.Context, b *protocol.Sandbox) error {
 	return err
 }
 
-// remove removes the services' containers.
 func (m *services) remove(ctx context.Context, b *protocol.Sandbox) error {
 	err := m.each(ctx, b, func(ctx context.Context, c docker.Container) error {
 		return m.s.host.Engine.RemoveContainer(ctx, c.ID)

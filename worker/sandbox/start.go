@@ -20,7 +20,7 @@ type starter struct {
 	b *protocol.Sandbox
 }
 
-// start starts the container if it does not run, and connects to its supervisor. Of c, only the id must be set.
+// start starts the container if it does not run, and connects to its supervisor. Callers may set only the id of c.
 func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c docker.Container) (*primary, error) {
 	s := t.s
 	s.conn.detach() // an earlier try may have left a connection
@@ -143,8 +143,8 @@ func (t *starter) inspectStarted(ctx context.Context, c docker.Container, epoch 
 		"the container ended right after its start, with exit code %d %s", c.ExitCode, c.Error)
 }
 
-// again starts a container that has run before. If the container or the directory is gone, again does not make a new
-// one, because the loss of its contents would not be noticed. The error then has the reason container_missing.
+// again starts a container that has run before. If the container or the directory is gone, again does not replace it,
+// because nobody would notice that the contents were lost. The error then has the reason container_missing.
 func (t *starter) again(ctx context.Context) (*primary, error) {
 	s := t.s
 	d := s.dir(t.b.Generation)
@@ -249,7 +249,7 @@ func (r *revivals) undo() { r.n-- }
 // starts it again. If the container ended by itself, revive fails the sandbox.
 func (t *starter) revive(ctx context.Context) error {
 	s, b, c := t.s, t.b, t.s.local.container
-	// The execs read their results from files of the container's last start.
+	// The goroutines of execs still read results from files of the container's last start.
 	if err := s.execs.awaitEnds(ctx, b.Spec.Grace.Std(), true); err != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ type raising struct {
 }
 
 // create makes the container of a service that starts for the first time. If the container is gone, create does not
-// make a new one, because the loss of the contents would not be noticed. The error then has the reason
+// make a new container, because nobody would notice that the contents were lost. The error then has the reason
 // container_missing.
 func (r *raising) create(ctx context.Context) (string, error) {
 	v := r.v

@@ -36,7 +36,7 @@ type health struct {
 	passed   time.Time // end of the last test that passed
 }
 
-// load sets the health check: the check in the spec, or the image's check if the spec does not have one.
+// load sets the health check. The check in the spec overrides the check in the image.
 func (h *health) load(dir hostdir.Dir) error {
 	defaults, err := dir.Defaults()
 	check := h.v.spec.Healthcheck
@@ -99,7 +99,7 @@ func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) 
 	if v.attachment().Up() {
 		return true, 0
 	}
-	v.waitsFor("its supervisor is not connected") // the container may have ended unreported
+	v.waitsFor("its supervisor is not connected") // the engine may not have reported the container's end yet
 	return false, decide.CheckPeriod
 }
 
