@@ -14,7 +14,7 @@ type CrashLoop struct {
 	Window, Guard time.Duration
 
 	failingSince time.Time // first exit since the last run that lasted for Guard; zero: no such exit
-	runningSince time.Time // zero: the command does not run
+	runningSince time.Time // start of the present run; zero: the command does not run
 	oom          bool      // the last run ended because the command ran out of memory
 	exit         *int      // exit code of the last run; nil: unknown
 }

@@ -59,7 +59,7 @@ func TestDecisionScenarios(t *testing.T) {
 	}
 }
 
-// play applies the lines of a scenario, and returns it with the outcome below each decision.
+// play applies the lines of a scenario, and returns the scenario with the outcome below each decision.
 func play(text []byte) ([]byte, error) {
 	var out bytes.Buffer
 	st := &protocol.State{}

@@ -45,9 +45,10 @@ func ServiceHook(name string, number int, exit *int, output []byte, failed *prot
 	return append([]protocol.Event{hook}, ServiceFailed(name, failed)...)
 }
 
-// ServiceEnded records the ends of the service's command that the log does not have, in one event. The supervisor
+// ServiceEnded records, in one event, the ends of the service's command that the log does not have. The supervisor
 // pauses before it starts the command again, so the number of these events is limited. The command of a failed service
-// may end again and again for weeks, so ServiceEnded records only an end with another exit code than the last one.
+// may end again and again for weeks, so ServiceEnded then records an end only if its exit code differs from that of the
+// last recorded end.
 func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.Primary) []protocol.Event {
 	ends := EndsOf(p)
 	recorded := status.Boot == boot && status.Ends >= ends

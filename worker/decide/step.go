@@ -8,7 +8,7 @@ import (
 type Operation string
 
 const (
-	Nothing Operation = ""        // the host is as the log says
+	Nothing Operation = ""        // the host is in the state in the log
 	Create  Operation = "create"  // make network and container, start, wait for the supervisor, append ready
 	Resume  Operation = "resume"  // start the stopped container, append ready
 	Attach  Operation = "attach"  // connect to the supervisor of a running container

@@ -207,8 +207,8 @@ func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *prot
 }
 
 // giveUp returns why the exec's end should not wait for its output any longer, or nil if it should wait. The end stops
-// waiting if the log has stored no output for too long, or not all output before the deadline. While the event log
-// cannot be read, giveUp returns nil, because the end cannot be appended then.
+// waiting if the log has stored no output for too long, or if the deadline passes before the log has all output. While
+// the event log cannot be read, giveUp returns nil, because the end cannot be appended then.
 func (p *Exec) giveUp(ctx context.Context, delayed *delayedError) *protocol.Error {
 	if why := p.cfg.Sandbox.Stopped(); why != nil { // the output stream may be stored on the same full disk
 		return why

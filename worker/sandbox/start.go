@@ -20,7 +20,7 @@ type starter struct {
 	b *protocol.Sandbox
 }
 
-// start starts the container if it does not run, and connects to its supervisor. Callers may set only the id of c.
+// start starts the container if it does not run, and connects to its supervisor. start needs only the id of c.
 func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c docker.Container) (*primary, error) {
 	s := t.s
 	s.conn.detach() // an earlier try may have left a connection

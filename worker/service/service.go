@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Service is one service of a sandbox, and the goroutine that brings it up and watches it.
+// Service is one service of a sandbox. Its goroutine starts the service and watches it.
 type Service struct {
 	cfg    Config
 	spec   protocol.Service

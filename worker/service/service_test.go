@@ -29,7 +29,7 @@ func (emptyLog) Append(context.Context, uint64, decide.Decision) error {
 	return decide.ErrSuperseded
 }
 
-// newService returns a service that is connected to a supervisor by a. It has no container.
+// newService returns a service without a container. a is the connection to the service's supervisor.
 func newService(a *attach.Attachment) *Service {
 	host := &Host{Epoch: &epoch.Epoch{}, CrashWindow: testWindow, CrashGuard: testGuard}
 	v := New(Config{

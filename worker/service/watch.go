@@ -15,7 +15,7 @@ const (
 	pauseMost  = 30 * time.Second // longest pause
 )
 
-// restarts keep a service's container running. Only the service's goroutine uses them.
+// restarts keeps a service's container running. Only the service's goroutine uses it.
 type restarts struct {
 	v         *Service
 	pause     time.Duration // next pause before a restart of the container
@@ -23,8 +23,8 @@ type restarts struct {
 	epoch     int64         // engine's epoch when crashes and pauses were last reset
 }
 
-// watch keeps the container running. It appends when a ready service has failed, and when a failed service is ready
-// again.
+// watch keeps the container running. It also appends that a ready service has failed, and that a failed service is
+// ready again.
 func (r *restarts) watch(ctx context.Context) {
 	v := r.v
 	for ctx.Err() == nil {
