@@ -35,7 +35,7 @@ func TestAPIListing(t *testing.T) {
 }
 
 // apiListing prints the exported declarations of package sdk without comments. Below an alias it prints the type of
-// package protocol that the alias stands for.
+// package protocol that the alias names.
 func apiListing(t *testing.T) []byte {
 	t.Helper()
 	positions := token.NewFileSet()

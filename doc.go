@@ -1,3 +1,3 @@
-// Package boxfleet holds only the tests that keep the repository in shape: who may import whom, and whether the
-// documents match the code. Start with README.md; ARCHITECTURE.md is the map.
+// Package boxfleet holds only tests of the repository itself: which package may import which, and whether the documents
+// match the code. Start with README.md; ARCHITECTURE.md is the map.
 package boxfleet

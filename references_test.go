@@ -201,9 +201,9 @@ func members(e ast.Expr) (names []string) {
 	return names
 }
 
-// docLink is a link in a doc comment to an exported name of this package or of an imported one: in brackets, and
-// neither an index nor a Markdown link. In lines that are indented further, which are code, brackets mean something
-// else.
+// docLink matches a link in a doc comment to an exported name of this package or of an imported package. The link is in
+// brackets, and is neither an index nor a Markdown link. In lines that are indented further, which are code, brackets
+// mean something else.
 var docLink = regexp.MustCompile(`(?:^|[\s("'])\[\*?((?:([a-z][\w/]*)\.)?([A-Z]\w*(?:\.[A-Z]\w*)?))\]` +
 	`(?:[\s.,;:)'"?!]|$)`)
 
@@ -256,7 +256,7 @@ func importedAs(file sourceFile, name string) (directory string, own bool) {
 	return "", true
 }
 
-// fileName is the name of a Go file or a document in prose, and packageName a path below one of the module's
+// fileName matches the name of a Go file or a document in prose. packageName matches a path below one of the module's
 // directories.
 var (
 	fileName    = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:\.\./)*[A-Za-z0-9_][\w/.-]*\.(?:go|md))\b`)

@@ -27,7 +27,7 @@ func New(first, most time.Duration) Backoff {
 	return Backoff{first: first, most: most, next: first}
 }
 
-// Next returns the pause before the next attempt and doubles the one after it.
+// Next returns the pause before the next attempt and doubles the pause after it.
 func (b *Backoff) Next() time.Duration {
 	pause := b.next
 	b.next = min(2*pause, b.most)

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hostTable caches the table of hosts for the check of creates. It is read again when a host has changed, and
-// otherwise once per scan.
+// hostTable caches the table of hosts for refuseImpossible. It reads the table again if a host has changed since, or if
+// the cached table is older than one scan.
 type hostTable struct {
 	mu      sync.Mutex
 	version uint64
@@ -22,8 +22,8 @@ type hostTable struct {
 }
 
 // refuseImpossible returns why a sandbox could never be created: its image reference is invalid, or no host could ever
-// take it. It is called before the create takes its name and its id. It refuses for lack of a host only once all hosts
-// are known, including one that has just registered. A sandbox that passes may still be refused later.
+// take it. It is called before the create takes a name and an id. It refuses a sandbox for lack of a host only after
+// this coordinator has read every change of the table of hosts. A sandbox that passes may still be refused later.
 func (c *coordinator) refuseImpossible(
 	ctx context.Context, k key, full *protocol.SandboxSpec, defaulted []string,
 ) error {
@@ -61,11 +61,12 @@ func (c *coordinator) impossibleOnHosts(b *protocol.Sandbox) *protocol.Error {
 	return placement.Impossible(b, hosts)
 }
 
-// knowHostsWithin is how long a create that no known host could take waits for all hosts to be known.
+// knowHostsWithin limits how long a create waits until this coordinator knows all hosts, if no known host could take
+// the sandbox.
 const knowHostsWithin = time.Second
 
-// knowsAllHosts waits until this coordinator has read every change of the table of hosts made so far. It returns false
-// if that takes too long.
+// knowsAllHosts waits until this coordinator has read all changes that the table of hosts has had so far. It returns
+// false if the wait takes longer than knowHostsWithin.
 func (c *coordinator) knowsAllHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, knowHostsWithin)
 	defer cancel()

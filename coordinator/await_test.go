@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Tests of things that must not happen wait until the coordinator has had the occasion to do them.
+// A test that something does not happen first waits until the coordinator could have done it.
 
 // noneInFlight waits until every assignment that a coordinator has chosen was appended or given up.
 func (d *deployment) noneInFlight(c *coordinator) {
@@ -31,7 +31,7 @@ func (d *deployment) schedulerPassed(leader *coordinator) {
 }
 
 // hostsScanned waits until the leader has carried out all stored intents of operators, and has made a whole scan of the
-// hosts. It has two hosts forgotten that do not exist, one after another: each takes a scan.
+// hosts. It makes the leader forget two hosts that do not exist, one after another. Each takes a scan.
 func (d *deployment) hostsScanned() {
 	d.t.Helper()
 	for range 2 {
@@ -44,8 +44,8 @@ func (d *deployment) hostsScanned() {
 	}
 }
 
-// reservationsChecked waits until the leader has checked the reservations, and again after the time until a
-// reservation without a history is ended.
+// reservationsChecked waits until the leader has checked the reservations again and again for longer than
+// Timing.Abandon, and then once more.
 func (d *deployment) reservationsChecked(leader *coordinator) {
 	d.t.Helper()
 	began := time.Now()
@@ -58,7 +58,7 @@ func (d *deployment) reservationsChecked(leader *coordinator) {
 }
 
 // notifierRan waits until the leader has notified the workers that registered or began to listen so far. It registers
-// another worker with a pending sandbox, which is notified too each time it begins to listen.
+// another worker with a pending sandbox. The notifier also notifies that worker each time it begins to listen.
 func (d *deployment) notifierRan() {
 	d.t.Helper()
 	notified := make(chan struct{}, 100)

@@ -31,14 +31,14 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 					"tenant", upload.tenant, "digest", upload.digest, "error", err)
 			}
 		}
-		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // RenewBlob renews once half of the life is over
+		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // RenewBlob renews only in the second half of the life
 			return ctx.Err()
 		}
 	}
 }
 
-// imageFileChecks is how often the files of images are checked within the time that the file of an unwanted image is
-// kept.
+// imageFileChecks is the number of checks for files to remove during Timing.Unwanted, the time that the file of an
+// unwanted image is kept.
 const imageFileChecks = 24
 
 // removeImageFiles removes the files of imported images that are no longer wanted.
@@ -58,7 +58,8 @@ func (l *leader) removeImageFiles(ctx context.Context) error {
 // uploadKey identifies an uploaded tree.
 type uploadKey struct{ tenant, digest string }
 
-// neededBlobs returns the trees that will be copied into sandboxes, or would be if the sandbox's host were lost.
+// neededBlobs returns the trees that sandboxes still need. A pending sandbox needs its trees for its
+// container. A sandbox with on_host_loss replace needs them again if its host is lost.
 func neededBlobs(sandboxes []*protocol.Sandbox) map[uploadKey]bool {
 	needed := map[uploadKey]bool{}
 	for _, b := range sandboxes {

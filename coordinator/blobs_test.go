@@ -16,7 +16,7 @@ func digestOf(content string) string {
 	return "sha256-" + hex.EncodeToString(sum[:])
 }
 
-// A coordinator that takes over late still renews an upload that has little of its life left.
+// A coordinator that takes over late still renews an upload that expires soon.
 func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	const life = 8 * time.Second

@@ -23,8 +23,8 @@ func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.clockReported = e.host.ClockOff
 }
 
-// clocks returns how far this coordinator's wall clock is ahead of the store's, nil if unknown, and a message for each
-// clock that is off.
+// clocks returns a message for each clock that is off, and how far this coordinator's wall clock is ahead of the
+// store's. skew is nil if that is unknown.
 func (c *coordinator) clocks(hosts []*protocol.Host) (skew *protocol.Duration, off []string) {
 	if ahead, known := c.conn.Skew(); known {
 		rounded := protocol.Duration(ahead.Round(time.Millisecond))

@@ -14,8 +14,8 @@ import (
 // older messages.
 type Histories struct {
 	Keep       int            // how many of the newest messages stay in the log, at least 1; default 1000
-	MinBatches int            // older messages are moved to segments when there are more than this; default 5000
-	MinBytes   protocol.Bytes // or when the older messages have more bytes than this; default 4 MiB
+	MinBatches int            // older messages move to segments when there are more than this; default 5000
+	MinBytes   protocol.Bytes // or when the older messages together have more bytes; default 4 MiB
 	MaxAge     time.Duration  // how long a segment is kept after it was stored; 0: until the sandbox is purged
 }
 
@@ -46,12 +46,12 @@ type compactor struct {
 
 // historyLength is what the leader knows about the length of a history.
 type historyLength struct {
-	sequence   uint64    // the sandbox's last event at the last compaction
+	sequence   uint64    // number of the sandbox's last event at the last compaction
 	unfinished bool      // some messages are in a segment and also still in the log
 	dropAt     time.Time // when the oldest segment expires; zero: never
 }
 
-// due reports whether a history may have messages to move, or segments that expire. A history has at most as many
+// due reports whether a history may have messages to move, or segments that have expired. A history has at most as many
 // messages as events.
 func (l *historyLength) due(b *protocol.Sandbox, h *Histories, now time.Time) bool {
 	if b.State == protocol.StateDeleted || b.Sequence <= uint64(h.Keep) {
@@ -80,8 +80,8 @@ func (c *compactor) run(ctx context.Context) error {
 
 // compactDue compacts every history that is due. It stops if NATS does not answer.
 func (c *compactor) compactDue(ctx context.Context) {
-	// An older worker cannot read segments. It would take a history whose beginning is in a segment for an empty
-	// history, and remove the sandbox.
+	// An older worker cannot read segments. If the beginning of a history were in a segment, such a worker would find
+	// no history and remove the sandbox.
 	reads := map[string]bool{}
 	for _, h := range c.hosts.list() {
 		reads[h.HostID] = h.ReadsSegments
@@ -115,7 +115,7 @@ func (c *compactor) forgetOthers(living []*protocol.Sandbox) {
 	maps.DeleteFunc(c.known, func(k key, _ *historyLength) bool { return !known[k] })
 }
 
-// compact compacts one history, unless it is being purged.
+// compact compacts one history, unless the sandbox is no longer living.
 func (c *compactor) compact(ctx context.Context, k key, b *protocol.Sandbox, l *historyLength) error {
 	if !c.startCompacting(k) {
 		return nil
@@ -154,7 +154,7 @@ func (c *compactor) startCompacting(k key) bool {
 	return true
 }
 
-// isCompacting reports whether a history is being compacted. The caller holds storing.
+// isCompacting reports whether a history is being compacted. The caller holds c.storing.
 func (c *coordinator) isCompacting(k key) bool {
 	now := c.compacting.Load()
 	return now != nil && *now == k

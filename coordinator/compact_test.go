@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ranExecs gives a sandbox execs, with the numbers from from to to-1, that have ended.
+// ranExecs gives a sandbox ended execs. Their numbers are at least from and less than to.
 func (d *deployment) ranExecs(sandbox string, from, to int) {
 	d.t.Helper()
 	for i := from; i < to; i++ {
@@ -25,7 +25,7 @@ func (d *deployment) ranExecs(sandbox string, from, to int) {
 	}
 }
 
-// readsSegments registers the host of the test's sandboxes with a worker that reads segments, or does not.
+// readsSegments registers the host of the test's sandboxes. reads says whether the host's worker reads segments.
 func (d *deployment) readsSegments(reads bool) {
 	h := host("w1", 0)
 	h.HostID, h.ReadsSegments = "h1", reads

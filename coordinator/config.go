@@ -15,8 +15,8 @@ import (
 // Config configures a coordinator.
 type Config struct {
 	Conn       *jetstream.Conn // required; the caller closes it
-	Name       string          // of this coordinator, an id; required
-	Build      string          // version shown by ping
+	Name       string          // the coordinator's name, an id; required
+	Build      string          // version that ping shows
 	SyncAlways bool            // the NATS server is embedded and writes to disk before it acknowledges
 
 	// RestartStore restarts the NATS server that is embedded in this process, after its store has refused writes. It is
@@ -26,9 +26,9 @@ type Config struct {
 	// CleanupTTL is the time after which stopped and failed sandboxes are deleted, and histories of deleted
 	// sandboxes are purged; default 360 h.
 	CleanupTTL      time.Duration
-	HostForgetAfter time.Duration    // a host that has been lost for this time is forgotten; default 0: never
+	HostForgetAfter time.Duration    // a host is forgotten when it has been lost for this time; default 0: never
 	Assets          jetstream.Assets // how the streams are created
-	Defaults        spec.Defaults    // per tenant: values of the fields that its creates omit
+	Defaults        spec.Defaults    // per tenant: values for the fields that a create omits
 	OnReady         func()           // called once, when requests are accepted; may be nil
 	Logger          *slog.Logger     // default slog.Default
 
@@ -42,19 +42,19 @@ type Config struct {
 	// Output limits the output that is kept of each sandbox, and of each tenant.
 	Output OutputBudget
 
-	// OnState is called when the coordinator's state changes: well says whether it works, and text says in a few words
-	// what it does or waits for. OnState must not block, and may be nil.
+	// OnState is called when the coordinator's state changes. well says whether the coordinator works; text says in a
+	// few words what it does or waits for. OnState must not block, and may be nil.
 	OnState func(well bool, text string)
 
-	// Timing is for tests; the zero value means the defaults.
+	// Timing is set by tests only. Zero values mean the defaults.
 	Timing Timing
 	// Probe is called at named points of the work, so that tests can crash the coordinator there. It may be nil.
 	Probe func(point string)
 
-	made func(*coordinator) // for tests that inspect it
+	made func(*coordinator) // called with the new coordinator, for tests; may be nil
 }
 
-// setDefaults validates the settings and fills in the ones that are not set.
+// setDefaults validates the settings, and sets the missing ones to their defaults.
 func (cfg *Config) setDefaults() error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")
@@ -102,10 +102,10 @@ type Timing struct {
 	Retell   time.Duration // time until a worker is notified again about a pending sandbox; default 5 s
 	Seize    time.Duration // time between two attempts to take a silent host's lock; default 3 s
 	Snapshot time.Duration // time between two rounds of snapshots; default 30 s
-	Abandon  time.Duration // age at which a reservation without a history is ended; default 60 s
+	Abandon  time.Duration // age of a reservation without a history at which its id is ended; default 60 s
 	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
 	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
-	Overdue  time.Duration // time after its deadline until an exec or create is ended without its worker; default 60 s
+	Overdue  time.Duration // time from the deadline of an exec or create until the leader ends it; default 60 s
 	Keep     time.Duration // shortest time that a forgotten host is remembered; default 1 hour
 	Compact  time.Duration // time between two checks for long histories; default 1 min
 	Output   time.Duration // time between two checks of the stored output; default 1 s

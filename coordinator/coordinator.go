@@ -24,7 +24,7 @@ type coordinator struct {
 	projection *projection
 	hosts      *hosts
 	images     *hostImages
-	hostsRead  []signal // all given once the tables of hosts and of operators' intents have been read
+	hostsRead  []signal // given once the tables of hosts and of operators' intents have been read
 	hostTable  hostTable
 	reads      *reader
 
@@ -35,8 +35,9 @@ type coordinator struct {
 	storing    sync.Mutex                      // held while stored copies of a sandbox's state are written or purged
 }
 
-// Run creates the streams, waiting without a time limit while NATS is unavailable. Then it serves until ctx ends. At
-// the end it takes no new requests, finishes those in progress, releases the scheduler's lock, and returns nil.
+// Run creates the streams, and then serves until ctx ends. While NATS is unavailable, it waits without a time limit.
+// When ctx ends, it takes no new requests, finishes the requests in progress, releases the scheduler's lock, and
+// returns nil.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.setDefaults(); err != nil {
 		return err
@@ -161,7 +162,7 @@ func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, 
 	})
 }
 
-// signal is an event that happens once. Calling give again does nothing.
+// signal can be given once. Further calls of give do nothing.
 type signal struct {
 	given chan struct{}
 	give  func()

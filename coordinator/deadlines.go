@@ -7,10 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// deadlines orders sandboxes by when the watchdog has to inspect them next. The heap may have several entries for a
-// sandbox; only the entry with the time in at counts, and the others are skipped. A deadline that moves to a later
-// time, as that of an idle sandbox does with each exec, keeps its entry. The watchdog then inspects the sandbox too
-// early, which is harmless.
+// deadlines orders sandboxes by when the watchdog must inspect them next. The heap may have several entries for a
+// sandbox. Only the entry with the time that is in the map at counts. When a deadline moves to a later time, as the
+// deadline of an idle sandbox does with each exec, the entry stays. The watchdog then inspects the sandbox too early,
+// which is harmless.
 type deadlines struct {
 	at   map[key]time.Time
 	heap deadlineHeap
@@ -34,8 +34,8 @@ func (h *deadlineHeap) Pop() any {
 	return last
 }
 
-// set has a sandbox inspected at the given time or earlier; a zero time changes nothing. It reports whether the sandbox
-// is now the first to be inspected.
+// set moves the next inspection of a sandbox to the given time, unless it is due earlier or the given time is zero. It
+// reports whether the sandbox is now the first to be inspected.
 func (d *deadlines) set(k key, at time.Time) bool {
 	before, there := d.at[k]
 	if at.IsZero() || there && !at.Before(before) {
@@ -54,11 +54,10 @@ func (d *deadlines) set(k key, at time.Time) bool {
 	return d.heap[0].at.Equal(at)
 }
 
-// drop forgets a sandbox.
 func (d *deadlines) drop(k key) { delete(d.at, k) }
 
-// due removes and returns at most limit sandboxes that are due. next is when the next sandbox is due; zero if there is
-// none.
+// due removes and returns at most limit sandboxes that are due. next is when the next sandbox is due; zero: no sandbox
+// remains.
 func (d *deadlines) due(now time.Time, limit int) (keys []key, next time.Time) {
 	for len(d.heap) > 0 {
 		first := d.heap[0]
@@ -76,15 +75,14 @@ func (d *deadlines) due(now time.Time, limit int) (keys []key, next time.Time) {
 	return keys, time.Time{}
 }
 
-// takeDue removes and returns at most limit sandboxes that are due. next is when the next sandbox is due; zero if there
-// is none.
+// takeDue locks the working state and calls due.
 func (w *workingState) takeDue(now time.Time, limit int) (keys []key, next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.deadlines.due(now, limit)
 }
 
-// inspectBy has the watchdog inspect living sandboxes at the given time or earlier.
+// inspectBy moves the next inspection of living sandboxes to the given time, unless it is due earlier.
 func (w *workingState) inspectBy(at time.Time, keys ...key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,9 +99,9 @@ func (w *workingState) setDeadlineLocked(k key, at time.Time) {
 	}
 }
 
-// nextDeadline returns when the watchdog has to inspect a sandbox for its deadlines; zero for never. The time may be
-// too early but not too late. It ignores changes of the host's state: after such a change the sandbox is inspected at
-// once.
+// nextDeadline returns when the watchdog must inspect a sandbox because of its deadlines; zero: never. The time may be
+// too early but not too late. nextDeadline ignores the state of the host: after that state has changed, the watchdog
+// inspects the sandbox at once.
 func nextDeadline(b *protocol.Sandbox, overdue, cleanup time.Duration) (at time.Time) {
 	sooner := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {

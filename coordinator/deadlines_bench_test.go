@@ -64,7 +64,7 @@ func BenchmarkDeadlines(b *testing.B) {
 	}
 }
 
-// living creates n sandboxes that are ready, each with its time to live.
+// living creates n sandboxes that are ready. ttl returns the time to live of each.
 func (d *benched) living(n int, ttl func(i int) time.Duration) []*jetstream.Journal {
 	journals := make([]*jetstream.Journal, n)
 	group, ctx := errgroup.WithContext(d.b.Context())

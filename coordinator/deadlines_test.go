@@ -15,7 +15,7 @@ import (
 func TestADeadlineTakenWhenALeaseEndsIsMetByTheNextLeader(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	d.coordinator("c0", Timing{})() // makes the streams
+	d.coordinator("c0", Timing{})() // creates the streams
 	var lease *jetstream.Lease
 	// c0 may have taken the lock just before it stopped.
 	d.eventually("the scheduler's lock is free", func() (acquired bool) {

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// The decisions on requests. Each takes a state and returns the events that follow from the request, or none if the
-// history already has them. So a request that is delivered twice changes nothing the second time.
+// The decisions on requests. Each takes a state and returns the events that follow from the request. It returns no
+// events if the history already has them, so a request that is delivered twice changes nothing the second time.
 
 // decideAccept begins a history. defaulted lists the spec fields that neither the client nor the tenant's defaults set.
 func decideAccept(
@@ -24,7 +24,7 @@ func decideAccept(
 	}}, nil
 }
 
-// decideAbandoned ends an id whose request reserved it but never appended a first event.
+// decideAbandoned ends an id that a request reserved and then never used: the history has no first event.
 func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]protocol.Event, error) {
 	if s.Exists() {
 		return nil, nil
@@ -50,9 +50,9 @@ func errRequestUsed(request string, u *protocol.Use) error {
 		"request id %s was used before in this sandbox, for %s", request, u.Says())
 }
 
-// unchanged returns the event that remembers a request that had nothing to change. A repeat of the request then changes
-// nothing either, even if the sandbox's state is different by then. Decisions without a request are not repeated, so
-// they need no such event.
+// unchanged returns the event by which the history remembers a request that changed nothing. A repeat of the request
+// then changes nothing either, even if the sandbox's state is different by then. Decisions without a request are never
+// repeated, so they need no such event.
 func unchanged(request, verb, exec string) []protocol.Event {
 	if request == "" {
 		return nil
@@ -61,7 +61,7 @@ func unchanged(request, verb, exec string) []protocol.Event {
 		Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
 }
 
-// changes reports whether events change the sandbox, rather than only remember a request.
+// changes reports whether any event changes the sandbox. An unchanged event only remembers a request.
 func changes(events []protocol.Event) bool {
 	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
 }
@@ -101,7 +101,7 @@ func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 	return []protocol.Event{{Kind: protocol.SandboxResumeRequested, Request: request}}, nil
 }
 
-// decideExtend sets when a sandbox expires, earlier or later than before.
+// decideExtend sets when a sandbox expires. The new time may be earlier or later than the old one.
 func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now time.Time) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbExtend, "")
@@ -120,7 +120,7 @@ func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now 
 }
 
 // decideDelete deletes a sandbox in any state; a sandbox without a host is deleted at once. A delete cannot be undone,
-// so a request that finds the sandbox deleted need not be remembered.
+// so the history need not remember a request that finds the sandbox deleted.
 func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	_, err := repeats(s, request, protocol.VerbDelete, "")
@@ -132,7 +132,7 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	}
 	events := []protocol.Event{{Kind: protocol.SandboxDeleteRequested, Request: request, Reason: reason}}
 	if b.Worker == "" {
-		for _, x := range s.Active() { // a sandbox that is being replaced may have some
+		for _, x := range s.Active() { // a sandbox that is being replaced may have active execs
 			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Reason: protocol.ReasonSandboxDeleted,
 				Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}})
 		}
@@ -149,7 +149,7 @@ func decideExec(
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if u := s.UseOf(request); u != nil { // not a repeat: a repeat of an exec has the same exec id
+	if u := s.UseOf(request); u != nil { // not a repeat: the first attempt would have used the exec id
 		return nil, errRequestUsed(request, u)
 	}
 	if err := mayExec(s, limit); err != nil {
@@ -163,8 +163,7 @@ func decideExec(
 	}}, nil
 }
 
-// errExecUsed says that an exec id was used before. If the request is a repeat, it was the request itself that used the
-// id.
+// errExecUsed says that an exec id was used before. If the request is a repeat, its first attempt used the id.
 var errExecUsed = protocol.Errorf(protocol.AlreadyExists, "exec_id_used", "the exec id was used before in this sandbox")
 
 // mayExec returns why a sandbox accepts no exec now, or nil if it accepts execs.
@@ -188,7 +187,7 @@ func mayExec(s *protocol.State, limit int) error {
 }
 
 // decideCancel cancels an exec. An exec that no worker has started ends at once: if a worker appends the start at the
-// same time, the log accepts only one of the two.
+// same time, the log accepts only one of the two appends.
 func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, error) {
 	if !s.Exists() {
 		return nil, errNoSandbox()
@@ -214,9 +213,9 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 		Exec: &protocol.ExecDetails{ID: id}}}, nil
 }
 
-// decideAssign assigns a sandbox to a host. from is the generation for which the host was chosen: if the sandbox was
-// assigned meanwhile, or is no longer pending, no event follows. resolved is the sandbox's spec as that host resolves
-// it.
+// decideAssign assigns a sandbox to a host. from is the generation for which the host was chosen. No event follows if
+// the sandbox was assigned meanwhile or is no longer pending. resolved is the sandbox's spec as the chosen host
+// resolves it.
 func decideAssign(
 	s *protocol.State, from uint64, worker, hostID string, resolved *protocol.SandboxSpec,
 ) ([]protocol.Event, error) {
@@ -244,7 +243,7 @@ func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
 }
 
-// decideFailExecs fails the given execs, except those that have ended.
+// decideFailExecs fails the given execs that have not ended.
 func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for i, id := range ids {
@@ -270,7 +269,7 @@ func failedExec(id string, why *protocol.Error) protocol.Event {
 }
 
 // decideStartTimeouts ends execs that were not started in time. If a worker appends an exec's start at the same time,
-// the log accepts only one of the two.
+// the log accepts only one of the two appends.
 func decideStartTimeouts(s *protocol.State, ids []string, why string) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for _, id := range ids {
@@ -294,7 +293,7 @@ const (
 func errNoSandbox() error { return protocol.Errorf(protocol.NotFound, "", noSandbox) }
 func errNoExec() error    { return protocol.Errorf(protocol.NotFound, "", noExec) }
 
-// withMissing adds to errNoSandbox or errNoExec which sandbox or exec does not exist, as the client called it.
+// withMissing adds to errNoSandbox or errNoExec the name or id that the client gave for the missing sandbox or exec.
 func withMissing(err error, sandbox, exec string) error {
 	if err == nil {
 		return nil

@@ -14,7 +14,7 @@ func decideGone(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxDeleted, Reason: s.Sandbox.Reason}), nil
 }
 
-// decideGiveUp fails a sandbox whose host does not come back, even a stopped one.
+// decideGiveUp fails a sandbox whose host does not come back. It also fails a stopped sandbox.
 func decideGiveUp(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
 	switch s.Sandbox.State {
 	case protocol.StatePending, protocol.StateReady, protocol.StateStopped:
@@ -24,15 +24,16 @@ func decideGiveUp(s *protocol.State, why *protocol.Error) ([]protocol.Event, err
 	return nil, nil
 }
 
-// replaces reports whether a sandbox is created again on another host when its host is lost.
+// replaces reports whether a sandbox must be created again on another host if its host is lost.
 func replaces(b *protocol.Sandbox) bool {
 	return b.State == protocol.StateReady && b.Desired == protocol.StateReady &&
 		b.Spec.OnHostLoss == protocol.OnHostLossReplace
 }
 
-// decideReplace has a sandbox created again on another host. Running execs are interrupted. An exec that was accepted
-// but not started may run in the new container. The old worker cannot start that exec any more: a worker appends the
-// start first, and the log no longer accepts a start by the old worker.
+// decideReplace takes a sandbox from its host, so that it is created again on another host. Running execs are
+// interrupted. An exec that was accepted but not started may run in the new container. The old worker cannot start that
+// exec any more: a worker appends the start before it starts an exec, and the log no longer accepts this append from
+// the old worker.
 func decideReplace(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
 	if !replaces(&s.Sandbox) {
 		return nil, nil

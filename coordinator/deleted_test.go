@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// inMemory runs a coordinator, and returns it so that the test can inspect its memory.
+// inMemory runs a coordinator, and returns it so that the test can read its memory.
 func (d *deployment) inMemory(cfg Config) (c *coordinator, stop func()) {
 	d.t.Helper()
 	made := make(chan *coordinator, 1)
@@ -184,7 +184,7 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	})
 }
 
-// A new leader reads only the reservations made after the checkpoint: every id reserved before it has a history.
+// A new leader reads only the reservations made after the checkpoint: every id that was reserved earlier has a history.
 func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -22,9 +22,9 @@
 // The log is the truth. A journal folds one history of the log, and each fold updates all three parts under one lock.
 // The read model and the working state share the handles of living sandboxes; the parts share nothing else. The read
 // model and the working state are never stored. The leader stores snapshots of the journals that the backlog lists
-// (snapshots.go). A coordinator that starts loads the snapshots and follows the log from there to rebuild the parts.
+// (snapshots.go). To rebuild the parts, a new coordinator loads the snapshots and follows the log from there.
 //
-// execindex knows which exec ids were used, and where in the log the events of past execs are.
+// execindex is the index of the exec ids that were used. It also says where in the log the events of past execs are.
 //
 // # Files
 //

@@ -11,7 +11,7 @@ import (
 // decision returns the events that follow from a deadline.
 type decision func(s *protocol.State) ([]protocol.Event, error)
 
-// due returns the decision that a sandbox's deadlines or the state of its host call for; nil for none.
+// due returns the decision that a sandbox's deadlines or the state of its host require; nil: no decision.
 func (w *watchdog) due(b *protocol.Sandbox, host *protocol.Host, now time.Time) decision {
 	if w.hosts.forgotten(b.HostID) {
 		if decide := dueForgotten(b); decide != nil {
@@ -37,7 +37,8 @@ func (w *watchdog) due(b *protocol.Sandbox, host *protocol.Host, now time.Time) 
 	return dueAge(b, now, w.cfg.CleanupTTL)
 }
 
-// duePending returns the decision about a pending sandbox that should have a host, or be ready, by now; nil for none.
+// duePending returns the decision about a pending sandbox that should have a host, or be ready, by now; nil: no
+// decision.
 func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) decision {
 	reasons := lazy(func() string {
 		return placement.Reasons(placement.WithoutExpiredRefusals(b, now), w.recent.list(w.hosts), w.images.list())
@@ -48,7 +49,8 @@ func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) dec
 		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout,
 			"no host took the sandbox within %s%s", b.Spec.QueueTimeout, reasons)
 	case b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+w.cfg.Timing.Overdue:
-		// A worker enforces the create timeout itself and reports a better error. This case is for a worker that hangs.
+		// A worker enforces the create timeout itself and reports a better error. This case handles a worker that
+		// hangs.
 		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s",
 			b.Spec.CreateTimeout)
 	case b.Assigned && lost && now.After(deadline):
@@ -60,7 +62,7 @@ func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) dec
 	return nil
 }
 
-// dueHostLost returns the decision that a sandbox's on_host_loss calls for; nil for none.
+// dueHostLost returns the decision that a sandbox's on_host_loss requires; nil: no decision.
 func dueHostLost(b *protocol.Sandbox) decision {
 	switch {
 	case b.State == protocol.StateReady && b.Spec.OnHostLoss == protocol.OnHostLossFail:
@@ -73,7 +75,7 @@ func dueHostLost(b *protocol.Sandbox) decision {
 	return nil
 }
 
-// dueAge returns the decision about a sandbox that has been idle, stopped or failed for too long; nil for none.
+// dueAge returns the decision about a sandbox that has been idle, stopped or failed for too long; nil: no decision.
 func dueAge(b *protocol.Sandbox, now time.Time, cleanup time.Duration) decision {
 	idle := b.State == protocol.StateReady && b.Desired == protocol.StateReady && b.ActiveExecs == 0
 	ended := b.State == protocol.StateStopped || b.State == protocol.StateFailed
@@ -94,8 +96,8 @@ func fail(code protocol.Code, reason, format string, args ...any) decision {
 	}
 }
 
-// queueDeadline returns until when a pending sandbox waits for a host. For a sandbox whose host was lost before the
-// sandbox was ready, it leaves the lost host at least the time of a create to come back.
+// queueDeadline returns the time until which a pending sandbox waits for a host. If the sandbox's host was lost before
+// the sandbox was ready, the host has at least the time of a create to come back.
 func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	if !b.Assigned {
 		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
@@ -103,13 +105,14 @@ func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	return b.AssignedAt.Add(max(b.Spec.QueueTimeout.Std(), b.Spec.CreateTimeout.Std()+overdue))
 }
 
-// lazy is a text that is computed only when it is printed, since most deadlines that are checked have not passed.
+// lazy is a text that is computed only when it is printed. Most deadlines that are checked have not passed, so most
+// texts are not needed.
 type lazy func() string
 
 func (f lazy) String() string { return f() }
 
-// recentHosts caches the list of hosts for a second, since ten thousand sandboxes may fail at once, each with the
-// reasons of all hosts.
+// recentHosts caches the list of hosts for a second. Ten thousand sandboxes may fail at once, and each error lists the
+// reasons of the hosts.
 type recentHosts struct {
 	mu    sync.Mutex
 	at    time.Time

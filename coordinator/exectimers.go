@@ -4,9 +4,9 @@ import (
 	"time"
 )
 
-// execTimers measures how long the watchdog has seen execs in some condition. It uses this process's clock, because the
-// clocks of the accepting coordinator and of the worker may differ. A new leader starts from zero: after an outage, the
-// worker also needs time to come back and to report the end of an exec.
+// execTimers measures how long the watchdog has seen an exec in one condition, such as not started. It uses this
+// process's clock, because the clocks of the accepting coordinator and of the worker may differ. The timers of a new
+// leader begin at zero: after an outage, the worker also needs time to come back and to report the end of an exec.
 type execTimers struct {
 	before, now map[execKey]time.Time
 }
@@ -21,7 +21,7 @@ func newExecTimers() *execTimers { return &execTimers{now: map[execKey]time.Time
 // beginScan begins a scan, and forgets the execs for which the last scan did not call elapsed.
 func (t *execTimers) beginScan() { t.before, t.now = t.now, make(map[execKey]time.Time) }
 
-// elapsed returns for how long every scan has called elapsed for this exec.
+// elapsed returns the time since its first call for this exec. A scan without a call resets that time.
 func (t *execTimers) elapsed(sandbox key, exec string, at time.Time) time.Duration {
 	k := execKey{sandbox, exec}
 	first, seen := t.before[k]

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// explainExecs adds to an explanation what the accepted execs of the sandbox wait for.
+// explainExecs adds to an explanation why the sandbox's accepted execs wait.
 func (rd *reader) explainExecs(e *protocol.Explanation) {
 	b := e.Sandbox
 	waiting := 0
@@ -35,7 +35,7 @@ func (rd *reader) explainExecs(e *protocol.Explanation) {
 	e.Waiting = fmt.Sprintf("%d execs are accepted and not started: %s", waiting, whyNotStarted(b, host))
 }
 
-// explain answers what a sandbox waits for.
+// explain answers why a sandbox waits.
 func (rd *reader) explain(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	r, err := rd.get(ctx, tenant, q)
 	if err != nil {

@@ -49,7 +49,7 @@ func (d *deployment) stream(name string) (info *natsjs.StreamInfo) {
 	return info
 }
 
-// limitLog limits the event log to more bytes than it has now; 0: no limit.
+// limitLog lets the event log grow by the given number of bytes. 0 removes the log's limit.
 func (d *deployment) limitLog(more int64) {
 	d.t.Helper()
 	info := d.stream(protocol.StreamEvents)
@@ -82,13 +82,13 @@ func (d *deployment) begin(id string) {
 	})
 }
 
-// submitted is a request whose receipt was acknowledged, and its answers.
+// submitted is a request that the server has acknowledged, and its answers.
 type submitted struct {
 	verb, sandbox, ID string
 	answer            <-chan *protocol.Reply
 }
 
-// ask submits a request, and waits only for the acknowledgement of its receipt.
+// ask submits a request, and waits only for the server's acknowledgement.
 func (d *deployment) ask(answers *jetstream.Answers, verb, sandbox, id string, r protocol.Request) submitted {
 	d.t.Helper()
 	inbox, answer, stop := answers.Expect(id)
@@ -187,7 +187,7 @@ func TestP1_AFullLogKeepsAcknowledgedRequests(t *testing.T) {
 }
 
 // When only the log's reserve is left, requests for new work wait. Requests that end something pass, even if more
-// requests wait before them in the queue than all coordinators hold.
+// requests wait before them in the queue than all coordinators can hold back.
 func TestP1_RequestsThatEndSomethingPassWithinTheReserve(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

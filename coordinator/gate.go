@@ -10,20 +10,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// gate holds requests back while the log accepts no appends. Requests whose receipt was acknowledged are then neither
-// refused nor dropped: they stay with this coordinator, and the queue behind them fills until its own limits refuse
-// further requests. Requests that end something pass, since they make room and may use the log's reserve.
+// gate holds requests back while the log accepts no appends. The server has acknowledged these requests, so they are
+// neither refused nor dropped: they stay with this coordinator. The queue behind them fills until its own limits refuse
+// further requests. Requests that end something pass the gate: they make room, and may use the log's reserve.
 //
 //	open ──(an append says full or unavailable, or only the log's reserve is left)──► closed
 //	closed: one request at a time is the probe ──(it appended something)──► open
 type gate struct {
 	log      logRoom
-	announce func(why *protocol.Error) // announces why the gate is closed; nil when it opens
+	announce func(why *protocol.Error) // announces why the gate is closed; why is nil when it opens
 
-	turns chan struct{} // the right to be the probe
+	turns chan struct{} // a request that receives from it is the probe
 	mu    sync.Mutex
 	why   *protocol.Error // nil: open
-	moved chan struct{}   // closed when the gate opens or closes, or the reason changes; then replaced
+	moved chan struct{}   // closed and replaced when the gate opens or closes, or the reason changes
 	ended chan outcome    // outcome of the probe
 
 	blamed   key // the last sandbox whose history did not answer
@@ -47,9 +47,9 @@ const (
 const (
 	probePause   = 250 * time.Millisecond // time between two probes
 	roomPause    = time.Second            // time between two checks of the log's room, while the gate is open
-	stallPause   = 5 * time.Second        // a decision that takes longer waits for the log
+	stallPause   = 5 * time.Second        // a decision that takes longer probably waits for the log
 	repeatAfter  = 30 * time.Second       // time after which a client is told again that its request waits
-	endingPause  = time.Second            // time the gate is closed before requests that end something overtake others
+	endingPause  = time.Second            // age of a closed gate at which requests that end something overtake others
 	endingAtOnce = 64                     // how many requests that end something are decided concurrently
 	restAtOnce   = 512                    // how many other requests are decided concurrently
 )
@@ -75,19 +75,20 @@ func logUnavailable(err error) bool {
 	return false
 }
 
-// endsWork reports whether a request makes room, and may use the log's reserve.
+// endsWork reports whether a request ends something. Such a request makes room, and may therefore use the log's
+// reserve.
 func endsWork(verb string) bool {
 	return verb == protocol.VerbCancel || verb == protocol.VerbStop || verb == protocol.VerbDelete
 }
 
-// closed returns why requests are held back, or nil if the gate is open. The channel is closed when that changes.
+// closed returns why requests are held back, or nil if the gate is open. moved is closed when the answer changes.
 func (g *gate) closed() (why *protocol.Error, moved <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.why, g.moved
 }
 
-// set closes the gate, or opens it with nil.
+// set closes the gate and records why. A nil why opens the gate.
 func (g *gate) set(why *protocol.Error) {
 	g.mu.Lock()
 	before := g.why
@@ -107,10 +108,10 @@ func (g *gate) set(why *protocol.Error) {
 // not answer within this time either, the cause is the log.
 const blameKept = time.Minute
 
-// blame closes the gate after the events of a decision could not be appended, if the cause is the log. A full log is
-// reported as such. An append or a read without an answer may concern only one sandbox, for example because its history
-// is very long; the requests of other sandboxes must not wait for that. The log is the cause if it does not report its
-// room either, or if the histories of two sandboxes did not answer.
+// blame is called when the events of a decision could not be appended. It closes the gate if the log is the cause. A
+// full log says so in its error. An append or a read without an answer may concern only one sandbox, for example
+// because its history is very long; the requests of other sandboxes must not wait then. The log is the cause if it does
+// not report its room either, or if the histories of two sandboxes did not answer.
 func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 	if why.Code != protocol.ResourceExhausted && !g.logIsTheCause(ctx, k) {
 		return
@@ -132,8 +133,8 @@ func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 }
 
 // pass waits until a request may be decided. If it returns true, the request is the probe, and the caller must call
-// [gate.reportProbe]. It calls say with the reason when the wait begins, and from time to time. It fails only if ctx
-// ends.
+// [gate.reportProbe]. It calls say with the reason when the wait begins, and again from time to time. It fails only if
+// ctx ends.
 func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Error)) (probe bool, err error) {
 	for {
 		why, moved := g.closed()
@@ -157,7 +158,7 @@ func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Err
 	}
 }
 
-// reportProbe reports the outcome of the probe.
+// reportProbe passes the outcome of the probe to run.
 func (g *gate) reportProbe(ctx context.Context, o outcome) {
 	select {
 	case g.ended <- o:
@@ -165,8 +166,8 @@ func (g *gate) reportProbe(ctx context.Context, o outcome) {
 	}
 }
 
-// run opens and closes the gate until ctx ends. It calls drain whenever the gate closes, with a context that ends when
-// the gate opens.
+// run opens and closes the gate until ctx ends. Whenever the gate closes, it calls drain. The context of drain ends
+// when the gate opens.
 func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	for {
 		if err := g.watch(ctx); err != nil {
@@ -204,8 +205,8 @@ func (g *gate) watch(ctx context.Context) error {
 	}
 }
 
-// probe lets one request after another try to append, and returns when one of them has. Before each, it asks the log
-// for its room, because the log could accept a request although only its reserve is left.
+// probe lets one request after another try to append, and returns when one of them has. Before each request, it asks
+// the log for its room, because the log could accept a request although only its reserve is left.
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {
@@ -263,7 +264,7 @@ func (g *gate) announceAgain(said *time.Time) {
 	*said = time.Now()
 }
 
-// awaitProbe waits for the outcome of the probe, which may take until its append times out.
+// awaitProbe waits for the outcome of the probe, which may take until the append of the probe times out.
 func (g *gate) awaitProbe(ctx context.Context, said *time.Time) (outcome, error) {
 	tick := time.NewTicker(protocol.StatusPeriod)
 	defer tick.Stop()

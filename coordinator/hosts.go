@@ -16,8 +16,8 @@ import (
 )
 
 // hosts is what a coordinator knows about the hosts: what their workers registered, when the last heartbeat of each
-// arrived, and, from the projection, what is placed on them. A host becomes suspect for lack of heartbeats. It is lost
-// only once a coordinator has taken its lock.
+// arrived, and, from the projection, which sandboxes are placed on them. A host without recent heartbeats is suspect.
+// It is lost only once a coordinator has taken its lock.
 type hosts struct {
 	timing     Timing
 	projection *projection
@@ -41,7 +41,7 @@ type hostEntry struct {
 	changed    bool      // the worker needs every notification again: it is a new process, or may have missed some
 	version    uint64    // version of the table at the last change of this entry
 
-	listening     uint64 // Listening of the last heartbeat
+	listening     uint64 // value of Listening in the last heartbeat
 	clockReported bool   // whether the log says that the host's clock is off
 }
 
@@ -52,8 +52,8 @@ func newHosts(t Timing, p *projection) *hosts {
 	return h
 }
 
-// workerOf returns the name of the worker that has a host now. worker is the name in the assignment, which may have
-// changed since.
+// workerOf returns the name of the worker that has a host now. worker is the name in the assignment. The host may have
+// another worker by now.
 func (h *hosts) workerOf(hostID, worker string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,8 +76,8 @@ func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
 	h.read.Store(revision)
 }
 
-// register applies an entry of the table of hosts; nil if the entry was removed. A host whose entry was removed stays
-// known, because its sandboxes remain.
+// register applies an entry of the table of hosts. entry is nil if the entry was removed. A host whose entry was
+// removed stays known, because its sandboxes remain.
 func (h *hosts) register(worker string, entry *protocol.Host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,8 +104,8 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	e.noteClock(h.log)
 }
 
-// dropOtherNamesLocked forgets the earlier worker names of a host. Workers register every few seconds, nearly always
-// unchanged. If nothing has changed, it does not search for earlier names.
+// dropOtherNamesLocked forgets the earlier worker names of a host. It searches for them only if the entry has changed:
+// workers register every few seconds, nearly always unchanged.
 func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	if e := h.known[worker]; e != nil && h.ids[entry.HostID] == worker && e.host.Token == entry.Token {
 		return
@@ -118,7 +118,7 @@ func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	}
 }
 
-// sameHost reports whether two entries of a host differ only in their time and clocks.
+// sameHost reports whether two entries of a host are equal apart from SeenAt, Skew and ClockOff.
 func sameHost(a, b *protocol.Host) bool {
 	x, y := *a, *b
 	for _, h := range []*protocol.Host{&x, &y} {
@@ -282,8 +282,8 @@ func (h *hosts) ready() map[string]string {
 	return ready
 }
 
-// takeChanged returns the hosts of the workers that need every notification again, by worker. The next call does not
-// return these workers again.
+// takeChanged returns, by worker name, the ids of the hosts whose workers need every notification again. The next call
+// does not return these hosts again.
 func (h *hosts) takeChanged() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -300,9 +300,9 @@ func (h *hosts) takeChanged() map[string]string {
 	return workers
 }
 
-// reconnected has every worker notified again about everything on its host. This coordinator was cut off, so it cannot
-// conclude anything from the silence of workers so far. The grace time is long, because a thousand workers take longer
-// than one to come back.
+// reconnected makes the notifier send every worker all notifications about its host again. This coordinator was cut
+// off, so it cannot conclude anything from the silence of workers so far. The grace time is long, because a thousand
+// workers take longer than one worker to come back.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -323,7 +323,8 @@ func (h *hosts) mayBeLost(worker string) bool {
 	return e != nil && time.Since(e.silentFrom) > h.timing.Suspect
 }
 
-// setLost records that a host's lock was free, unless its worker was heard meanwhile.
+// setLost records that a host is lost, unless its worker was heard meanwhile. The caller has found the host's lock
+// free.
 func (h *hosts) setLost(worker string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// idIndex holds the generated ids of a set of sandboxes in order, by tenant, so that the ids with a given prefix are
-// found without a scan. The zero value is empty.
+// idIndex holds the generated ids of a set of sandboxes by tenant, each tenant's ids in order. It finds the ids with a
+// given prefix without a scan. The zero value is empty.
 type idIndex struct{ tenants map[string]*sortedIDs }
 
 func (x *idIndex) add(k key) {
@@ -46,8 +46,8 @@ type sortedIDs struct{ parts [][]string }
 
 const maxPart = 512
 
-// part returns the index of the part that has an id, or that the id belongs in: the last part whose first id is not
-// greater.
+// part returns the index of the part to which an id belongs, whether the set has the id or not. It is the last part
+// whose first id is not greater than the id.
 func (s *sortedIDs) part(id string) int {
 	i, found := slices.BinarySearchFunc(s.parts, id,
 		func(part []string, id string) int { return strings.Compare(part[0], id) })

@@ -16,7 +16,7 @@ import (
 func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Reply{}
 	for _, b := range rd.projection.work.pendingSandboxes() {
-		if b.State != protocol.StatePending || b.Resuming { // a stopped sandbox has its containers
+		if b.State != protocol.StatePending || b.Resuming { // a sandbox that resumes still has its containers
 			continue
 		}
 		for _, ref := range placement.ImageRefs(&b.Spec) {
@@ -36,7 +36,7 @@ type hostImages struct {
 	table   placement.Images
 	changed map[string]bool // workers whose report changed since the last takeChanged
 	imports map[string]*protocol.WantedImage
-	wake    wake.Signal // the scheduler's
+	wake    wake.Signal // wakes the scheduler
 }
 
 func newHostImages(wake wake.Signal) *hostImages {
@@ -82,7 +82,8 @@ func (i *hostImages) list() placement.Images {
 	return maps.Clone(i.table)
 }
 
-// takeChanged returns the reports that changed since the last call, by worker; nil for a worker that no longer reports.
+// takeChanged returns the reports that changed since the last call, by worker; the report is nil if the worker no
+// longer reports.
 func (i *hostImages) takeChanged() placement.Images {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -97,7 +98,7 @@ func (i *hostImages) takeChanged() placement.Images {
 	return changed
 }
 
-// markAllChanged has the next takeChanged return all reports.
+// markAllChanged makes the next takeChanged return all reports.
 func (i *hostImages) markAllChanged() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

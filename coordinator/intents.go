@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// setIntent records what an operator wants of a host: cordon, drain, forget; nil for nothing.
+// setIntent records an operator's intent for a host: cordon, drain or forget. w is nil if the operator wants nothing.
 func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
 	if w != nil && w.Forget != nil && w.Forget.Done { // inspect the sandboxes after the intent is recorded
 		defer func() {
@@ -39,7 +39,7 @@ func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
 	}
 }
 
-// listIntents returns the intents about all hosts. Callers must not modify them.
+// listIntents returns the intents for all hosts. Callers must not modify them.
 func (h *hosts) listIntents() []*protocol.OperatorIntent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,8 +85,8 @@ func (h *hosts) showIntentLocked(host *protocol.Host) {
 	}
 }
 
-// carryOutIntents forgets the hosts that are to be forgotten, once they are lost. It removes the intent to forget a
-// host once the host has come back, or has no sandboxes any more.
+// carryOutIntents forgets each host that an operator wants to forget, once the host is lost. It removes the intent once
+// the host has come back, or has no sandboxes any more.
 func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protocol.Host) {
 	w.forgetByAge(ctx, hosts)
 	for _, intent := range w.hosts.listIntents() {
@@ -113,7 +113,7 @@ func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protoc
 	}
 }
 
-// removeForget removes the intent to forget a host, unless it has changed since it was found.
+// removeForget removes the intent to forget a host, unless the intent has changed since the caller read it.
 func (w *watchdog) removeForget(ctx context.Context, found *protocol.OperatorIntent) error {
 	_, err := w.conn.ChangeOperatorIntent(ctx, found.HostID, func(intent *protocol.OperatorIntent) error {
 		if f := intent.Forget; f != nil && f.Done && f.Token == found.Forget.Token {
@@ -124,8 +124,8 @@ func (w *watchdog) removeForget(ctx context.Context, found *protocol.OperatorInt
 	return err
 }
 
-// forget gives up a lost host. It records that the host is forgotten while it holds the host's lock, so that no worker
-// can hold it. dueForgotten then decides about the host's sandboxes, until the host comes back.
+// forget gives up a lost host. While it records that the host is forgotten, it holds the host's lock, so that no worker
+// can hold the lock. dueForgotten then decides about the host's sandboxes, until the host comes back.
 func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, h *protocol.Host) error {
 	if h != nil && h.State == protocol.HostSuspect {
 		return nil // it is not known yet whether the host is lost
@@ -180,7 +180,7 @@ func (w *watchdog) forgetImages(ctx context.Context, intent *protocol.OperatorIn
 	return w.conn.ForgetImages(ctx, intent.Worker)
 }
 
-// forgetByAge adds the intent to forget hosts that have been lost for the operator's host_forget_after.
+// forgetByAge adds the intent to forget each host that has been lost for host_forget_after.
 func (w *watchdog) forgetByAge(ctx context.Context, hosts map[string]*protocol.Host) {
 	for id, h := range hosts {
 		if h.State != protocol.HostLost {
@@ -204,8 +204,8 @@ func (w *watchdog) forgetByAge(ctx context.Context, hosts map[string]*protocol.H
 	}
 }
 
-// dueForgotten returns the decision about a sandbox whose host was forgotten; nil for none. A sandbox that was not
-// ready yet needs no decision here: like on every lost host, it is placed on another host.
+// dueForgotten returns the decision about a sandbox whose host was forgotten; nil: no decision. A sandbox that was not
+// ready yet needs no decision here: the scheduler places it on another host, as it does for any lost host.
 func dueForgotten(b *protocol.Sandbox) decision {
 	why := protocol.Errorf(protocol.Unavailable, protocol.ReasonHostForgotten,
 		"host %s (worker %s) was lost, and forgotten by its operator", b.HostID, b.Worker)
@@ -221,9 +221,9 @@ func dueForgotten(b *protocol.Sandbox) decision {
 	return nil
 }
 
-// dueDrained returns the decision about a sandbox on a drained host; nil for none. A sandbox that may be replaced is
-// replaced once no exec runs in it and another host has room for it. At the drain's deadline, every sandbox leaves as
-// its on_host_loss says.
+// dueDrained returns the decision about a sandbox on a drained host; nil: no decision. A sandbox that may be replaced
+// is replaced once no exec runs in it and another host has room for it. At the drain's deadline, on_host_loss decides
+// about every sandbox.
 func (w *watchdog) dueDrained(b *protocol.Sandbox, host *protocol.Host, now time.Time) decision {
 	if host.State != protocol.HostReady || b.State != protocol.StateReady || b.Desired != protocol.StateReady {
 		return nil
@@ -247,10 +247,10 @@ func (w *watchdog) dueDrained(b *protocol.Sandbox, host *protocol.Host, now time
 	return nil
 }
 
-// inspectIntended has sandboxes inspected on drained and on forgotten hosts. The sandboxes of drained hosts are
-// inspected at each scan, since a sandbox may leave as soon as no exec runs in it. Of the sandboxes of forgotten hosts,
-// only those with pending work are inspected at each scan. The others are inspected rarely, since setIntent has already
-// had all of them inspected.
+// inspectIntended makes sandboxes on drained and forgotten hosts due for inspection. The sandboxes of a drained host
+// are due at each scan, since a sandbox may leave as soon as no exec runs in it. On a forgotten host, sandboxes with
+// pending work are due at each scan. The other sandboxes there are due once in lostRounds scans, since setIntent has
+// already made all of them due.
 func (w *watchdog) inspectIntended(hosts map[string]*protocol.Host, round int) {
 	now, work := w.conn.Now(), w.projection.work
 	for id, h := range hosts {
@@ -273,7 +273,7 @@ type moves struct {
 	mu     sync.Mutex
 	hosts  []*protocol.Host
 	images placement.Images
-	fits   map[key]bool // the answers during this scan, since a sandbox may be asked about twice
+	fits   map[key]bool // the answers during this scan; a sandbox may be asked about twice
 }
 
 func (m *moves) beginScan(hosts []*protocol.Host, images placement.Images) {

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// wants changes the intent about a worker's host, as an operator does.
+// wants changes the intent for a worker's host, as an operator does.
 func (d *deployment) wants(h *protocol.Host, change func(*protocol.OperatorIntent)) {
 	d.t.Helper()
 	if _, err := d.conn.ChangeOperatorIntent(d.t.Context(), h.HostID, func(w *protocol.OperatorIntent) error {
@@ -201,7 +201,7 @@ func TestALostHostIsForgottenByAge(t *testing.T) {
 	})
 }
 
-// The record of a forgotten host is removed once the host has no sandboxes any more.
+// The intent to forget a host is removed once the host has no sandboxes any more.
 func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -258,7 +258,7 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 		func() bool { return d.list()["waits"].Assigned })
 }
 
-// The sandboxes of a drained host leave as their on_host_loss says.
+// A sandbox leaves a drained host in the way that its on_host_loss says.
 func TestSandboxesLeaveADrainedHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -273,7 +273,7 @@ func TestSandboxesLeaveADrainedHost(t *testing.T) {
 		w.Cordoned, w.Drain = true, &protocol.HostDrain{Since: time.Now()}
 	})
 	d.eventually("the host is shown as drained", func() bool { h := d.host("w1"); return h != nil && h.Drain != nil })
-	d.hostsScanned() // the sandboxes on the drained host are due to be inspected
+	d.hostsScanned() // the sandboxes on the drained host are due for inspection
 	d.scanned()
 	for _, policy := range policies {
 		if b := d.list()[policy]; b.State != protocol.StateReady || b.Desired != protocol.StateReady {

@@ -17,7 +17,7 @@ type line struct {
 	down  bool
 	conns []net.Conn
 	asks  []byte
-	held  func() // called before the client sends data that contains asks for the first time
+	held  func() // called before the client first sends data that contains the bytes in asks
 }
 
 func (l *line) InProcessConn() (net.Conn, error) {
@@ -34,7 +34,7 @@ func (l *line) InProcessConn() (net.Conn, error) {
 	return &heldConn{conn, l}, nil
 }
 
-// hold calls f before the client sends data that contains asks for the first time. The data is sent when f returns.
+// hold calls f before the client first sends data that contains the text in asks. The data is sent when f returns.
 func (l *line) hold(asks string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,7 +70,7 @@ func (c *heldConn) Write(b []byte) (int, error) {
 	c.line.mu.Unlock()
 	if held != nil {
 		done := make(chan struct{})
-		go func() { // if held ends the test, it must not end the client's goroutine, which holds a lock
+		go func() { // if held calls t.Fatal, this goroutine ends, not the client's, which holds a lock
 			defer close(done)
 			held()
 		}()

@@ -41,7 +41,7 @@ func (rd *reader) listDeleted(
 // readsAtOnce is how many deleted sandboxes are read concurrently.
 const readsAtOnce = 32
 
-// readDeletedHandles reads the handles of deleted sandboxes; nil for a sandbox that no longer exists.
+// readDeletedHandles reads the handles of deleted sandboxes. A handle is nil if the sandbox no longer exists.
 func (c *coordinator) readDeletedHandles(ctx context.Context, rows []deletedRow) ([]*protocol.Sandbox, error) {
 	handles := make([]*protocol.Sandbox, len(rows))
 	group, ctx := errgroup.WithContext(ctx)

@@ -10,7 +10,7 @@ import (
 // The streams of events and output hold the data of every tenant. A client that may not read the streams asks for pages
 // instead. A page has only the data of the tenant that the subject of the request names.
 
-// events answers a page of a sandbox's history. A page that begins just after the last event is empty.
+// events answers with a page of a sandbox's history. A page that begins just after the last event is empty.
 func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	j, err := rd.projection.findFresh(ctx, key{Tenant: tenant, ID: q.Sandbox}, 0)
 	if err != nil {
@@ -66,7 +66,7 @@ type eventPage struct {
 	protocol.EventPage
 	limit int
 	size  int    // size of the events in JSON, the larger encoding
-	gap   uint64 // number of the event found instead of Next
+	gap   uint64 // number of an event that was found where the event Next was expected
 }
 
 // add adds a batch's events. It returns false if the page is full, or if events are missing before the batch.
@@ -92,7 +92,7 @@ func (p *eventPage) add(b *protocol.Batch) bool {
 	return true
 }
 
-// output answers a page of the output of an exec, a service or the sandbox's own command.
+// output answers with a page of the output of an exec, a service or the sandbox's own command.
 func (rd *reader) output(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	switch q.Stream {
 	case "":

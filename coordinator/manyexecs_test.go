@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptedBefore appends many accepted execs, as an older version did that had no limit of active execs.
+// acceptedBefore appends many accepted execs, as an older version without a limit of active execs did.
 func (d *deployment) acceptedBefore(sandbox string, n int) {
 	d.t.Helper()
 	batches, err := d.conn.HistoryTail(d.t.Context(), "default", sandbox, 0)

@@ -10,10 +10,10 @@ import (
 )
 
 // A name points to a sandbox. Names are in their own bucket, written by compare-and-set. A create takes its name before
-// it reserves its id, so a create that is refused for its name uses up no id. Two living sandboxes never have the same
-// name: a name may be taken from its holder only when the log says that the holder will never be living again. If a
-// create took the name but has no first event, its id is first ended in the log, so that the id cannot become a living
-// sandbox later.
+// it reserves its id. A create that is refused because its name is taken therefore uses up no id. Two living sandboxes
+// never have the same name: a create may take a name from its holder only when the log says that the holder will never
+// be living again. If the holder is a create without a first event, the holder's id is ended in the log first, so that
+// it cannot become a living sandbox later.
 //
 // A name stays with its last holder until another sandbox takes the name, or until the holder's history is purged.
 
@@ -21,7 +21,7 @@ import (
 type nameRegistry struct{ *coordinator }
 
 // reserve takes a create's name, if it has one, and reserves its id. It returns the reservation that the id had before.
-// For a refused create it takes neither.
+// If refused is not nil, it takes neither the name nor the id.
 func (n *nameRegistry) reserve(
 	ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error,
 ) (before *protocol.Reservation, err error) {
@@ -62,9 +62,9 @@ func (n *nameRegistry) reserve(
 	return before, err
 }
 
-// leaveName frees a name that was taken for a sandbox whose id another create got, unless that create asked for the
-// same name. While the id has no history, the name stays taken; the next create that wants the name checks its holder
-// again.
+// leaveName frees the name that a create took although another create then got its id. It keeps the name if the other
+// create asked for the same name. While the id has no history, the name stays taken; the next create that wants the
+// name checks its holder again.
 func (n *nameRegistry) leaveName(ctx context.Context, k key, name string) error {
 	j, err := n.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -132,7 +132,7 @@ func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k ke
 }
 
 // releaseName checks that the holder of a name will never be living again. If the holder has no history, releaseName
-// ends its id, so that it never becomes a living sandbox.
+// ends the holder's id, so that the id never becomes a living sandbox.
 func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, request string) error {
 	state, holds, err := n.holdsName(ctx, holder, name)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -164,7 +164,8 @@ func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, reques
 	return nil
 }
 
-// holdsName reads from the log whether a sandbox holds a name. It returns not_found if the sandbox has no history.
+// holdsName reads from the log whether a sandbox holds a name, and in which state the sandbox is. It returns not_found
+// if the sandbox has no history.
 func (n *nameRegistry) holdsName(
 	ctx context.Context, k key, name string,
 ) (state protocol.SandboxState, holds bool, err error) {
@@ -207,7 +208,7 @@ func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
 }
 
 // unrecordedHolder returns the living sandbox that holds a name according to the log, if the bucket names another
-// sandbox or none. The two differ if the bucket was lost, or if the bucket or the log was rewound.
+// sandbox or no sandbox. The two differ if the bucket was lost, or if the bucket or the log was rewound.
 func (n *nameRegistry) unrecordedHolder(
 	ctx context.Context, tenant, name string, hold *protocol.NameHold,
 ) (id string, state protocol.SandboxState, err error) {
@@ -233,8 +234,8 @@ func nameTaken(format string, args ...any) error {
 	return e
 }
 
-// meant returns the sandbox that a request is about, given by id or by name. A request that was stored before the
-// present holder's create means the previous holder: another coordinator may have decided it already, and its answer
+// meant returns the sandbox that a request gives by id or by name. A request that was stored before the present
+// holder's create means the previous holder: another coordinator may have decided the request already, and its answer
 // may have been lost.
 func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, error) {
 	k := key{Tenant: d.Tenant, ID: d.Sandbox}
@@ -247,7 +248,7 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 		switch {
 		case err != nil:
 			return k, err
-		case last < hold.Stored: // the queue was created again after the name was taken, so sequences say nothing
+		case last < hold.Stored: // the queue is newer than the name, so sequences cannot be compared
 		case hold.Before == "", d.Sequence < hold.BeforeStored: // the request means a holder that is no longer known
 			return k, errNoSandbox()
 		default:
@@ -257,7 +258,8 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 	return key{Tenant: k.Tenant, ID: hold.Sandbox}, nil
 }
 
-// nameHold reads which sandbox holds the name k.ID. It returns nil if k.ID is a sandbox's id, or no sandbox's name.
+// nameHold reads which sandbox holds the name k.ID. It returns nil if k.ID is the id of a sandbox, or if no sandbox has
+// this name.
 func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold, error) {
 	if protocol.IsGeneratedID(k.ID) || protocol.ValidateID("name", k.ID) != nil || n.projection.read.knows(k) {
 		return nil, nil
@@ -275,7 +277,7 @@ func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold,
 	case hold == nil:
 		return nil, nil
 	}
-	// The create that took the name lost its id to another create.
+	// The create that took the name did not get its id: another create got it first.
 	if b := n.projection.read.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID {
 		return nil, nil
 	}

@@ -69,11 +69,11 @@ func TestANameBelongsToOneLivingSandbox(t *testing.T) {
 		t.Errorf("a request by name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
 	stop()
-	defer d.coordinator("c2", Timing{})() // which reads the name from the log
+	defer d.coordinator("c2", Timing{})() // c2 reads the name from the log
 	if r := d.request(protocol.VerbDelete, "web", "r2", protocol.Request{}); r.Error != nil || r.Sandbox.ID != "s1" {
 		t.Fatalf("a delete by name is answered with %+v, %v", r.Sandbox, r.Error)
 	}
-	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" { // until another sandbox takes the name
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" { // the name is s1's until another sandbox takes it
 		t.Errorf("the name web means sandbox %s, %v", id, err)
 	}
 	d.mustName("web", "s2")
@@ -206,8 +206,8 @@ func TestANameThatWasTakenButNotUsedBecomesFree(t *testing.T) {
 	}
 }
 
-// A request by name that was stored before the name passed on means the previous holder. Such a request may be
-// delivered again after it was decided.
+// A request by name that was stored before another sandbox took the name means the previous holder. The server may
+// deliver such a request again after it was decided.
 func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -234,7 +234,7 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 			t.Errorf("request %d means sandbox %s, %v; want %s", x.sequence, k.ID, err, x.want)
 		}
 	}
-	// After the name has passed on twice, a request for the first holder does not mean the second one.
+	// After two other sandboxes have taken the name, a request for the first holder does not mean the second one.
 	d.remove("s2")
 	d.mustName("web", "s4")
 	if k, err := (&nameRegistry{c}).meant(t.Context(),
@@ -342,7 +342,8 @@ func TestAnIDIsFoundByAPrefixThatMatchesNoOther(t *testing.T) {
 	}
 }
 
-// A name is removed when the history of its last holder is purged, but not when that of an earlier holder is.
+// A name is removed when the history of its last holder is purged. It is not removed when the history of an earlier
+// holder is purged.
 func TestANameIsPurgedWithTheHistoryOfItsSandbox(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -44,15 +44,15 @@ func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 // read the new messages, and the server keeps what it read in memory for ten seconds. With rare measurements, that
 // memory is free again before the next one.
 const (
-	outputPart  = 32 // measure when a 32nd of the limit has been added
-	outputScans = 15 // or after this many scans, if anything has been added
+	outputPart  = 32 // measure when this part of the limit, a 32nd, has been added
+	outputScans = 15 // or after this many scans, if any output has been added
 )
 
 // outputKeeper is what the leader knows about the stored output.
 type outputKeeper struct {
 	mu    sync.Mutex
 	usage *outputUsage
-	next  uint64 // record to read next
+	next  uint64 // the next record to read
 	bytes int64  // bytes in the output log at the last measurement
 	scans int    // scans since the last measurement
 }
@@ -78,7 +78,7 @@ func (l *leader) boundOutput(ctx context.Context) error {
 	})
 }
 
-// purged records that a sandbox has no stored output any more. k may be nil.
+// purged records that a sandbox has no stored output any more. A nil k is allowed.
 func (k *outputKeeper) purged(of key) {
 	if k == nil {
 		return
@@ -88,7 +88,8 @@ func (k *outputKeeper) purged(of key) {
 	k.usage.forget(of, math.MaxUint64)
 }
 
-// measureOutput reads the sizes of new output if there is enough of it, and removes the output that exceeds the budget.
+// measureOutput reads the sizes of new output once enough has been added, and removes the output that exceeds the
+// budget.
 func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 	room, err := l.conn.OutputRoom(ctx)
 	if err != nil {

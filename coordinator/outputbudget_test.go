@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// printed counts chunks of 64 KiB as output of a sandbox, each with the next record.
+// printed adds chunks of 64 KiB to the output of a sandbox. Each chunk has the next record.
 func printed(u *outputUsage, record *uint64, k key, chunks int) {
 	for range chunks {
 		*record++
@@ -91,7 +91,7 @@ func TestOutputUsageCountsTheOutputThatTheLogStillHas(t *testing.T) {
 	}
 }
 
-// A sandbox prints many times more than the log may have. It loses only its own output, also after another coordinator
+// A sandbox prints many times more than fits in the log. It loses only its own output, also after another coordinator
 // has taken over and has counted the output in the log.
 func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	t.Parallel()

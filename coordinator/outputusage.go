@@ -13,7 +13,7 @@ import (
 type outputUsage struct {
 	grain   int64 // a piece that has this many bytes is complete, and a new piece begins
 	tenants map[string]*tenantOutput
-	first   uint64 // the log's first record when output was last expired
+	first   uint64 // the log's first record at the last call of expire
 }
 
 type tenantOutput struct {
@@ -42,7 +42,7 @@ type outputLimits struct {
 	sandbox, Tenant, all int64
 }
 
-// outputCut is the oldest output of a sandbox, up to a record, which must be removed.
+// outputCut is the part of a sandbox's output that must be removed: its oldest messages.
 type outputCut struct {
 	key
 	through uint64 // the last record to remove
@@ -74,7 +74,7 @@ func (u *outputUsage) add(m jetstream.StoredOutput) {
 	t.bytes += m.Bytes
 }
 
-// forget removes a sandbox's output up to a record from the counts.
+// forget subtracts a sandbox's output from the counts, up to and including a record.
 func (u *outputUsage) forget(k key, through uint64) {
 	t := u.tenants[k.Tenant]
 	if t == nil || t.sandboxes[k.ID] == nil {
@@ -94,7 +94,7 @@ func (u *outputUsage) forget(k key, through uint64) {
 	}
 }
 
-// expire removes output that is older than the log's first record from the counts.
+// expire subtracts the output before the log's first record from the counts.
 func (u *outputUsage) expire(first uint64) {
 	if first <= u.first {
 		return
@@ -109,8 +109,8 @@ func (u *outputUsage) expire(first uint64) {
 
 // cuts returns the output that must be removed so that every sandbox and tenant is within its limit and the log has
 // room. A tenant over its limit loses the oldest output of its largest sandboxes. When the log is nearly full, the
-// largest tenants lose output in the same way. Each cut removes output until an eighth of the limit is free, so that
-// the next cut is not due at once.
+// largest tenants lose output in the same way. Each time, output is removed until an eighth of the limit is free, so
+// that the limit is not exceeded again at once.
 func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 	if !u.exceeds(l, stored) {
 		return nil
@@ -172,8 +172,8 @@ func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
 
 func lessEighth(n int64) int64 { return n - n/8 }
 
-// cutting is the output that remains after the cuts so far: a heap of tenants, the largest first. Each tenant is a heap
-// of its sandboxes, the largest first.
+// cutting is the output that remains after the cuts so far. It is a heap of tenants, the largest first. Each tenant is
+// a heap of its sandboxes, the largest first.
 type cutting struct {
 	tenants []*tenantLeft
 	done    map[key]*outputCut

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// pageToken identifies the last row of a page by its position in the order, the newest first. Rows that appear or
-// disappear between two pages therefore do not cause other rows to be repeated or skipped.
+// pageToken identifies the last row of a page by its position in the order of the list, which is the newest first. If
+// rows appear or disappear between two pages, other rows are therefore neither repeated nor skipped.
 func pageToken(t time.Time, id string) string {
 	return fmt.Sprintf("%020d.%s", uint64(1<<63-1)-uint64(t.UnixNano()), id)
 }

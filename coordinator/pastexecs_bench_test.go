@@ -18,7 +18,7 @@ import (
 )
 
 // BenchmarkPastExecs measures reads of one of many ended execs, one read at a time and 200 at once. It also measures
-// how long a new exec takes to be accepted, beside a new exec in a sandbox without past execs, and the memory of the
+// the time until a new exec is accepted, in this sandbox and in a sandbox without past execs, and the memory of the
 // index. Run it with go test ./coordinator -run - -bench PastExecs -benchtime 1x.
 func BenchmarkPastExecs(b *testing.B) {
 	for _, n := range []int{1_000, 10_000, 100_000} {

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// past appends execs that have ended to the history of a sandbox, each with a KiB of output.
+// past appends n ended execs to the history of a sandbox. Each exec has 1 KiB of output.
 func (d *deployment) past(sandbox string, n int) {
 	d.t.Helper()
 	if err := seed.Execs(d.t.Context(), d.conn, "default", sandbox,

@@ -38,14 +38,14 @@ type projection struct {
 	fresh  time.Duration                      // time limit of the refresh before a read
 	route  func(hostID, worker string) string // returns the worker that has the host now
 
-	nextDeadline func(b *protocol.Sandbox) time.Time // returns when the watchdog has to inspect a sandbox; zero: never
+	nextDeadline func(b *protocol.Sandbox) time.Time // when the watchdog must inspect a sandbox; zero: never
 
 	mu       sync.RWMutex
 	read     *readModel
 	work     *workingState
 	unsaved  *snapshotBacklog
-	journals map[key]*jetstream.Journal // of living sandboxes, and of sandboxes that the backlog retains
-	followed jetstream.Position         // how far the log was followed since the last restore
+	journals map[key]*jetstream.Journal // journals of living sandboxes, and of sandboxes that the backlog retains
+	followed jetstream.Position         // position up to which the log was followed since the last restore
 	restored int                        // how often the projection was restored
 	settled  bool                       // the last restore is complete
 
@@ -67,7 +67,7 @@ func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh 
 	return p
 }
 
-// journal returns the journal of a sandbox. It creates one if there is none.
+// journal returns the journal of a sandbox. It creates the journal if memory has none.
 func (p *projection) journal(k key) *jetstream.Journal {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +85,7 @@ func (p *projection) journal(k key) *jetstream.Journal {
 }
 
 // applied updates the parts after a batch. The journal calls applied while it holds its lock, so applied sends no
-// notifications: appended and observe do.
+// notifications. appended and observe send them.
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}
@@ -158,7 +158,7 @@ func (p *projection) retireLocked(k key, d deletedEntry) {
 		return
 	}
 	p.work.removeLocked(k, before)
-	if !p.unsaved.active { // if active, the execs are forgotten after the sandbox's record is stored
+	if !p.unsaved.active { // if active, the execs are forgotten once the sandbox's last snapshot is stored
 		p.execs.Forget(k)
 	}
 	if !p.unsaved.retainLocked(k, p.read.deleted[k].saved) {
@@ -193,9 +193,9 @@ func (p *projection) forgetJournal(k key) {
 	}
 }
 
-// restore loads the snapshots and returns the record from which to follow the log, or 0 and an error. It can be called
-// again, for example after the log was rewound; then it also compares memory with the log. The index of execs is stored
-// before the snapshots, so it covers at least the events that the snapshots cover, which are not followed again.
+// restore loads the snapshots and returns the record from which to follow the log, or 0 and an error. A later call, for
+// example after the log was rewound, also compares memory with the log. The events that the snapshots cover are not
+// followed again. The index of execs covers at least these events, because it is stored before the snapshots.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.mu.Lock()
 	p.followed = jetstream.Position{}
@@ -210,7 +210,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 			unread = append(unread, k)
 			return
 		}
-		if s.State.Sandbox.State == protocol.StateDeleted { // an older version stored snapshots of deleted sandboxes
+		if s.State.Sandbox.State == protocol.StateDeleted { // an older version of Boxfleet stored such snapshots
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.retireLocked(k, deletedEntryOf(&s.State.Sandbox, s.Record))
@@ -236,7 +236,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 // historiesAtOnce is how many histories are read concurrently.
 const historiesAtOnce = 16
 
-// readHistories refreshes the journals of some sandboxes.
+// readHistories refreshes the journals of the given sandboxes.
 func (p *projection) readHistories(ctx context.Context, keys []key) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(historiesAtOnce)
@@ -257,8 +257,8 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 	return group.Wait()
 }
 
-// follow keeps the projection current. It advances from, so that it can be called again after an error. It sets from to
-// 0 if the log no longer has the messages that were followed; then the projection must be restored.
+// follow keeps the projection current. It advances *from, so that it can be called again after an error. If the log no
+// longer has the messages that were followed, it sets *from to 0; then the projection must be restored.
 func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) error {
 	err := p.conn.FollowEvents(ctx, *from, func(b *protocol.Batch) {
 		p.observe(ctx, b)
@@ -282,7 +282,7 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}
 	living, ended := p.read.endedAt(k)
 	if b.Record <= ended {
-		return // the batch is already folded: it is not after the last batch of the deleted sandbox
+		return // already folded: the batch is not after the last batch of the deleted sandbox
 	}
 	if !living && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
 		return // a tombstone: reads of the sandbox go to the log
@@ -298,8 +298,8 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	}
 }
 
-// find returns the journal of an existing sandbox, whose state has at least the sequence min, from memory or from the
-// log. It returns not_found if there is no such sandbox.
+// find returns the journal of an existing sandbox, from memory or from the log. The state of the journal has at least
+// the sequence min. find returns not_found if there is no such sandbox.
 func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	b := p.read.get(k)
 	if b != nil && b.Sequence >= min {
@@ -327,12 +327,12 @@ func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Jo
 	return j, j.Refresh(ctx)
 }
 
-// findFresh is find, and also refreshes the journal from the log. If the log does not answer, the journal keeps the
-// state in memory.
+// findFresh does what find does, and also refreshes the journal from the log. If the log does not answer, the journal
+// keeps the state in memory.
 func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	living := p.read.get(k) != nil
 	j, err := p.find(ctx, k, min)
-	if err != nil || !living { // find just read it from the log
+	if err != nil || !living { // find has just read the journal from the log
 		return j, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.fresh)
@@ -343,8 +343,8 @@ func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstre
 	return j, nil
 }
 
-// openDeleted opens the journal of a sandbox that is not living. It folds the history from the sandbox's stored record
-// and the log after it, or from the log alone, and keeps nothing in memory.
+// openDeleted opens the journal of a sandbox that is not living, and keeps nothing in memory. It folds the history from
+// the sandbox's last snapshot and the later part of the log, or from the log alone.
 func (p *projection) openDeleted(ctx context.Context, k key) (*jetstream.Journal, error) {
 	p.mu.RLock()
 	j := p.journals[k]

@@ -54,7 +54,7 @@ func (w *watchdog) purge(ctx context.Context, k key) error {
 	return nil
 }
 
-// freeName frees the name of a sandbox whose history is purged.
+// freeName frees the name of a sandbox before the sandbox's history is purged.
 func (w *watchdog) freeName(ctx context.Context, k key) error {
 	if !w.projection.read.deletedHasName(k) {
 		return nil
@@ -66,11 +66,11 @@ func (w *watchdog) freeName(ctx context.Context, k key) error {
 	return w.conn.FreeName(ctx, k.Tenant, handles[0].Name, k.ID)
 }
 
-// forgetPurged has this coordinator, while it does not lead, forget the sandboxes that the leader has purged.
+// forgetPurged forgets the sandboxes that the leader has purged. It does so only while this coordinator does not lead.
 func (c *coordinator) forgetPurged(ctx context.Context) error {
 	checked := map[key]time.Time{}
-	// A sandbox that is due may not be purged yet: the leader may have another cleanup_ttl, or much to purge. So pause
-	// between checks.
+	// A sandbox that is due may not be purged yet: the leader may have another cleanup_ttl, or much to purge. The pause
+	// limits how often such a sandbox is checked.
 	pause := max(c.cfg.Timing.Scan, min(c.cfg.CleanupTTL/10, time.Minute))
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
@@ -91,7 +91,7 @@ func (c *coordinator) forgetPurged(ctx context.Context) error {
 // forgetSomePurged checks some of the sandboxes that are due to be purged, and checks no sandbox twice within the
 // pause.
 func (c *coordinator) forgetSomePurged(ctx context.Context, checked map[key]time.Time, pause time.Duration) {
-	const limit = 100 // checks
+	const limit = 100 // checks in one call
 	n := 0
 	for _, k := range c.projection.read.deletedBefore(c.conn.Now().Add(-c.cfg.CleanupTTL), math.MaxInt) {
 		if time.Since(checked[k]) < pause {

@@ -16,7 +16,7 @@ import (
 // readModel is the data that reads are answered from: the handles of living sandboxes, an entry of at most 300 bytes
 // for each deleted sandbox, and indexes of names and ids.
 type readModel struct {
-	mu *sync.RWMutex // the projection's
+	mu *sync.RWMutex // the projection's lock
 
 	sandboxes   map[key]*protocol.Sandbox // living sandboxes; a handle is replaced on each change, never modified
 	livingIDs   idIndex                   // generated ids of living sandboxes
@@ -37,15 +37,15 @@ func newReadModel(mu *sync.RWMutex) *readModel {
 	}
 }
 
-// deletedEntry is the part of a deleted sandbox that stays in memory. Everything else is read on demand, from its
-// stored record or from the log. An entry takes at most 300 bytes, including its key, the bytes of its id and its place
-// in the map.
+// deletedEntry is the part of a deleted sandbox that stays in memory. Everything else is read on demand, from the
+// sandbox's last snapshot or from the log. An entry takes at most 300 bytes. These include its key, the bytes of its
+// id, and its place in the map.
 type deletedEntry struct {
 	created, ended int64  // ns since 1970
-	record         uint64 // record of its last batch
-	labels         uint64 // its labels and name, see [labelSet]
-	saved          bool   // its record is stored
-	named          bool   // it has a name
+	record         uint64 // record of the sandbox's last batch
+	labels         uint64 // the sandbox's labels and name, see [labelSet]
+	saved          bool   // the sandbox's last snapshot is stored
+	named          bool   // the sandbox has a name
 }
 
 func deletedEntryOf(b *protocol.Sandbox, record uint64) deletedEntry {
@@ -81,7 +81,7 @@ func labelSet(labels map[string]string, name string) (set uint64) {
 	return set
 }
 
-// putLocked stores the handle of a living sandbox and returns the previous handle; nil for none.
+// putLocked stores the handle of a living sandbox and returns the previous handle, or nil if there was no handle.
 func (r *readModel) putLocked(k key, b *protocol.Sandbox) (before *protocol.Sandbox) {
 	r.forgetDeletedLocked(k)
 	before = r.sandboxes[k]
@@ -93,7 +93,7 @@ func (r *readModel) putLocked(k key, b *protocol.Sandbox) (before *protocol.Sand
 	return before
 }
 
-// dropLocked removes a sandbox and returns its handle, or nil if it was not living.
+// dropLocked removes a sandbox and returns its handle, or nil if the sandbox was not living.
 func (r *readModel) dropLocked(k key) (before *protocol.Sandbox) {
 	before = r.removeLivingLocked(k)
 	r.forgetDeletedLocked(k)
@@ -150,8 +150,8 @@ func (r *readModel) clearDeletedLocked() {
 	r.deletedIDs = idIndex{}
 }
 
-// savedLocked records that the stored record of a deleted sandbox is current. It returns false if the entry has changed
-// meanwhile.
+// savedLocked marks a deleted sandbox whose last snapshot is stored. It returns false if the entry has changed since
+// that snapshot was taken.
 func (r *readModel) savedLocked(k key, record uint64) bool {
 	d, deleted := r.deleted[k]
 	if !deleted || d.record != record {
@@ -162,7 +162,7 @@ func (r *readModel) savedLocked(k key, record uint64) bool {
 	return true
 }
 
-// renameLocked updates the index of names after a sandbox has changed; after is nil if the sandbox is no longer living.
+// renameLocked updates the index of names after a sandbox has changed. after is nil if the sandbox is no longer living.
 func (r *readModel) renameLocked(k key, before, after *protocol.Sandbox) {
 	named := func(name string) key { return key{Tenant: k.Tenant, ID: name} }
 	if before != nil && before.Name != "" && r.livingNames[named(before.Name)] == k.ID {
@@ -211,8 +211,8 @@ func (r *readModel) livingOf(tenant string) (list []*protocol.Sandbox) {
 	return list
 }
 
-// replaceableWithCopies returns the sandboxes that have uploaded trees and are created again on another host when their
-// host is lost.
+// replaceableWithCopies returns the sandboxes that have uploaded trees and that must be created again on another host
+// if their host is lost.
 func (r *readModel) replaceableWithCopies() (list []*protocol.Sandbox) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -313,7 +313,7 @@ func (r *readModel) deletedBefore(t time.Time, limit int) (list []key) {
 // deletedRow is a row in the list of deleted sandboxes.
 type deletedRow struct {
 	key   key
-	token string // see [pageToken]
+	token string // the row's page token, see [pageToken]
 }
 
 // deletedPage lists at most limit deleted sandboxes of a tenant that come after a page token, the newest first. Their
@@ -333,7 +333,7 @@ func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) 
 	return list[:min(len(list), limit)]
 }
 
-// readDeleted reads the stored records of deleted sandboxes into the read model. It runs in the background.
+// readDeleted reads the last snapshots of deleted sandboxes into the read model. It runs in the background.
 func (p *projection) readDeleted(ctx context.Context) error {
 	var behind []key
 	err := p.conn.ReadEndedRecord(ctx, func(r *jetstream.EndedRecord) {

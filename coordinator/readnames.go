@@ -7,7 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// byName lets reads give a sandbox's name instead of its id, and adds the read that also accepts a prefix of an id.
+// byName wraps endpoints so that queries may give a sandbox's name instead of its id. It adds the endpoint that also
+// accepts a prefix of an id.
 func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jetstream.Endpoint {
 	all := make(map[string]jetstream.Endpoint, len(endpoints)+1)
 	for name, read := range endpoints {

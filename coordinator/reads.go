@@ -20,9 +20,9 @@ const (
 type reader struct {
 	*coordinator
 	names            *nameRegistry
-	getting, listing readSlots // for reads of past execs
-	paging           readSlots // for reads of events and output
-	following        readSlots // for reads by clients that follow a history or output
+	getting, listing readSlots // limit reads of past execs
+	paging           readSlots // limits reads of events and output
+	following        readSlots // limits reads by clients that follow a history or output
 }
 
 func newReader(c *coordinator) *reader {
@@ -34,9 +34,9 @@ func newReader(c *coordinator) *reader {
 	}
 }
 
-// endpoints returns the reads. Reads are answered from memory, so that no read waits for a host. Reads of one sandbox
-// first check whether the log has newer events: a caller that has just seen an event, in this process or another, never
-// reads an older state. Lists may lack the newest events.
+// endpoints returns the reads. Reads are answered from memory, so that no read waits for a host. A read of one sandbox
+// first checks whether the log has newer events: a caller that has just seen an event, in this process or another,
+// never reads an older state. Lists may lack the newest events.
 func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	all := rd.byName(map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(rd.ping),

@@ -25,7 +25,7 @@ type round struct {
 	err  error
 }
 
-// refresh waits until a refresh of the journal has ended that began after the call.
+// refresh waits for the end of a refresh of the journal that began after the call.
 func (r *refreshes) refresh(ctx context.Context, k key, j *jetstream.Journal, within time.Duration) error {
 	r.mu.Lock()
 	f := r.pending[k]

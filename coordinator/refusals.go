@@ -13,7 +13,7 @@ import (
 // queue may hold a request twice. A copy that was stored before the refusal belongs to the same attempt and gets the
 // same answer, since the client may already have the refusal. A copy that was stored later is a new attempt, and is
 // decided. Sequences in the queue tell the two cases apart; times would not, since clocks differ. Refusals are in
-// memory only, so this works only for copies that reach the same coordinator.
+// memory only, so only copies that reach the same coordinator get the same answer.
 type refusals struct {
 	mu   sync.Mutex
 	last map[refusedRequest]refusal
@@ -30,7 +30,7 @@ type refusedRequest struct {
 type refusal struct {
 	why    *protocol.Error
 	at     time.Time
-	before uint64 // the refusal applies to copies stored up to this sequence
+	before uint64 // the refusal applies to copies stored up to this sequence of the queue
 }
 
 const (
@@ -42,8 +42,8 @@ func nameOf(d *jetstream.Delivery) refusedRequest {
 	return refusedRequest{key{Tenant: d.Tenant, ID: d.Sandbox}, d.Verb, d.ID, sha256.Sum256(d.Payload)}
 }
 
-// note keeps a refusal for all copies stored up to a sequence. If there are too many refusals, it drops all others:
-// they matter only to clients that send a request twice.
+// note keeps a refusal for all copies stored up to the sequence before. If there are too many refusals, it drops all
+// others: they matter only to clients that send a request twice.
 func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -27,7 +27,7 @@ type requestHandler struct {
 	gate             *gate
 	refusals         refusals
 	announced        atomic.Pointer[protocol.Error] // why requests wait, as last announced to clients
-	deciding, ending chan struct{}                  // slots of requests that are being decided
+	deciding, ending chan struct{}                  // slots for requests that are being decided
 }
 
 func newRequestHandler(c *coordinator) *requestHandler {
@@ -39,8 +39,8 @@ func newRequestHandler(c *coordinator) *requestHandler {
 	return h
 }
 
-// run decides the requests of the queue until ctx ends. While the gate is closed, requests that end something are also
-// taken from further back in the queue, past the requests that wait.
+// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests that end
+// something from further back in the queue, past the requests that wait.
 func (h *requestHandler) run(ctx context.Context) error {
 	stop, err := h.announceElections()
 	if err != nil {
@@ -136,8 +136,8 @@ func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol
 	}
 }
 
-// A request that failed because of a defect is tried again after firstRetry. Each further pause is twice as long, up to
-// lastRetry.
+// After an attempt failed because of a defect, the request is tried again after firstRetry. Each further pause is twice
+// as long, up to lastRetry.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 2 * time.Second
@@ -195,7 +195,8 @@ func outcomeOf(reply *protocol.Reply, err error) outcome {
 }
 
 // stalls handles a request that has not been decided within stallPause, most likely because its append does not
-// succeed. It tells the client that the request waits. If the gate is open, it closes the gate if the log is the cause.
+// succeed. It tells the client that the request waits. If the gate is open and the log is the cause, it closes the
+// gate.
 func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
 	why, _ := h.gate.closed()
 	if why == nil {
@@ -299,7 +300,7 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 func (h *requestHandler) create(
 	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
 ) (*protocol.Reply, error) {
-	own := *r.Sandbox // without the tenant's defaults: they may change before a client repeats the request
+	own := *r.Sandbox // without the tenant's defaults, which may change before a client repeats the request
 	own.Resolve()
 	mine := reservation(d, named(&own, r.Name), h.conn.Now())
 	full, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
@@ -391,19 +392,19 @@ func actedBy(d *jetstream.Delivery) func([]protocol.Event, error) ([]protocol.Ev
 	}
 }
 
-// errOldExec says that the request id equals the id of an exec that ended long ago. Only the log tells which request
-// that exec was accepted for.
+// errOldExec says that the request id equals the id of an exec that ended long ago. Only the log tells for which
+// request that exec was accepted.
 var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed,
 	"the request id equals the id of an earlier exec")
 
-// doOnce appends a decision, unless the request id was used before for an exec whose exec id equals its request id: the
+// doOnce appends a decision. It refuses a request id that was used before for an exec with the same id, because the
 // state does not remember such a request separately. A decision does no I/O. If memory cannot tell whether an exec id
 // was used, doOnce reads the index into lookups and decides again.
 func (h *requestHandler) doOnce(
 	ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request,
 	lookups execindex.Lookups, decide jetstream.Decide,
 ) ([]protocol.Event, error) {
-	others := false // whether the exec whose id is d.ID was accepted for another request
+	others := false // the exec with the id d.ID was accepted for another request
 	ids := []string{d.ID}
 	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
 		ids = append(ids, r.ExecID)
@@ -509,7 +510,8 @@ func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reserv
 	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: now}
 }
 
-// fileDead files a request that cannot be processed as a dead letter, and ends the id that it may have reserved.
+// fileDead stores a request that cannot be processed as a dead letter, and ends the id that the request may have
+// reserved.
 func (h *requestHandler) fileDead(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
 	if err := h.conn.StoreDeadLetter(ctx, d, why); err != nil {
 		return err

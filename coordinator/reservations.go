@@ -9,15 +9,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// reservationWatch ends ids that were reserved but never got a first event, because their requests are gone. It reads
-// only the reservations made after the checkpoint: every id that the checkpoint covers has a history. If the log was
-// rewound, ids may have lost their histories, so the watch starts again from the first reservation.
+// reservationWatch ends ids that were reserved but never got a first event, because their requests are gone. Every id
+// that the checkpoint covers has a history, so the watch reads only later reservations. If the log was rewound, ids may
+// have lost their histories, so the watch starts again from the first reservation.
 type reservationWatch struct {
 	*coordinator
 
 	mu      sync.Mutex
 	open    map[key]openReservation
-	handled uint64 // the registry was followed to this revision
+	handled uint64 // the revision up to which the registry was followed
 	current bool   // the registry was followed to its end
 }
 
@@ -28,8 +28,8 @@ type openReservation struct {
 	revision uint64
 }
 
-// reservedThrough says that every id up to a revision of the registry has a history. It is valid only while the
-// projection has been restored that many times: a further restore may mean that the log was rewound.
+// reservedThrough says that every id up to a revision of the registry has a history. It is valid only until the
+// projection is restored again, because the log may have been rewound then.
 type reservedThrough struct {
 	revision uint64
 	restored int
@@ -81,8 +81,8 @@ func (w *reservationWatch) watch(ctx context.Context, restored int) {
 	}
 }
 
-// expired returns the reservations that have been open for too long, and drops those whose sandbox has a history by
-// now.
+// expired returns the reservations that have been open for too long, and drops the reservations of sandboxes that have
+// a history by now.
 func (w *reservationWatch) expired() map[key]openReservation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,7 +111,7 @@ func (w *reservationWatch) covered() uint64 {
 	return covered
 }
 
-// follow records every reservation made after those that the checkpoint covers.
+// follow records every reservation after the last one that the checkpoint covers.
 func (w *reservationWatch) follow(ctx context.Context) error {
 	w.mu.Lock()
 	after := w.handled

@@ -94,7 +94,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		return all
 	}
 	deleted := make(chan struct{})
-	wait := sync.OnceFunc(func() { // gives a purge time to happen before the snapshot is written, which it must not
+	wait := sync.OnceFunc(func() { // gives a wrong purge time to happen before the snapshot is written
 		for began := time.Now(); !purged() && time.Since(began) < time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}

@@ -20,9 +20,9 @@ type scheduler struct {
 	*leader
 	index   *placement.Index
 	version uint64                       // version of the table of hosts in the index
-	updated time.Time                    // when the index got that table
+	updated time.Time                    // when the index got the table
 	kinds   map[*protocol.Sandbox]string // kinds of the waiting sandboxes, see [placement.KindOf]
-	never   map[string]*protocol.Error   // by kind: why no host could ever take it; nil if one could
+	never   map[string]*protocol.Error   // by kind: why no host could ever take a sandbox; nil if one could
 	slots   chan struct{}
 	group   sync.WaitGroup
 }
@@ -80,12 +80,12 @@ func (c *coordinator) waitingForHost(hosts []*protocol.Host) []*protocol.Sandbox
 	return c.projection.work.waitingForHost(append(lost, c.hosts.allForgotten()...), true)
 }
 
-// updateIndex applies to the index the changes of hosts, of their images and of their usage.
+// updateIndex applies the changes of hosts, of their images and of their usage to the index.
 func (s *scheduler) updateIndex() {
 	for worker, reported := range s.images.takeChanged() {
 		s.index.SetImages(worker, reported)
 	}
-	// The table is also read once per scan, because a host that falls silent reports no change.
+	// Also read the table once per scan, because a host that falls silent reports no change.
 	if s.hosts.changedSince(s.version) || time.Since(s.updated) > s.cfg.Timing.Scan {
 		s.projection.work.takeChangedUsages() // discarded: the rows include these usages
 		rows, version := s.hosts.rows()
@@ -165,7 +165,7 @@ func (s *scheduler) place(ctx context.Context, b *protocol.Sandbox, kind string)
 // imageReportDelay is how long it may take until the coordinators know that a host has a new image.
 const imageReportDelay = 2 * time.Second
 
-// whyNever returns why waiting cannot help a sandbox, or nil if it may help.
+// whyNever returns why waiting cannot help a sandbox, or nil if waiting may help.
 func (s *scheduler) whyNever(
 	b *protocol.Sandbox, kind string, missingImage map[string]*protocol.Error,
 ) *protocol.Error {
@@ -188,8 +188,8 @@ func (s *scheduler) whyNever(
 	return why
 }
 
-// assign assigns a sandbox to a host. The assignment counts on the host at once, so that the next choice already
-// considers it. It stops counting if it could not be appended.
+// assign assigns a sandbox to a host. The assignment becomes part of the host's load at once, so that the next choice
+// already considers it. If the assignment could not be appended, it no longer counts.
 func (s *scheduler) assign(ctx context.Context, b *protocol.Sandbox, chosen *protocol.Host) {
 	resolved, err := placement.SpecOn(b, chosen)
 	if err != nil || !s.projection.work.launch(b, chosen.HostID, placement.UsageOf(resolved)) {

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A leader is held up after it has chosen a host, and continues after another leader has filled that host. The log must
+// A leader is delayed after it has chosen a host, and continues after another leader has filled that host. The log must
 // not accept the assignments of the first leader.
 func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	t.Parallel()

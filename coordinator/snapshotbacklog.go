@@ -10,19 +10,19 @@ import (
 // snapshotBacklog is the set of sandboxes whose latest changes the leader still has to store. On coordinators that do
 // not lead it is empty and records nothing.
 type snapshotBacklog struct {
-	mu *sync.RWMutex // the projection's
+	mu *sync.RWMutex // the projection's lock
 
 	active   bool             // this coordinator writes the snapshots
 	changed  map[key]struct{} // sandboxes that have changed since their last stored snapshot
-	retained map[key]struct{} // deleted sandboxes whose journals stay in memory until their records are stored
+	retained map[key]struct{} // deleted sandboxes whose journals stay in memory until their last snapshots are stored
 }
 
 func newSnapshotBacklog(mu *sync.RWMutex) *snapshotBacklog {
 	return &snapshotBacklog{mu: mu, changed: map[key]struct{}{}, retained: map[key]struct{}{}}
 }
 
-// maxRetained limits how many journals of deleted sandboxes stay in memory. For other deleted sandboxes, the leader
-// folds the history again.
+// maxRetained limits how many journals of deleted sandboxes stay in memory. If more sandboxes are deleted, the leader
+// folds the histories of the others again.
 const maxRetained = 1000
 
 // start begins to record changes.
@@ -32,14 +32,13 @@ func (s *snapshotBacklog) start() {
 	s.active = true
 }
 
-// addLocked records a change.
 func (s *snapshotBacklog) addLocked(k key) {
 	if s.active {
 		s.changed[k] = struct{}{}
 	}
 }
 
-// retainLocked reports whether the journal of a deleted sandbox stays in memory until its record is stored.
+// retainLocked reports whether the journal of a deleted sandbox stays in memory until its last snapshot is stored.
 func (s *snapshotBacklog) retainLocked(k key, saved bool) bool {
 	if saved || !s.active || len(s.retained) >= maxRetained {
 		delete(s.retained, k)
@@ -59,14 +58,15 @@ func (s *snapshotBacklog) removeLocked(k key) {
 	delete(s.retained, k)
 }
 
-// put records sandboxes again whose snapshots could not be stored.
+// put adds sandboxes to the backlog again, because their snapshots could not be stored.
 func (s *snapshotBacklog) put(keys map[key]struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.Copy(s.changed, keys)
 }
 
-// takeUnsaved empties the backlog. It returns the sandboxes in the backlog, and how far the log had been followed.
+// takeUnsaved empties the backlog. It returns the sandboxes in the backlog, and the position up to which the log had
+// been followed.
 func (p *projection) takeUnsaved() (changed map[key]struct{}, covered jetstream.Position) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *projection) takeUnsaved() (changed map[key]struct{}, covered jetstream.
 	return changed, p.followed
 }
 
-// addUnsavedSince adds every sandbox that changed after a record to the backlog.
+// addUnsavedSince adds every sandbox with a change after a record to the backlog.
 func (p *projection) addUnsavedSince(record uint64) {
 	p.mu.Lock()
 	journals := maps.Clone(p.journals)
@@ -110,7 +110,7 @@ func (p *projection) stopSaving() {
 	clear(p.unsaved.retained)
 }
 
-// deletedSaved records that the record of a deleted sandbox is stored.
+// deletedSaved notes that the last snapshot of a deleted sandbox is stored.
 func (p *projection) deletedSaved(k key, record uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,15 +8,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshotWriter stores, in rounds, snapshots of the sandboxes that have changed, and then a checkpoint that says how
-// far the snapshots cover the log. A new leader starts with the sandboxes that have changed since the last checkpoint
-// of the previous leader.
+// snapshotWriter stores, in rounds, snapshots of the sandboxes that have changed. It then stores a checkpoint, which
+// says up to which record of the log the snapshots are complete. A new leader starts with the sandboxes that have
+// changed since the last checkpoint of the previous leader.
 type snapshotWriter struct {
 	*leader
 	stored map[key]*storedSnapshot
 }
 
-// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write names the revision that it
+// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write gives the revision that it
 // replaces, so that a late write of a previous leader fails.
 type storedSnapshot struct {
 	at       jetstream.Position // position of the snapshot in the log
@@ -95,7 +95,7 @@ func (w *snapshotWriter) round(ctx context.Context) error {
 	return w.conn.WriteCheckpoint(ctx, covered, reserved)
 }
 
-// unavailable reports whether an error means that NATS does not answer, so that further attempts are pointless now.
+// unavailable reports whether an error means that NATS does not answer now. Further attempts are then pointless.
 func unavailable(err error) bool {
 	switch protocol.CodeOf(err) {
 	case protocol.Unavailable, protocol.DeadlineExceeded, protocol.Cancelled:
@@ -104,8 +104,8 @@ func unavailable(err error) bool {
 	return false
 }
 
-// store stores a sandbox's snapshot if the sandbox has changed. It stores nothing if the sandbox was purged meanwhile:
-// a snapshot that is written after the purge would never be removed. The index of execs is stored first, since the
+// store stores a sandbox's snapshot if the sandbox has changed. If the sandbox was purged meanwhile, it stores nothing:
+// a snapshot that is written after the purge would never be removed. It stores the index of execs first, since the
 // snapshot may omit execs.
 func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot) error {
 	w.storing.Lock()
@@ -140,8 +140,8 @@ func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot)
 	return nil
 }
 
-// storeDeleted stores the record of a deleted sandbox. Memory then holds only the sandbox's entry in the read model.
-// The caller holds storing.
+// storeDeleted stores the last snapshot of a deleted sandbox. Memory then holds only the sandbox's entry in the read
+// model. The caller holds c.storing.
 func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSnapshot) error {
 	j, err := w.projection.openDeleted(ctx, k)
 	if err != nil {
@@ -149,7 +149,7 @@ func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSn
 	}
 	s := j.Snapshot()
 	if s.State.Sandbox.State != protocol.StateDeleted || s.State.Sandbox.HistoryPurged {
-		w.projection.forgetDeleted(k) // the log has another history of the sandbox, or none
+		w.projection.forgetDeleted(k) // the log has another history of the sandbox, or no history
 		return nil
 	}
 	w.cfg.Probe("snapshot-before-write")

@@ -32,8 +32,8 @@ func (d *deployment) last(sandbox string) uint64 {
 	return batches[len(batches)-1].Record
 }
 
-// covered returns the record from which a starting coordinator would follow the log, and the record of each snapshot; 0
-// if a snapshot cannot be used.
+// covered returns the record from which a new coordinator would follow the log, and the record of each snapshot. The
+// record is 0 if the snapshot cannot be used.
 func (d *deployment) covered() (from uint64, records map[string]uint64) {
 	d.t.Helper()
 	records = map[string]uint64{}
@@ -125,7 +125,7 @@ func TestASnapshotThatCannotBeWrittenBlocksNoOthersAndIsNotSkipped(t *testing.T)
 	}
 }
 
-// A leader is held up while it writes a page of exec ids, and another leader takes over. The late write must fail.
+// A leader is delayed while it writes a page of exec ids, and another leader takes over. The late write must fail.
 func TestP3_ALateWriteOfAnOldLeaderFreesNoExecID(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

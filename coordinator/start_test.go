@@ -114,7 +114,7 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 		}
 	}
 	<-js.PublishAsyncComplete()
-	if over > 0 { // one record, copied for all deleted sandboxes
+	if over > 0 { // one snapshot, copied for all deleted sandboxes
 		if err := conn.WriteEndedRecord(b.Context(), "default", "model",
 			snapshot("model", protocol.StateDeleted, 0)); err != nil {
 			return err

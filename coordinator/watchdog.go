@@ -80,7 +80,7 @@ func (w *watchdog) watchDeadlines(ctx context.Context) error {
 	}
 }
 
-// meetDeadline decides what the deadlines of one sandbox call for, and sets when to inspect it next.
+// meetDeadline makes the decision that the deadlines of one sandbox require, and sets when to inspect the sandbox next.
 func (w *watchdog) meetDeadline(ctx context.Context, k key) {
 	b := w.projection.read.get(k)
 	if b == nil {
@@ -104,7 +104,8 @@ func (w *watchdog) meetDeadline(ctx context.Context, k key) {
 	w.projection.work.inspectBy(at, k)
 }
 
-// decideDue appends the events that the deadlines of one sandbox call for, decided on the newest state of the sandbox.
+// decideDue appends the events that the deadlines of one sandbox require. It decides on the newest state of the
+// sandbox.
 func (w *watchdog) decideDue(ctx context.Context, b *protocol.Sandbox) error {
 	if w.due(b, w.hosts.byID(b.HostID), w.conn.Now()) == nil {
 		return nil

@@ -30,13 +30,14 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 	})
 }
 
-// moment is one moment on two clocks. own is this process's clock, for periods that the process measures itself. store
-// is the clock of the event log, which an operator may set, for comparison with the times of events.
+// moment is one point in time, read from two clocks. own is the time of this process's clock, for periods that the
+// process measures itself. store is the time of the event log's clock, for comparison with the times of events. An
+// operator may set that clock.
 type moment struct{ own, store time.Time }
 
-// endLateExecs ends the execs of a sandbox that were not started in time, and the execs whose end no worker will
-// report: execs that ran beyond their own timeout plus the time that the worker has to report it, and execs that were
-// not started before their host was lost.
+// endLateExecs ends the late execs of a sandbox. An exec is late in three cases: it was not started in time; it ran
+// beyond its own timeout plus the time that the worker has to report the end; or it was not started before its host was
+// lost.
 func (w *watchdog) endLateExecs(
 	ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment,
 ) error {
@@ -68,7 +69,7 @@ func (w *watchdog) endLateExecs(
 	return err
 }
 
-// lateExecs lists the execs that were not started in time, and those whose end is overdue.
+// lateExecs lists the execs that were not started in time, and the execs that should have ended by now.
 func (w *watchdog) lateExecs(k key, s *protocol.State, lost bool, now moment) (unstarted, overdue []string) {
 	for _, x := range s.Active() {
 		accepted := x.State == protocol.ExecStateAccepted

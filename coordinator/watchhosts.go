@@ -11,12 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// lostRounds is the number of scans after which the sandboxes of a lost host are inspected again: their last events may
+// lostRounds is how many scans pass until the sandboxes of a lost host are inspected again: their last events may
 // arrive late.
 const lostRounds = 10
 
-// watchHosts finds out which silent hosts are lost, carries out what operators want of hosts, and has the sandboxes of
-// these hosts inspected.
+// watchHosts finds out which silent hosts are lost, and carries out what operators want of hosts. It makes the
+// sandboxes of these hosts due for inspection.
 func (w *watchdog) watchHosts(ctx context.Context) error {
 	lost, round := map[string]bool{}, 0
 	return w.eachScan(ctx, func() {
@@ -57,7 +57,7 @@ func (w *watchdog) seizeSilentHosts(ctx context.Context, hosts map[string]*proto
 }
 
 func (w *watchdog) seizeHost(ctx context.Context, h *protocol.Host) {
-	// Each attempt is a new holder. A worker that waits for the lock would otherwise take two attempts for one holder
+	// Each attempt is a new holder. A worker that waits for the lock would otherwise regard two attempts as one holder
 	// that renews its lease.
 	holder := jetstream.Holder{
 		Name: w.cfg.Name, Instance: ulid.Make().String(), Detail: "checking whether a silent host is lost",

@@ -70,7 +70,7 @@ func (w *wire) next(answers *nats.Subscription) *protocol.Reply {
 }
 
 // A repeated request is answered, whether it was accepted or refused. If the client sets a message id, the repeat is
-// answered once the server has forgotten that id; the server's acknowledgement tells.
+// answered once the server has forgotten that id. The server's acknowledgement says whether it has.
 func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -53,7 +53,7 @@ func answered(t *testing.T, w *wire, what, sandbox, body string) []string {
 	return slices.DeleteFunc([]string{string(e.Code), e.Reason, e.Field}, func(s string) bool { return s == "" })
 }
 
-// The commands of the page are run one after another, and their answers compared with its tables.
+// The commands of the page are run one after another, and their answers are compared with its tables.
 func TestTheExamplesOfTheWirePageAreTrue(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -172,7 +172,7 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 			t.Fatal(r.Error)
 		}
 	}
-	// With the worker's default memory there is room for one of the sandboxes; with the built-in default, for both.
+	// With the worker's default memory there is room for one sandbox; with the built-in default there is room for both.
 	host := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 4 << 30,
 		Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now(),
 		Defaults: &protocol.SandboxSpec{Memory: 1200 << 20, PIDs: 99, User: "one"}}

@@ -13,13 +13,14 @@ import (
 )
 
 // workingState is the data that the scheduler and the watchdog work on: indexes of the living sandboxes, updated with
-// each change. The cost of their work is therefore proportional to the number of changes, not of sandboxes.
+// each change. The cost of their work is therefore proportional to the number of changes, not to the number of
+// sandboxes.
 type workingState struct {
-	mu        *sync.RWMutex             // the projection's
-	sandboxes map[key]*protocol.Sandbox // the read model's
+	mu        *sync.RWMutex             // the projection's lock
+	sandboxes map[key]*protocol.Sandbox // the map of the read model
 
 	schedulerWake wake.Signal // something changed that concerns the scheduler
-	deadlineWake  wake.Signal // the next deadline is another one than before
+	deadlineWake  wake.Signal // the time of the next deadline has changed
 
 	hosts     map[string]*hostLoad // by host id
 	assigned  map[key]reservedOn   // the host of each sandbox, and the resources that it takes there
@@ -31,14 +32,14 @@ type workingState struct {
 	deadlines deadlines
 }
 
-// hostLoad is the load of a host: its sandboxes, and the resources that they take. A sandbox takes resources also while
+// hostLoad is the load of a host: its sandboxes, and the resources that they take. A sandbox also takes resources while
 // it is being created or deleted.
 type hostLoad struct {
 	worker    string // the worker named in the newest assignment
 	used      load
 	sandboxes map[key]struct{}
-	preparing map[key]struct{} // assigned and not ready yet; placed on another host when this one is lost
-	pending   map[key]struct{} // sandboxes for which the worker has something to do
+	preparing map[key]struct{} // assigned and not ready yet; placed on another host if this host is lost
+	pending   map[key]struct{} // sandboxes for which the host's worker has something to do
 }
 
 // reservedOn is a sandbox's host, and the resources that the sandbox takes there.
@@ -57,7 +58,7 @@ func (w waiting) compare(v waiting) int {
 	return cmp.Or(w.since.Compare(v.since), cmp.Compare(w.key.ID, v.key.ID), cmp.Compare(w.key.Tenant, v.key.Tenant))
 }
 
-// waitQueue is a queue in order, the oldest first.
+// waitQueue is a queue of sandboxes, the oldest first.
 type waitQueue []waiting
 
 // load is a usage in integers. Adding and subtracting integers leaves no rounding error.
@@ -98,7 +99,7 @@ func newWorkingState(mu *sync.RWMutex, sandboxes map[key]*protocol.Sandbox) *wor
 	}
 }
 
-// host returns the entry of a host. It creates one if there is none.
+// host returns the entry of a host. It creates the entry if the host has none.
 func (w *workingState) host(id string) *hostLoad {
 	h := w.hosts[id]
 	if h == nil {
@@ -108,7 +109,7 @@ func (w *workingState) host(id string) *hostLoad {
 	return h
 }
 
-// addLoad adds to the load of a host; sign -1 subtracts.
+// addLoad adds l to the load of a host, or subtracts l if sign is -1.
 func (w *workingState) addLoad(id string, l load, sign int) {
 	if l == (load{}) {
 		return
@@ -117,9 +118,9 @@ func (w *workingState) addLoad(id string, l load, sign int) {
 	w.changed[id] = struct{}{}
 }
 
-// moveLocked replaces a sandbox's handle in the indexes. before is nil for a new sandbox, after is nil for a sandbox
-// that is no longer living. moveLocked reports whether the change concerns the scheduler: a sandbox waits, or room was
-// freed on a host.
+// moveLocked replaces a sandbox's handle in the indexes. before is nil if the sandbox is new. after is nil if the
+// sandbox is no longer living. moveLocked reports whether the change concerns the scheduler: a sandbox waits, or room
+// was freed on a host.
 func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (concerns bool) {
 	next := reservationOf(w.assigned[k], before, after)
 	w.landLocked(k, after, next.host)
@@ -134,8 +135,8 @@ func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (conce
 	return w.requeueLocked(k, before, after) || freed
 }
 
-// reservationOf returns the host of a sandbox and the resources that it takes there now; last is the same before the
-// change.
+// reservationOf returns the host of a sandbox, and the resources that the sandbox takes there now. last is the result
+// before the change.
 func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reservedOn) {
 	if after == nil || after.Worker == "" {
 		return next
@@ -151,7 +152,7 @@ func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reser
 	return next
 }
 
-// landLocked ends an assignment in flight that was appended, or whose sandbox is no longer living.
+// landLocked ends an assignment in flight once it was appended, or once its sandbox is no longer living.
 func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
 	f, inFlight := w.inFlight[k]
 	if inFlight && (after == nil || after.Assigned && host == f.host) {
@@ -210,7 +211,7 @@ func workerPending(b *protocol.Sandbox) bool {
 	return b.State == protocol.StateDeleting
 }
 
-// removeLocked removes a sandbox from the indexes; before is its last handle, or nil if it was not living.
+// removeLocked removes a sandbox from the indexes. before is its last handle, or nil if the sandbox was not living.
 func (w *workingState) removeLocked(k key, before *protocol.Sandbox) {
 	w.moveLocked(k, before, nil)
 	w.deadlines.drop(k)
@@ -242,7 +243,7 @@ func set[K comparable](m map[K]struct{}, k K, in bool) {
 	}
 }
 
-// set adds a sandbox to the queue, or removes it.
+// set adds a sandbox to the queue if in is true, and otherwise removes it.
 func (q *waitQueue) set(at waiting, in bool) {
 	i, found := slices.BinarySearchFunc(*q, at, waiting.compare)
 	switch {
@@ -253,7 +254,7 @@ func (q *waitQueue) set(at waiting, in bool) {
 	}
 }
 
-// usages returns the usage of each host with a load, and the worker of its newest assignment.
+// usages returns the usage of each host with a load, and the worker named in its newest assignment.
 func (w *workingState) usages() (used map[string]placement.Usage, workers map[string]string) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -305,8 +306,8 @@ func (w *workingState) pendingOn(hostID string) []key {
 	return nil
 }
 
-// eachPending visits the sandboxes for which their worker has something to do, on the hosts for which ready returns
-// true.
+// eachPending visits each sandbox for which its worker has something to do, if ready returns true for the sandbox's
+// host.
 func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k key, b *protocol.Sandbox)) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -320,7 +321,7 @@ func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k 
 	}
 }
 
-// withExecs returns the sandboxes that have execs that have not ended.
+// withExecs returns the sandboxes with execs that have not ended.
 func (w *workingState) withExecs() []*protocol.Sandbox { return w.handles(w.active) }
 
 // pendingSandboxes returns the sandboxes that are pending.
@@ -366,8 +367,8 @@ func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.
 	return list
 }
 
-// launch counts an assignment on its host before it is appended. It returns false if the sandbox has changed since the
-// assignment was chosen, or if another assignment of the sandbox is in flight.
+// launch adds an assignment to its host's load before the assignment is appended. It returns false if the sandbox has
+// changed since the assignment was chosen, or if another assignment of the sandbox is in flight.
 func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Usage) bool {
 	k := key{Tenant: b.Tenant, ID: b.ID}
 	w.mu.Lock()
@@ -383,7 +384,7 @@ func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Us
 	return true
 }
 
-// abort stops counting an assignment that was not appended.
+// abort subtracts an assignment that was not appended from the load of its host.
 func (w *workingState) abort(k key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -394,7 +395,7 @@ func (w *workingState) abort(k key) {
 	}
 }
 
-// countOn sets on each host how many sandboxes it has, by state, and how many of their execs have not ended.
+// countOn sets on each host how many sandboxes it has in each state, and how many of their execs have not ended.
 func (w *workingState) countOn(hosts []*protocol.Host) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

@@ -15,15 +15,15 @@ import (
 // still be ending.
 const descriptorsWithin = 5 * time.Second
 
-// memoryLimit is how much memory the process may use before the garbage collector runs although it is turned off.
+// memoryLimit is the memory of the process, in bytes, at which the garbage collector runs although it is turned off.
 const memoryLimit = 1 << 30
 
 // DescriptorsClosed records which descriptors are open, and returns a function for goleak.Cleanup. After the tests,
 // this function waits until all other descriptors are closed. If some stay open, it prints their files and fails the
 // tests. It ends the process.
 //
-// DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced,
-// and so hides that a test or the tested code does not close them.
+// DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced.
+// This would hide that a test or the tested code does not close them.
 //
 //	func TestMain(m *testing.M) {
 //		goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
@@ -56,7 +56,7 @@ func leftOpen(before map[string]bool, within time.Duration) []string {
 }
 
 // openDescriptors returns the open descriptors of this process, each as its number and the name of its file. It leaves
-// out the descriptors of Go's network poller, which stay open. It returns none on a system without /proc.
+// out the descriptors of Go's network poller, which stay open. It returns no descriptors on a system without /proc.
 func openDescriptors() map[string]bool {
 	const dir = "/proc/self/fd"
 	open := map[string]bool{}
@@ -67,7 +67,7 @@ func openDescriptors() map[string]bool {
 	for _, e := range entries {
 		file, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil || file == "anon_inode:[eventpoll]" || file == "anon_inode:[eventfd]" {
-			continue // an error: the descriptor was closed meanwhile, such as that of ReadDir
+			continue // an error: the descriptor was closed meanwhile, as the descriptor of ReadDir was
 		}
 		open[e.Name()+" "+file] = true
 	}

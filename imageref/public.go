@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notPublic are the addresses that are not on the public internet, including those of the host and its link.
+// notPublic has the ranges of addresses that are not on the public internet, including the host's own and its link's.
 var notPublic = append(protocol.NeverReached(), prefixes(
 	"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
 	"100.64.0.0/10",   // carrier-grade NAT
@@ -27,8 +27,8 @@ var notPublic = append(protocol.NeverReached(), prefixes(
 // global is the range of public IPv6 addresses.
 var global = netip.MustParsePrefix("2000::/3")
 
-// IsPublic reports whether an address is on the public internet: not the host's own, not on a private network,
-// and not one of a cloud metadata service.
+// IsPublic reports whether an address is on the public internet. Addresses of the host, of private networks and of
+// cloud metadata services are not public.
 func IsPublic(a netip.Addr) bool {
 	a = a.Unmap()
 	if a.Zone() != "" || a.Is6() && !global.Contains(a) {

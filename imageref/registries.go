@@ -11,14 +11,13 @@ import (
 )
 
 const (
-	// PublicRegistries in a list of registries stands for every registry at a public address.
+	// PublicRegistries, as an entry of a list of registries, means every registry at a public address.
 	PublicRegistries = "public"
 
-	// DockerHub is the registry of references without one.
+	// DockerHub is the registry of references that name no registry.
 	DockerHub = "docker.io"
 
-	// LocalRegistry is the registry part of names that workers give to images; see [Local]. No such registry
-	// exists.
+	// LocalRegistry is the registry in the names that workers give to images; see [Local]. No such registry exists.
 	LocalRegistry = "boxfleet.local"
 )
 
@@ -27,7 +26,7 @@ type Trust int
 
 // The levels of trust.
 const (
-	Refused Trust = iota // not at all
+	Refused Trust = iota // its images may not be pulled
 	Checked              // only through connections to public addresses
 	Trusted              // by the engine, to any address that the registry directs it to
 )

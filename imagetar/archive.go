@@ -73,10 +73,9 @@ func Inspect(r io.Reader) (Info, error) {
 	return Info{Format: protocol.ImageArchive, Names: image.RepoTags}, err
 }
 
-// Rename copies an archive with one image, compressed or not, to an uncompressed one that any engine can load:
-// with a docker save manifest, and with ref, a full reference, as its only name. From an image for several
-// platforms it takes the linux image for architecture. Errors: invalid_argument for a bad archive, and those
-// of r and w.
+// Rename copies an archive with one image to an uncompressed archive that any engine can load. The copy has a docker
+// save manifest, and ref, a full reference, as its only name. If the image is for several platforms, Rename takes the
+// linux image for architecture. Errors: invalid_argument for a bad archive, and the errors of r and w.
 func Rename(w io.Writer, r io.Reader, ref, architecture string) error {
 	a := archive{documents: map[string][]byte{}}
 	out := tar.NewWriter(w)
@@ -127,7 +126,7 @@ func (a *archive) read(r io.Reader, out *tar.Writer) error {
 			return err
 		}
 	}
-	_, err = io.Copy(io.Discard, plain) // padding
+	_, err = io.Copy(io.Discard, plain) // reads the padding
 	return invalid(err)
 }
 
@@ -227,8 +226,8 @@ func blob(digest string) string {
 	return fmt.Sprintf("blobs/%s/%s", algorithm, sum)
 }
 
-// invalid converts a read error to invalid_argument. Errors that already have a code, such as those of a
-// failing source, stay as they are.
+// invalid converts a read error to invalid_argument. Errors that already have a code, such as the errors of a failing
+// source, stay as they are.
 func invalid(err error) error {
 	var typed *protocol.Error
 	if err == nil || errors.As(err, &typed) {

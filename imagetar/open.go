@@ -13,7 +13,7 @@ import (
 )
 
 // Open returns the uncompressed content of a file that may be compressed with gzip, bzip2 or zstd. Errors:
-// invalid_argument for xz, and those of the decompressors.
+// invalid_argument for xz, and the errors of the decompressors.
 func Open(r io.Reader) (io.Reader, error) {
 	b := bufio.NewReaderSize(r, 1<<16)
 	head, _ := b.Peek(6) // a shorter file matches no magic number

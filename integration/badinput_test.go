@@ -31,7 +31,7 @@ func asMsgpack(verb, sandbox string, v any) request {
 	return request{protocol.RequestSubject("default", verb, sandbox), protocol.ContentMsgpack, protocol.Encode(v)}
 }
 
-// replyTo publishes a request and returns the answer, which must have the same encoding as the request.
+// replyTo publishes a request and returns the answer. It checks that the answer has the same encoding as the request.
 func replyTo(ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, r request) *protocol.Reply {
 	f.TB.Helper()
 	m := &nats.Msg{Subject: r.subject, Data: r.data, Header: nats.Header{}}
@@ -177,7 +177,7 @@ func TestBadRequestsAreAnsweredWithTheFieldNamed(t *testing.T) {
 		}
 		wantError(t, what, reply.Error, c.code, c.reason, c.field)
 	}
-	// Undecodable requests are stored as dead letters, with the reason.
+	// Requests that cannot be decoded are stored as dead letters, with the reason.
 	if dead := messagesOf(f, protocol.StreamDead); dead < 8 {
 		t.Errorf("%d requests are dead letters", dead)
 	}
@@ -262,7 +262,7 @@ func TestAnImageThatIsNotThereFailsTheSandboxQuickly(t *testing.T) {
 func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Duplicates: time.Second})
-	c := f.Coordinator("c1", fleet.Role{PanicAt: "exec-before-append"}) // every try panics
+	c := f.Coordinator("c1", fleet.Role{PanicAt: "exec-before-append"}) // every attempt panics
 	f.Connect()
 	f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
@@ -288,7 +288,7 @@ func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 		return nil
 	})
 
-	// Once coordinators no longer panic, the dead letter can be sent again.
+	// When coordinators no longer panic, the dead letter can be sent again.
 	c.Stop()
 	c.Restart()
 	again := &protocol.Request{}

@@ -31,7 +31,7 @@ func TestExcludedFilesAreNotUploaded(t *testing.T) {
 	for _, name := range []string{".git/HEAD", "src/deep/x.pyc", "src/deep/node_modules/a/b", "top.log"} {
 		writeFile(t, filepath.Join(dir, name), "excluded", 0o644, at)
 	}
-	// Excluded files may even be of a kind that cannot be copied.
+	// An excluded file may be of a kind that cannot be copied.
 	if err := os.Symlink("/etc", filepath.Join(dir, ".git", "out")); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 	t.Parallel()
 	const age = 6 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
-	// On a busy machine the test may be paused for so long that a try proves nothing. Then try again.
+	// On a busy machine the test may be paused for so long that an attempt proves nothing. Then try again.
 	for try := 1; !blobsGoByAge(t, f, age, try); try++ {
 		if try == 5 {
 			t.Fatal("no try ran fast enough to be conclusive")
@@ -89,7 +89,7 @@ func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 }
 
 // blobsGoByAge uploads two trees. It uploads one of them again, first while the tree is fresh, which sends nothing, and
-// then when the tree is older. It reports whether every check ran in time.
+// then when the tree is older. blobsGoByAge reports whether every check ran in time.
 func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (conclusive bool) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -102,7 +102,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 		}
 		return found
 	}
-	firstStored := time.Now() // or later
+	firstStored := time.Now() // the tree was first stored at this time or later
 	first, err := f.Client.Upload(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +157,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 	return false
 }
 
-// blobStore opens the store of uploads with the plain NATS client.
+// blobStore opens the store of uploads with a NATS client, without the SDK.
 func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.ObjectStore, error) {
 	t.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -172,10 +172,10 @@ func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.Obj
 	return js.ObjectStore(ctx, protocol.BucketBlobs)
 }
 
-// While a pending sandbox needs an upload, the fleet keeps it beyond its age.
+// While a pending sandbox needs an upload, the fleet keeps the upload longer than its maximum age.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
-	const age = 12 * time.Second // the test works unless the machine pauses for almost half of this time
+	const age = 12 * time.Second // the test fails only if the machine pauses for almost half of this time
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
 	ctx := f.Context(2 * time.Minute)
 	dir := t.TempDir()
@@ -196,7 +196,7 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	}
 	stored := time.Now()
 	f.Eventually(4*age, "the tree is stored again after its original lifetime", func() error {
-		info, err := store.GetInfo(ctx, copied.Digest)
+		info, err := store.GetInfo(ctx, protocol.DefaultTenant+"/"+copied.Digest)
 		if err == nil && info.ModTime.Before(stored.Add(age)) {
 			err = fmt.Errorf("it was stored at %s", info.ModTime)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// The test plays a scheduler that was paused and takes a host with two slots for empty. The worker accepts two of four
-// sandboxes. The others go to another host or wait, and none fails.
+// The test acts as a scheduler that was paused and still treats a host with two slots as empty. The worker accepts two
+// of four sandboxes. The other two go to another host or wait. No sandbox fails.
 func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")

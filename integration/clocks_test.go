@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The coordinator's clock is 15 days ahead, which is as long as stopped sandboxes are kept. The worker's clock is first
-// ahead by more than a create may take. After a restart it is behind by more than an exec may run.
+// The coordinator's clock is 15 days ahead, which is as long as stopped sandboxes are kept. First the worker's clock is
+// ahead by more than the time limit of a create. After a restart it is behind by more than the time limit of an exec.
 func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1})
@@ -56,7 +56,7 @@ func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	w.Stop()
 	f.Worker("w1", fleet.Role{Clock: -15 * time.Minute})
 	skewed(-15 * time.Minute)
-	// The watchdog checks every sandbox and would end an exec that it takes for overdue after a second.
+	// The watchdog checks every sandbox. It would end an exec that appears overdue after a second.
 	for i := range 3 {
 		short := f.Spec()
 		short.TTL = protocol.Duration(time.Second)
@@ -90,7 +90,7 @@ func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	if stopped, err = f.Client.Get(ctx, "stopped"); err != nil || stopped.Info().State != protocol.StateStopped {
 		t.Errorf("a sandbox stopped a moment ago is %+v, %v", stopped, err)
 	}
-	// All times in the history come from the store's clock.
+	// All times in the history come from the clock of the store.
 	over := time.Now()
 	x, err = s.GetExec(ctx, "x")
 	if err != nil {

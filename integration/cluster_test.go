@@ -42,7 +42,7 @@ func onHost(ctx context.Context, t *testing.T, s *sdk.Sandbox, worker string) {
 }
 
 func workerLost(t *testing.T, hosts [2]*engines.Engine) {
-	const lockTTL = 9 * time.Second // a silent host is suspected earlier
+	const lockTTL = 9 * time.Second // shorter than the default: a silent host becomes suspect sooner
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1, LockTTL: lockTTL})
 	ctx := f.Context(4 * time.Minute)
 	locks := f.WatchLocks()
@@ -61,9 +61,10 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
-	// Both hosts are equally full. The first one takes the next sandbox, and its worker dies during the create.
+	// Both hosts are equally full. The scheduler chooses the first host, and the worker of that host dies during the
+	// create.
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("five"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +139,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
-// knownToAll waits until every coordinator lists a worker's host as ready, since any coordinator may answer a request.
+// knownToAll waits until every coordinator lists a worker's host as ready. Any coordinator may answer a request.
 func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
 	f.TB.Helper()
 	f.Eventually(30*time.Second, "each coordinator knows "+worker, func() error {
@@ -184,11 +185,11 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 	mustExec(ctx, t, f.Create("before"), script("true"))
 	scheduler(f, c1, c2).Kill()
 	died := time.Now()
-	s := f.Create("after") // waits for the other coordinator
+	s := f.Create("after") // returns when the other coordinator has placed the sandbox
 	took := time.Since(died)
 	t.Logf("the next sandbox was ready %s after the scheduling coordinator was killed", took.Round(time.Millisecond))
 	assigned := find(t, history(ctx, t, f.Client, "after"), protocol.SandboxAssigned)
-	if after := assigned.Time.Sub(died); after > 15*time.Second { // the lock's time to live is 6 s
+	if after := assigned.Time.Sub(died); after > 15*time.Second { // the lock expires 6 s after its last renewal
 		t.Errorf("the other coordinator scheduled %s after the death", after)
 	}
 	mustExec(ctx, t, s, script("true"))
@@ -197,7 +198,7 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 
 // serversLost kills a follower and then the leader of the event log while eight clients send requests.
 func serversLost(t *testing.T, hosts [2]*engines.Engine) {
-	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // the default leases of 30 s
+	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // leases last 30 s, the default
 	ctx := f.Context(3 * time.Minute)
 	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}),
 		f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
@@ -223,7 +224,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 			for n := 0; working.Err() == nil; n++ {
 				begin := time.Now()
 				box := client % len(boxes)
-				if client >= 6 { // two of them create and delete sandboxes
+				if client >= 6 { // two of the eight clients create and delete sandboxes
 					id := fmt.Sprintf("c%d-%d", client, n)
 					s, err := c.Create(ctx, f.Spec(), sdk.WithID(id))
 					if err == nil {
@@ -274,7 +275,8 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		work(100)
 		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which,
 			stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
-		// An election takes several seconds. A client whose answer was lost sends its request again after ten seconds.
+		// An election takes several seconds. If an answer is lost, the client sends its request again after ten
+		// seconds.
 		if worst := stall.worst(); worst > 30*time.Second {
 			t.Errorf("a call took %s when a %s was lost", worst, which)
 		}
@@ -312,7 +314,8 @@ func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	return text
 }
 
-// serverOf returns the index of the server that leads the event log, or of a server that follows it.
+// serverOf returns the index of the server that leads the event log or, if leader is false, of a server that follows
+// it.
 func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	f.TB.Helper()
 	f.Eventually(20*time.Second, "the event log has a leader", func() error {

@@ -25,18 +25,18 @@ var updateDocs = flag.Bool("update-docs", false, "write the results to docs/conf
 
 const conformanceFile = "../docs/conformance.md"
 
-// part is one field of a sandbox's spec: how it is set in each way, and how its effect is checked.
+// part is one field of a sandbox's spec, with the settings and the checks that the test uses for the field.
 type part struct {
 	field string
-	set   func(*protocol.SandboxSpec) // set through the SDK
-	flags []string                    // set through the CLI; none: through a file given with -f
-	yaml  string                      // set through a file; for a field services.*, part of the service db
+	set   func(*protocol.SandboxSpec) // sets the field through the SDK
+	flags []string                    // set the field through the CLI; if empty, the CLI reads yaml as a file with -f
+	yaml  string                      // sets the field through a file; for a field services.*, a part of the service db
 
 	in          string // service in which the probe runs; default: the primary container
-	probe, want string // a script and its expected output; or else
-	shown       string // the test that covers the effect of the field
+	probe, want string // a script and its expected output; empty if shown is set
+	shown       string // name of the test that checks the effect of the field
 
-	read func(*protocol.Sandbox) any // reads the value back: it must be set, and equal however it was set
+	read func(*protocol.Sandbox) any // reads the value back: it must be set, and must not depend on the way it was set
 }
 
 // imagePart is part of every group.
@@ -44,7 +44,7 @@ var imagePart = part{field: "image", set: func(s *protocol.SandboxSpec) { s.Imag
 	flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
 	probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }}
 
-// parts lists all fields by group. All fields of a group are set on the same sandbox.
+// parts lists all fields by group. The test sets all fields of a group on the same sandbox.
 func parts(dirs conformanceDirs) map[string][]part {
 	spec := func(read func(*protocol.SandboxSpec) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(&b.Spec) }
@@ -264,8 +264,8 @@ func inDB(change func(*protocol.Service)) func(*protocol.SandboxSpec) {
 	}
 }
 
-// refused lists the fields that the test's hosts do not support. Creates with them must be refused with the name of the
-// field.
+// refused lists the fields that the hosts of this test do not support. A create with such a field must be refused, and
+// the error must name the field.
 func refused() []part {
 	return []part{
 		{field: "disk", set: func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 }, flags: []string{"--disk", "1g"},
@@ -277,12 +277,12 @@ func refused() []part {
 	}
 }
 
-// elsewhere maps the fields that this test does not cover to the test that does.
+// elsewhere maps each field that this test does not cover to the name of the test that covers it.
 var elsewhere = map[string]string{}
 
 type conformanceDirs struct {
 	mount, tree string
-	copied      protocol.Copy // of tree
+	copied      protocol.Copy // the uploaded tree
 	httpd       string        // an image with a command that serves /etc
 }
 
@@ -290,7 +290,8 @@ type conformanceDirs struct {
 var ways = []string{"SDK", "CLI", "YAML"}
 
 // TestEveryFieldWorksInEveryWay sets each field of a spec through the SDK, through the CLI and through a file. It
-// checks the effect of the field and what is read back, and compares the outcome with the table in the documentation.
+// checks the effect of the field and the value that is read back, and compares the outcome with the table in the
+// documentation.
 func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	t.Parallel()
 	dirs := conformanceDirs{mount: t.TempDir(),
@@ -344,7 +345,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 				} else if way == "CLI" && len(p.flags) == 0 {
 					cell = "with -f"
 				}
-				// A field that is in several groups must work in each of them. It may have a CLI flag in only one group.
+				// A field that is in several groups must work in each group. It may have a CLI flag in only one group.
 				if before := found[p.field][way]; before == "" || before == "with -f" || cell == "NO" {
 					found[p.field][way] = cell
 				}
@@ -393,7 +394,7 @@ func buildCLI(t *testing.T) string {
 	return path
 }
 
-// createIn creates a sandbox with all of the fields, in one of the ways.
+// createIn creates a sandbox with all of the fields, in one of the three ways.
 func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) (*sdk.Sandbox, error) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -433,8 +434,8 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 	return f.Client.Get(ctx, id)
 }
 
-// compareTable fails the test if a field of the spec is in no group or the table in the documentation differs from the
-// outcome.
+// compareTable fails the test if a field of the spec is in no group, or if the table in the documentation differs from
+// the outcome.
 func compareTable(t *testing.T, found map[string]map[string]string, groups map[string][]part) {
 	t.Helper()
 	shown := map[string]string{}
@@ -506,7 +507,7 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 	}
 }
 
-// wireFields lists the names of a struct's fields on the wire.
+// wireFields lists the names that a struct's fields have on the wire.
 func wireFields(t reflect.Type) (names []string) {
 	for i := range t.NumField() {
 		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
@@ -535,7 +536,7 @@ func testNames(t *testing.T) (names []string) {
 	return names
 }
 
-// The security page must not promise anything that no test covers.
+// Every test that the security page names must exist.
 func TestTheSecurityPageNamesTestsThatExist(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/security.md")

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// adoptedWithin is how soon after its start a worker or a coordinator has resumed all its work.
+// adoptedWithin is how soon after its start a worker or a coordinator must have resumed all its work.
 const adoptedWithin = 10 * time.Second
 
 // doneWithin waits for a call that was in progress when a process was killed, and returns its error.
@@ -28,7 +28,7 @@ func doneIn(t *testing.T, within time.Duration, since time.Time, what string, do
 	case err = <-done:
 	case <-time.After(within - time.Since(since)):
 		select {
-		case err = <-done: // after a pause of the test process, both channels can be ready
+		case err = <-done: // if the test process was paused, both channels can be ready
 		default:
 			t.Fatalf("%s: not within %s of the restart", what, within)
 		}
@@ -44,14 +44,15 @@ func begin(call func() error) <-chan error {
 	return done
 }
 
-// killAll kills the processes of a role that a subtest left running, so that a failed subtest does not affect the next.
+// killAll kills the processes of a role that a subtest has not ended. A failed subtest then does not affect the next
+// one.
 func killAll(f *fleet.Fleet, role string) {
 	for _, p := range f.Processes(role) {
 		p.Kill()
 	}
 }
 
-// nothingLeft fails the test if the deleted sandboxes left anything on the engine or on the worker's disk.
+// nothingLeft fails the test if anything of the deleted sandboxes is left on the engine or on the worker's disk.
 func nothingLeft(t *testing.T, f *fleet.Fleet, w *fleet.Process) {
 	t.Helper()
 	if left := f.Objects(w.Role.Engine); len(left) > 0 {
@@ -121,7 +122,7 @@ func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 }
 
 // counting returns a command that counts its runs in a file, prints the numbers up to n, one per line, and exits with
-// 7. With pause, it pauses in the middle.
+// 7. With pause, the command sleeps after half of the numbers.
 func counting(id string, n int, pause bool) (command []string, output []byte) {
 	middle := ""
 	if pause {
@@ -147,7 +148,7 @@ func ranOnce(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	}
 }
 
-// same fails the test, and shows the first difference, if got differs from the expected output.
+// same fails the test if got differs from want. The failure shows the first difference.
 func same(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if bytes.Equal(got, want) {
@@ -172,7 +173,7 @@ func TestAWorkerKilledDuringAnExec(t *testing.T) {
 	for i, k := range []struct {
 		at    string
 		after int
-		lines int // 60,000 lines take several chunks; 10 lines travel in the event that ends the exec
+		lines int // 60,000 lines take several chunks; 10 lines fit into the event that ends the exec
 		pause bool
 	}{
 		{"before-exec-started", 1, 10, false},
@@ -259,8 +260,7 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 }
 
 // killedCoordinator kills a coordinator at a step of the request that call sends, and restarts it. The pending call
-// must return. A call that needs scheduling also waits until the scheduler's lock of the killed coordinator has
-// expired.
+// must return. A call that needs scheduling also waits until the killed coordinator's scheduler lock has expired.
 func killedCoordinator(t *testing.T, f *fleet.Fleet, at string, call func() error) {
 	t.Helper()
 	c := f.Coordinator("c1", fleet.Role{CrashAt: at})
@@ -299,7 +299,7 @@ func onlyOnce(t *testing.T, f *fleet.Fleet, id string, kind protocol.Kind) {
 }
 
 // TestACoordinatorKilledDuringACreate kills a coordinator before each of these steps: reserve, append, answer,
-// acknowledge. The id is used for only one sandbox, and the caller gets its handle.
+// acknowledge. The id belongs to exactly one sandbox, and the caller gets a handle for it.
 func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)
@@ -370,8 +370,8 @@ func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 	f.Judge()
 }
 
-// TestACoordinatorKilledDuringAChange lets a coordinator handle a cancel, a stop, a resume and a delete. For each of
-// them it kills the coordinator once before the answer and once before the acknowledgement.
+// TestACoordinatorKilledDuringAChange lets a coordinator handle a cancel, a stop, a resume and a delete. During each of
+// these requests it kills the coordinator once before the answer and once before the acknowledgement.
 func TestACoordinatorKilledDuringAChange(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)

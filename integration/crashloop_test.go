@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestStoppedTimeDoesNotCountAsACrashLoop stops a sandbox for longer than the crash window. Its primary command ended
+// TestStoppedTimeDoesNotCountAsACrashLoop stops a sandbox for longer than the crash window. Its primary command ends
 // only because of the stop.
 func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(window + time.Second) // what is tested: the sandbox is stopped for longer than the window
+	time.Sleep(window + time.Second) // for the test, the sandbox must be stopped for longer than the window
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -91,13 +91,13 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Memory = 16 << 20
-	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // without the sleep, the create would fail
+	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // the sleep keeps the create from failing
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// This takes at most 23 s: the first run may last almost as long as the guard (6 s), the window (12 s) begins when it
-	// ends, and failing the sandbox may take another 5 s.
+	// This takes at most 23 s. The first run may last almost as long as the guard, 6 s. Then the window of 12 s begins.
+	// Failing the sandbox may take another 5 s.
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonOOMKilled || b.Error == nil || b.Error.Code != protocol.ResourceExhausted {
 		t.Errorf("the sandbox failed with %s: %v", b.Reason, b.Error)
@@ -109,7 +109,7 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	f.Judge()
 }
 
-// The Engine reports a container as out of memory if any of its processes ever ran out of memory, even long ago.
+// The Engine reports a container as out of memory if any process in it ever ran out of memory, even long ago.
 func TestASandboxThatOnceRanOutOfMemoryRestartsWithItsEngine(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "hungry")

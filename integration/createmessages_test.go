@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// Each message is a durable write, so a create must take few. The history still has every phase of the create with its
-// own time.
+// Each message is a durable write, so a create must need few messages. The history still has every phase of the create,
+// with the time of that phase.
 func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -51,7 +51,7 @@ func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	f.Judge()
 }
 
-// A worker is killed after it created the network of a sandbox. After a restart it finds that network again, even if
+// A worker is killed after it created the network of a sandbox. After its restart it finds that network again, even if
 // the machine lost the sandbox's directory, which is not synced to disk.
 func TestACreateResumesWithItsNetworkAfterLosingItsDirectory(t *testing.T) {
 	t.Parallel()

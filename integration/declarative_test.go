@@ -28,7 +28,7 @@ type commandLine struct {
 // run runs the program and returns its exit code, its stdout and its stderr.
 func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // ends a call that should have failed but waits
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // ends a call that waits instead of failing
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.path, append(args, "--nats", c.f.URL())...)
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+c.dir, "XDG_DATA_HOME="+c.dir, "WHO=world", "CODE=7")
@@ -195,7 +195,7 @@ func TestApplyCreatesMissingSandboxesAndChangesNone(t *testing.T) {
 		}
 	}
 
-	// One of the sandboxes differs from the file. Nothing is created, and every difference is named.
+	// One of the sandboxes differs from the file. Nothing is created, and stderr names every difference.
 	code, stdout, stderr = apply(document("a", "cpu: 2\nenv: {B: 1}\n") + document("b", "") + document("new", ""))
 	for _, want := range []string{"already_exists", "sandbox a exists with a different env.B, cpu",
 		"sandbox b exists with a different env.A", "nothing was changed"} {
@@ -218,7 +218,7 @@ func TestApplyCreatesMissingSandboxesAndChangesNone(t *testing.T) {
 		!strings.Contains(stderr, "sandbox b is deleted") {
 		t.Errorf("got %d, %s", code, stderr)
 	}
-	// Although one sandbox fails, the output names those that were created.
+	// One sandbox fails. The output still names the sandboxes that were created.
 	code, stdout, stderr = apply(document("good",
 		"") + "---\nid: bad\nimage: boxfleet/none:nowhere\ncreate_timeout: 20s\n")
 	if code != 1 || stdout != "good created\nbad failed\n" || !strings.Contains(stderr, "sandbox bad: ") {

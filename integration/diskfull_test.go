@@ -16,8 +16,9 @@ import (
 
 // TestX_OnlyTheSandboxThatFillsADiskIsStopped puts the engine and the worker on one small disk. Sandboxes fill the disk
 // one after the other: with writes to their own layer, with a removed file that is still open, with reserved space that
-// is never written, and with output. Each of them is stopped with a reason that names the disk. A neighbour that keeps
-// overwriting the same bytes keeps running, the worker keeps its host, and a delete frees the space.
+// is never written, and with output. The worker stops each of these sandboxes with a reason that names the disk. A
+// neighbour that keeps overwriting the same bytes keeps running, the worker keeps its host, and a delete frees the
+// space.
 func TestX_OnlyTheSandboxThatFillsADiskIsStopped(t *testing.T) {
 	t.Parallel()
 	e := engines.StartOnDisk(t, "disk", 224*mebibyte)
@@ -85,7 +86,7 @@ func TestX_OnlyTheSandboxThatFillsADiskIsStopped(t *testing.T) {
 }
 
 // TestX_ASandboxThatFilledADiskWithoutAWorkerIsStopped kills the worker. A sandbox then fills the disk and keeps trying
-// to write. The next worker stops that sandbox once it has inspected the host, and deleting the sandbox frees the
+// to write. The next worker stops that sandbox after it has inspected the host. A delete of the sandbox frees the
 // space.
 func TestX_ASandboxThatFilledADiskWithoutAWorkerIsStopped(t *testing.T) {
 	t.Parallel()

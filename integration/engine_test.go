@@ -45,7 +45,7 @@ func running(f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	})
 }
 
-// printed waits for the first output of an exec, which shows that its command runs.
+// printed waits for the first output of an exec. From then on its command runs.
 func printed(t *testing.T, ctx context.Context, x *sdk.Exec) {
 	t.Helper()
 	for _, err := range x.Output(ctx, sdk.WithFollow(true)) {
@@ -85,8 +85,7 @@ func containerOf(f *fleet.Fleet, host, id string) string {
 }
 
 // TestTheEngineIsStoppedAndStartedUnderAWorker stops the Docker Engine, which ends all containers. The sandboxes become
-// ready again by themselves. The interrupted execs end, and none of them gets an exit code that its command did not
-// return.
+// ready again by themselves. The interrupted execs end, and no exec gets an exit code that its command did not return.
 func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "restarts")
@@ -136,7 +135,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	}
 	t.Logf("the interrupted exec: %s, reason %q, exit code known: %v", r.State, r.Reason, r.ExitCode != nil)
 
-	// The same with a daemon that is killed. The next daemon ends the containers that are still running.
+	// Now the daemon is killed. The next daemon ends the containers that are still running.
 	y, err := busy.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +174,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	f.Judge()
 }
 
-// unhealthy checks that the only host is listed with an engine that does not answer.
+// unhealthy returns a check that the only host is listed with an engine that does not answer.
 func unhealthy(f *fleet.Fleet) func() error {
 	return func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(2 * time.Second)))
@@ -191,14 +190,14 @@ func unhealthy(f *fleet.Fleet) func() error {
 	}
 }
 
-// TestAnEngineMayRestartEmpty restarts an engine that has lost its images, its containers and the volume with its host
-// id.
+// TestAnEngineMayRestartEmpty restarts an engine that has lost its images, its containers, and the volume that has its
+// host id.
 func TestAnEngineMayRestartEmpty(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "emptied")
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// This worker removes the bridge, which the restarted engine no longer knows.
+	// The worker removes the bridge. The restarted engine no longer has the network of that bridge.
 	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second})
 	ctx := f.Context(time.Minute)
 	s := f.Create("lost")
@@ -222,7 +221,7 @@ func TestAnEngineMayRestartEmpty(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnEngineMayRestartWithAnotherConfiguration checks that afterwards the host reports the new isolation.
+// TestAnEngineMayRestartWithAnotherConfiguration checks that the host reports the new isolation after the restart.
 func TestAnEngineMayRestartWithAnotherConfiguration(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "other")
@@ -298,7 +297,7 @@ func TestAnEngineMayRestartAsAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHungEngineDelaysNoExec makes the engine hang just when the worker is about to inspect a new sandbox.
+// TestAHungEngineDelaysNoExec makes the engine hang when the worker is about to inspect a new sandbox.
 func TestAHungEngineDelaysNoExec(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "stuck")
@@ -328,7 +327,7 @@ func TestAHungEngineDelaysNoExec(t *testing.T) {
 	f.Judge()
 }
 
-// TestS6_AHungEngineFreezesNoRead pauses the Docker Engine for 25 s. No sandbox is declared lost.
+// TestS6_AHungEngineFreezesNoRead pauses the Docker Engine for 25 s. The fleet does not declare any sandbox lost.
 func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "hangs")
@@ -411,8 +410,8 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	f.Judge()
 }
 
-// TestChangesMadeDirectlyOnTheEngineAreNoticed removes and kills containers with the docker command, and puts foreign
-// objects and orphans on the engine.
+// TestChangesMadeDirectlyOnTheEngineAreNoticed removes and kills containers with the docker command. It also creates
+// foreign objects and orphans on the engine.
 func TestChangesMadeDirectlyOnTheEngineAreNoticed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -426,7 +425,7 @@ func TestChangesMadeDirectlyOnTheEngineAreNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(f, removed, x.ID())
-	w.Pause() // the worker must not see the container end before the removal
+	w.Pause() // the worker must not see the end of the container before the removal
 	docker(t, host, "rm", "-f", containerOf(f, host, "removed"))
 	w.Continue()
 	if b := inState(f, "removed", protocol.StateFailed, 10*time.Second); b.Reason != protocol.ReasonContainerMissing {
@@ -453,7 +452,7 @@ func TestChangesMadeDirectlyOnTheEngineAreNoticed(t *testing.T) {
 	f.Judge()
 }
 
-// foreignObjectsAreNotTouched puts three kinds of foreign objects on the engine: with another deployment's labels,
+// foreignObjectsAreNotTouched creates three kinds of foreign objects on the engine: with another deployment's labels,
 // without labels, and with a name of this deployment.
 func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sandbox) {
 	prefix := "foreign-" + f.Conn.Deployment()
@@ -479,7 +478,7 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 			made = append(made, name)
 		}
 	}
-	// A sandbox does not take over a foreign container that has its name.
+	// A foreign container has the name of the sandbox's container. The sandbox does not take over that container.
 	conflict, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("alike0"))
 	if err == nil {
 		t.Error("a sandbox was created although a foreign container has its name")
@@ -501,8 +500,8 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 	}
 }
 
-// reconciledTwice waits until the worker has inspected the whole engine once more. It creates an orphan and waits until
-// the worker has removed it.
+// reconciledTwice waits until the worker has inspected the whole engine again. It creates an orphan and waits until the
+// worker has removed the orphan.
 func reconciledTwice(t *testing.T, f *fleet.Fleet, host string) {
 	t.Helper()
 	for i := range 2 {
@@ -534,20 +533,20 @@ func gone(t *testing.T, f *fleet.Fleet, host, name string) {
 	})
 }
 
-// orphansAreRemoved puts objects with this deployment's labels on the engine whose sandboxes have ended according to
-// the log.
+// orphansAreRemoved creates objects with this deployment's labels on the engine. According to the log, the sandboxes of
+// these objects have ended.
 func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sandbox) {
 	name := func(id string) string { return "boxfleet." + f.Conn.Deployment() + ".default." + id }
 	started := time.Now()
-	// An object of a deleted sandbox.
+	// This object belongs to a deleted sandbox.
 	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.0/28"},
 		append(orphanLabels(f, "removed", "1"), name("removed"))...)...)
 	docker(t, host, append([]string{"create", "--name", name("removed"), "--network", name("removed")},
 		append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
-	// An object of a deleted sandbox that has only a network.
+	// This network is the only object of a deleted sandbox.
 	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.16/28"},
 		append(orphanLabels(f, "killed", "1"), name("killed"))...)...)
-	// An object of an old generation of a living sandbox.
+	// This object belongs to an old generation of a living sandbox.
 	old := name("kept") + ".old"
 	docker(t, host, append([]string{"create", "--name", old},
 		append(orphanLabels(f, "kept", "0"), fleet.Image, "true")...)...)
@@ -558,7 +557,7 @@ func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sand
 	if _, err := kept.Exec(f.Context(10*time.Second), protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 		t.Errorf("the sandbox that is in use: %v", err)
 	}
-	// An object of a sandbox that is not in the log may belong to anyone, so it stays.
+	// An object of a sandbox that is not in the log may belong to somebody else, so it stays.
 	unknown := name("never-was")
 	docker(t, host, append([]string{"create", "--name", unknown},
 		append(orphanLabels(f, "never-was", "1"), fleet.Image, "true")...)...)

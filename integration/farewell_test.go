@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAHookRunsBeforeTheDelete deletes sandboxes whose on_delete command succeeds, fails, hangs or cannot run. It also
-// deletes a stopped sandbox.
+// TestAHookRunsBeforeTheDelete deletes sandboxes with on_delete commands that succeed, fail, hang or cannot run. It
+// also deletes a stopped sandbox.
 func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -90,7 +90,7 @@ func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHookRunsOnceAlsoWhenTheWorkerDies kills the worker while the command runs.
+// TestAHookRunsOnceAlsoWhenTheWorkerDies kills the worker while the on_delete command runs.
 func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

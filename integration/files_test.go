@@ -229,7 +229,7 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	spec := f.Spec()
 	for _, c := range []struct{ source, target, owner string }{
 		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
-		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // into the directory of the other file
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // beside the other file
 		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root directory
 		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
 		{source: empty, target: "/made/empty"},
@@ -300,7 +300,8 @@ func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.
 	becomesEmpty(f, w)
 }
 
-// Where a mount covers a part of a copied tree, that part appears neither in the container nor among the host's files.
+// If a mount covers a part of a copied tree, that part appears neither in the container nor among the files of the
+// host.
 func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -347,8 +348,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 }
 
-// A worker that resumes a create after the container has run must keep the changes that the command made to the copied
-// files.
+// A worker resumes a create after the container has run. The worker must keep the changes that the command made to the
+// copied files.
 func TestAResumedCreateDoesNotCopyAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -425,7 +426,7 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	ctx := f.Context(4 * time.Minute)
 	dir := t.TempDir()
 	const files, size = 8, 128 << 20
-	for i := range files { // sparse, so they take no space here
+	for i := range files { // the files are sparse, so they take no space here
 		name := filepath.Join(dir, fmt.Sprint(i))
 		writeFile(t, name, fmt.Sprint(i), 0o644, time.Now())
 		if err := os.Truncate(name, size); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// rulesOf returns a fleet's rules in the namespace of an engine, "" if its table does not exist.
+// rulesOf returns a fleet's rules in the namespace of an engine, or "" if the fleet's table does not exist.
 func rulesOf(f *fleet.Fleet, e *engines.Engine) string {
 	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "list", "table", "inet",
 		"boxfleet-"+f.Conn.Deployment()).Output()
@@ -26,7 +26,7 @@ func rulesOf(f *fleet.Fleet, e *engines.Engine) string {
 	return string(out)
 }
 
-// ruled reports whether the network of a sandbox has rules.
+// ruled reports whether there are rules for the network of a sandbox.
 func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool {
 	t.Helper()
 	p, err := netip.ParsePrefix(subnet)
@@ -34,8 +34,8 @@ func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool 
 	return strings.Contains(rulesOf(f, e), "goto "+firewall.BridgeName(p))
 }
 
-// TestS22_RulesAreCheckedImmediatelyBeforeAStart removes the rules while a sandbox is created. It would be too late if
-// the worker noticed that only at its next inspection of the host.
+// TestS22_RulesAreCheckedImmediatelyBeforeAStart removes the rules while a sandbox is created. The worker must notice
+// this before the start: its next inspection of the host would be too late.
 func TestS22_RulesAreCheckedImmediatelyBeforeAStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "rules")
@@ -58,8 +58,8 @@ func TestS22_RulesAreCheckedImmediatelyBeforeAStart(t *testing.T) {
 	f.Judge()
 }
 
-// TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule uses a host with a sandbox whose network mode
-// requires the firewall.
+// TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule uses a host with a sandbox that needs the firewall
+// because of its network mode.
 func TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "off")

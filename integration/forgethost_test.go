@@ -13,10 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAForgottenHostRemovesItsRemainsWhenItReturns kills the worker of a host with sandboxes, and an operator gives up
-// the host. A pending delete and a pending stop then end. A sandbox with on_host_loss replace runs on another host, and
-// so does its exec that had not started. When the first host returns, it removes its remains before it takes work. A
-// drain then moves the sandbox there.
+// TestAForgottenHostRemovesItsRemainsWhenItReturns kills the worker of a host with sandboxes, and forgets the host. A
+// pending delete and a pending stop then end. A sandbox with on_host_loss replace runs on another host, and so does its
+// exec that had not started. When the first host returns, it removes its remains before it takes work. A drain of the
+// other host then moves the sandbox to the first host.
 func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "spare")
@@ -37,7 +37,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range ran.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	if err := f.Client.Hosts().Forget(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
 		t.Errorf("forgetting a live host returned %v", err)
@@ -85,7 +85,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	if hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx)); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
 		t.Errorf("the hosts are %v, %v", hosts, err)
 	}
-	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // delays the removal of a sandbox
+	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // slows down the removal of a sandbox
 	w = w.Restart()
 	f.Eventually(30*time.Second, "the host takes work", func() error {
 		h, err := f.Client.Hosts().Get(ctx, "w1")
@@ -124,7 +124,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxGoesWhereItsPlacementSays also checks the error if no host meets the placement.
+// TestASandboxGoesWhereItsPlacementSays also checks the error for a placement that no host meets.
 func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -145,7 +145,7 @@ func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 }
 
 // TestAHostThatMissedAMoveRemovesItsRemains moves a sandbox off a drained host while the host's worker is cut off. The
-// notification of the move is sent only once, so the worker never gets it.
+// notification of the move is sent only once, so the worker never receives it.
 func TestAHostThatMissedAMoveRemovesItsRemains(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "drained")

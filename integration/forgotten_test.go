@@ -12,7 +12,7 @@ import (
 )
 
 // TestExecsLeftByAKilledWorkerAreForgottenByTheNext kills the worker while the supervisor still keeps the files of
-// ended execs. The supervisor must not keep them for ever.
+// ended execs. The next worker must make the supervisor remove these files.
 func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -26,7 +26,7 @@ func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, file := range found { // empty files are prepared for the next exec
+			for _, file := range found { // the supervisor prepares empty files for the next exec
 				if info, err := os.Stat(file); err == nil && info.Size() > 0 && filepath.Base(file) != ".sets" {
 					files = append(files, file)
 				}

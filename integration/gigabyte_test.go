@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// line is the line that the gigabyte consists of.
+// line is repeated until the output has one gigabyte.
 const line = "0123456789abcdef\n"
 
-// checked is a writer that counts the bytes of repeated lines and fails at the first wrong byte.
+// checked is a writer for output that repeats the line. It counts the bytes and fails at the first wrong byte.
 type checked struct {
 	bytes, heap int64
 }
@@ -40,7 +40,7 @@ func (c *checked) Write(p []byte) (int, error) {
 
 func TestX1_AGigabyteStreamsInBoundedMemory(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{OutputRate: 64 * mebibyte}) // three quarters of the gigabyte come after the burst
+	f.Worker("w1", fleet.Role{OutputRate: 64 * mebibyte}) // three quarters of the gigabyte exceed the burst
 	ctx := f.Context(2 * time.Minute)
 	s := f.Create("gigabyte")
 	const size = 1 << 30

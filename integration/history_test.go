@@ -56,8 +56,8 @@ func find(t *testing.T, events []protocol.Event, kind protocol.Kind) protocol.Ev
 	return events[i]
 }
 
-// wantNoImage fails the test unless err says that an image is unavailable. On a machine that reaches a registry, the
-// registry does not have the image; otherwise the pull failed.
+// wantNoImage fails the test unless err says that an image is unavailable. If the machine reaches a registry, the
+// registry does not have the image. Otherwise the pull fails.
 func wantNoImage(t *testing.T, err error) {
 	t.Helper()
 	var e *protocol.Error
@@ -67,8 +67,8 @@ func wantNoImage(t *testing.T, err error) {
 	}
 }
 
-// becomesEmpty fails the test unless all objects of the fleet soon disappear from the engine and the worker's
-// directory, and stay away.
+// becomesEmpty fails the test unless all objects of the fleet disappear from the engine and the worker's directory
+// within a time limit, and do not reappear.
 func becomesEmpty(f *fleet.Fleet, w *fleet.Process) {
 	f.TB.Helper()
 	f.Eventually(10*time.Second, "nothing is left on the host", func() error {

@@ -17,15 +17,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// hostile is a sandbox whose run directory the test changes while the worker reads it. Only root in a sandbox that an
-// older worker created could do this; no other process of a sandbox can.
+// hostile is a sandbox with a run directory that the test changes while the worker reads it. Only root in a sandbox
+// that an older worker created could make such changes; no other process of a sandbox can.
 type hostile struct {
 	*fleet.Fleet
 	t      *testing.T
 	w      *fleet.Process
 	s      *sdk.Sandbox
-	run    string // its run directory on the host
-	secret string // a host directory with a file "marker"
+	run    string // the sandbox's run directory on the host
+	secret string // a directory of the host with a file "marker"
 	marker []byte
 }
 
@@ -36,7 +36,8 @@ func startHostile(t *testing.T) *hostile {
 	h.s = f.Create("hostile")
 	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f",
 		`{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
-	// The marker is longer than the output of the victims, so that a worker would read a part of it at any offset.
+	// The marker is longer than the output of the victims. If a worker read the marker at any offset, the published
+	// output would contain marker text.
 	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
 	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
 		t.Fatal(err)
@@ -44,8 +45,8 @@ func startHostile(t *testing.T) *hostile {
 	return h
 }
 
-// attack runs a script in the directory that holds the files of all execs. The variables out and exit name two files of
-// the exec id.
+// attack runs a script in the directory that holds the files of all execs. The variables out and exit contain the names
+// of two files of the exec with this id.
 func (h *hostile) attack(id, script string, stdin []byte) {
 	h.t.Helper()
 	run, err := os.OpenRoot(h.run)
@@ -67,8 +68,8 @@ func (h *hostile) attack(id, script string, stdin []byte) {
 
 const victimLines = 30_000
 
-// victim starts an exec that prints more than fits into its result, waits for release, prints as much again, and exits
-// with 5. victim returns once the first half of the output is published.
+// victim starts an exec that prints more than fits into its result, waits for release, prints the same amount again,
+// and exits with 5. victim returns when the first half of the output is published.
 func (h *hostile) victim(id string) *sdk.Exec {
 	h.t.Helper()
 	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id,
@@ -104,7 +105,7 @@ func half() []byte {
 	return b.Bytes()
 }
 
-// output returns the part of an exec's output that can be read now, of both streams.
+// output returns the part of an exec's output that can be read now, stdout and stderr together.
 func (h *hostile) output(x *sdk.Exec) []byte {
 	h.t.Helper()
 	var b []byte
@@ -144,7 +145,7 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 	h := startHostile(t)
 	for _, k := range []struct {
 		name, script string
-		sandboxs     bool // the replacement belongs to the sandbox and may be read as far as it goes
+		sandboxs     bool // the replacement belongs to the sandbox, so the worker may read it
 	}{
 		{"symlink", "rm $out; ln -s " + h.secret + "/marker $out", false},
 		{"hardlink-to-nothing", "rm $out", false},
@@ -177,7 +178,7 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 			}
 		})
 	}
-	// The next exec works, and so does the removal, which follows no link out of the directory.
+	// The next exec works. The removal works, too, and follows no link out of the directory.
 	if _, err := h.s.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +195,7 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 }
 
 // TestAHostileExitRecordIsNotBelieved writes forged exit records for running execs. The container then ends before the
-// supervisor has written the true records, so the worker reads the forged ones.
+// supervisor has written the true records, and the worker reads the forged ones.
 func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	h := startHostile(t)

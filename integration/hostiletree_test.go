@@ -138,7 +138,7 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 	}
 }
 
-// Another process keeps replacing directories and files by links and pipes while the tree is uploaded.
+// Another process keeps replacing directories and files by links and pipes during the upload of the tree.
 func TestATreeSwappedDuringUploadNeverLeadsOutside(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -168,7 +168,7 @@ func TestATreeSwappedDuringUploadNeverLeadsOutside(t *testing.T) {
 			default:
 			}
 			name := []string{"a", "b", "c"}[n%3]
-			for range 2 { // exchange the two, and exchange them back
+			for range 2 { // exchange the two names, and then exchange them back
 				if unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD,
 					filepath.Join(exchange, name), unix.RENAME_EXCHANGE) == nil {
 					exchanges.Add(1)

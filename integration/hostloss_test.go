@@ -11,7 +11,7 @@ import (
 )
 
 // TestASandboxNeedNotWaitForALostHost kills the only worker. Of the two sandboxes on its host, one waits and is listed
-// as unreachable. The other one fails once the host's lease has ended, and not before.
+// as unreachable. The other one fails after the host's lease has ended, and not before.
 func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -54,7 +54,8 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAStopWaitsForTheGracePeriod stops one sandbox whose exec needs a while to end and one whose exec never ends.
+// TestAStopWaitsForTheGracePeriod stops two sandboxes: the exec of the first needs a while to end, and the exec of the
+// second never ends.
 func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -72,14 +73,14 @@ func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range x.Output(ctx, sdk.WithFollow(true)) {
-			break // the shell has set its trap
+			break // now the shell has set its trap
 		}
 		began := time.Now()
 		if err := s.Stop(ctx); err != nil {
 			t.Fatal(err)
 		}
 		took = time.Since(began)
-		r, _ = x.Wait(ctx) // the error says that the exec was cancelled
+		r, _ = x.Wait(ctx) // err only says that the exec was cancelled
 		return took, r
 	}
 	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")

@@ -12,11 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// ofTheKernel are the file systems that use no disk space of the host. A tmpfs counts as memory of the container.
+// ofTheKernel lists the file systems that use no disk space of the host. A tmpfs counts as memory of the container.
 var ofTheKernel = []string{"tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue"}
 
-// writableOfHost lists the mounts in a container's /proc/self/mountinfo through which it could write to a disk of the
-// host without a limit. Its root, kernel file systems and read-only mounts are not among them.
+// writableOfHost lists the mounts in a container's /proc/self/mountinfo through which the container could write to a
+// disk of the host without a limit. It leaves out the container's root, kernel file systems and read-only mounts.
 func writableOfHost(mountinfo string) []string {
 	var found []string
 	for line := range strings.Lines(mountinfo) {
@@ -34,7 +34,7 @@ func writableOfHost(mountinfo string) []string {
 	return found
 }
 
-// A container can write to nothing of the host except to mounts that its spec asks for and the operator allows.
+// A container can write to the host only through mounts that its spec asks for and the operator allows.
 func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 	t.Parallel()
 	readable, writable := t.TempDir(), t.TempDir()

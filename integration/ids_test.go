@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// bus returns a plain NATS connection, as a client without the SDK has.
+// bus returns a NATS connection without the SDK.
 func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	f.TB.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -31,7 +31,7 @@ func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 }
 
 // ask publishes a request as a client without the SDK does, and waits for the answer. duplicate means that the server
-// dropped the request as a repeat, so there is no answer.
+// dropped the request as a repeat. In this case there is no answer.
 func ask(
 	ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string,
 ) (answer *nats.Msg, duplicate bool) {
@@ -41,7 +41,7 @@ func ask(
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closing
+	defer func() { _ = sub.Unsubscribe() }() // fails only while the connection is closing
 	if m.Header == nil {
 		m.Header = nats.Header{}
 	}
@@ -60,7 +60,7 @@ func ask(
 	return answer, false
 }
 
-// used fails the test unless nobody can use any of the ids again.
+// used fails the test unless the fleet refuses to use any of the ids again.
 func used(ctx context.Context, t *testing.T, f *fleet.Fleet, when string, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
@@ -138,7 +138,7 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()}) // a client that has sent none of the requests
+	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()}) // this client has sent none of the requests
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,8 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	repeat("at once")
 	repeat("within the window")
 
-	// After the deduplication window the server has forgotten the requests. Only the registry of ids still knows them.
+	// After the deduplication window the server has forgotten the requests. Only the registry of ids still has their
+	// ids.
 	nc, js := bus(f)
 	spec, run := f.Spec(), script("echo x >> /tmp/runs; wc -l < /tmp/runs")
 	for _, r := range []struct {

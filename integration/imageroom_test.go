@@ -19,11 +19,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// TestQ13_UnusedImagesGoWhenTheFileSystemFills fills an engine's file system of 128 MiB above the high mark. Images are
-// removed until it is below the low mark, except those that are in use, configured to be kept, or waited for.
+// TestQ13_UnusedImagesGoWhenTheFileSystemFills fills an engine's file system of 128 MiB above the high mark. The worker
+// then removes images until the used space is below the low mark. It keeps images that are in use, images that are
+// configured to be kept, and images that a sandbox waits for.
 func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	t.Parallel()
-	const size, high, low = 128 * mebibyte, 50, 45 // the marks are 64 and 57.6 MiB
+	const size, high, low = 128 * mebibyte, 50, 45 // high and low are percentages: 64 and 57.6 MiB
 	e, main := engines.StartSmall(t, "small", size), engines.Default(t)
 	r := registry.Start(t, false)
 	door, back := r.Open(e.Listen()), r.Open(main.Listen())
@@ -63,7 +64,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay := func(when string, refs ...string) {
 		t.Helper()
-		time.Sleep(time.Second) // what is tested: several sweeps must remove nothing
+		time.Sleep(time.Second) // several sweeps in this time must remove nothing
 		got := imagesOf(t, e.Host)
 		for _, ref := range refs {
 			if !strings.Contains(got, ref) {
@@ -77,7 +78,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 
 	create("used", used)
-	// The large image is also the one that has been unused for longest, so it is removed first.
+	// The large image also has the longest time since its last use, so it is removed first.
 	for _, image := range []struct{ id, ref string }{{"large", large}, {"waited", waited}, {"small", small}} {
 		if err := create(image.id, image.ref).Delete(ctx); err != nil {
 			t.Fatal(err)
@@ -94,13 +95,13 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay("below the marks", kept, used, large, waited, small)
 
-	// Removing the large image frees enough space.
+	// The removal of the large image frees enough space.
 	fill(size / 100 * (high + 3))
 	goes(large)
 	stay("below the low mark", kept, used, waited, small)
 
-	// A sandbox waits for one of the images: the worker asks the registry whether the image has changed, and the registry
-	// answers slowly.
+	// A sandbox waits for one of the images. Its worker asks the registry whether the image has changed, and the
+	// registry answers slowly.
 	door.Fault(func(q *http.Request) registry.Fault {
 		if strings.Contains(q.URL.Path, "/waited/manifests/") {
 			return registry.Fault{Delay: 4 * time.Second}
@@ -129,7 +130,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay("above the high mark, in use", kept, used, waited)
 
-	// A pull that fills the file system frees space by itself.
+	// If a pull fills the file system, the worker frees space again.
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +144,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	f.Judge()
 }
 
-// imageGoes waits until a host no longer has an image.
+// imageGoes waits until a host does not have an image any more.
 func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
 	t.Helper()
 	f.Eventually(10*time.Second, ref+" goes", func() error {
@@ -154,8 +155,8 @@ func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
 	})
 }
 
-// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor has a sandbox without a host, which could not be created without the
-// image. As long as no coordinator can say whether images are needed, none is removed either.
+// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor creates a sandbox that waits for a host and may not pull its image.
+// The worker keeps that image. It also removes no image while no coordinator can say which images are needed.
 func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -196,7 +197,7 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	}
 	f.Coordinator("c2", fleet.Role{})
 	imageGoes(t, f, h.engine.Host, other)
-	time.Sleep(time.Second) // what is tested: several more sweeps must remove nothing
+	time.Sleep(time.Second) // several more sweeps in this time must remove nothing
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) {
 		t.Errorf("an image that a sandbox waits for was removed; left: %s", got)
 	}

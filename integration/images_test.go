@@ -26,12 +26,12 @@ import (
 
 const mebibyte = 1 << 20
 
-// warehouse is a registry, an engine that pulls from it, and the doors through which engines reach it.
+// warehouse is a registry, an engine that pulls from the registry, and the doors through which engines reach it.
 type warehouse struct {
 	*registry.Registry
 	engine *engines.Engine
-	door   *registry.Door // for engine
-	back   *registry.Door // for main, the machine's engine, which pushes images
+	door   *registry.Door // the door through which engine pulls images
+	back   *registry.Door // door of main, the machine's own engine, which pushes images
 	main   *engines.Engine
 }
 
@@ -44,7 +44,7 @@ func newWarehouse(t *testing.T, private bool) *warehouse {
 }
 
 // push puts a new image of the given size in bytes into the registry. It returns the image's digest, and the reference
-// by which the engine pulls it.
+// that the engine uses to pull it.
 func (w *warehouse) push(name string, size int) (ref, digest string) {
 	return w.door.Host + "/" + name, w.Push(w.main.Host, w.back, fleet.Image, name, size)
 }
@@ -80,7 +80,8 @@ func hasError(t *testing.T, what string, err error, code protocol.Code, reason s
 // pullStall is how long a pull in these tests may make no progress.
 const pullStall = 3 * time.Second
 
-// TestQ14_ImagesArePulled makes pulls of all kinds, and makes them fail, with one engine and a registry behind a door.
+// TestQ14_ImagesArePulled tests pulls of all kinds, and failures of pulls, with one engine and a registry behind a
+// door.
 func TestQ14_ImagesArePulled(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -89,7 +90,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		Images: worker.Images{PullStall: pullStall,
 			Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
 
-	// Each subtest begins its time limit once its images are pushed.
+	// The time limit of each subtest begins when its images are pushed.
 	for _, pull := range []struct {
 		what string
 		run  func(*testing.T, *fleet.Fleet, *warehouse)
@@ -138,7 +139,7 @@ func onePullServesAllWaitingSandboxes(t *testing.T, f *fleet.Fleet, h *warehouse
 		})
 	}
 	wg.Wait()
-	// The base layer, the image's own layer, and the configuration.
+	// three downloads: the base layer, the image's own layer, and the configuration
 	if n := h.door.Passed("GET", "/v2/shared/blobs/"); n != 3 {
 		t.Errorf("%d blobs were fetched, want 3", n)
 	}
@@ -258,7 +259,7 @@ func anImageNameReachesNoServiceOfTheHost(t *testing.T, f *fleet.Fleet, h *wareh
 	if n := asked.Load(); n > 0 {
 		t.Errorf("the service had %d connections", n)
 	}
-	// The same if another server answers at the address of a registry that the operator trusts.
+	// Now another server answers at the address of a registry that the operator trusts.
 	h.door.Fault(func(q *http.Request) registry.Fault {
 		if strings.Contains(q.URL.Path, "/html/manifests/") {
 			return registry.Fault{Status: 400, Body: "<html>secret-of-the-host</html>"}
@@ -355,7 +356,7 @@ func aDeleteEndsAPullThatNobodyElseNeeds(t *testing.T, f *fleet.Fleet, h *wareho
 		}
 	}
 	deleteWithin("deleted-1")
-	time.Sleep(time.Second) // what is tested: the pull continues, since the other sandbox still needs it
+	time.Sleep(time.Second) // the pull must continue in this time: the other sandbox still needs the image
 	if n := h.door.GivenUp(); n != gone {
 		t.Error("the pull ended while a sandbox waits for it")
 	}
@@ -369,7 +370,7 @@ func aDeleteEndsAPullThatNobodyElseNeeds(t *testing.T, f *fleet.Fleet, h *wareho
 }
 
 // TestQ14_AlwaysAsksTheRegistryOncePerCreate kills a worker after it created the container. The restarted worker does
-// not pull again, and the sandbox keeps the image it was created from.
+// not pull again, and the sandbox keeps the image from which it was created.
 func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -403,8 +404,9 @@ func imagesOf(t *testing.T, host string) string {
 	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
 }
 
-// TestUnusedImagesAreRemovedAboveTheBound sets a limit on the size of pulled images. Above it, the worker removes
-// images, large and long unused ones first. It keeps images that are in use, configured to be kept, or foreign.
+// TestUnusedImagesAreRemovedAboveTheBound sets a limit on the size of pulled images. Above the limit, the worker
+// removes images: large images and images unused for a long time come first. It keeps images that are in use,
+// configured to be kept, or foreign.
 func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -416,7 +418,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	foreign, _ := h.push("foreign:1", 3*mebibyte)
 	docker(t, h.engine.Host, "pull", "-q", foreign)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// The limit leaves room for three of these images. Each consists of its own 3 MB and a base of 2 MB.
+	// The limit leaves room for three of these images. Each image consists of 3 MB of its own and a base of 2 MB.
 	role := fleet.Role{Engine: h.engine.Host,
 		Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept},
 			HighWater: 100, Sweep: 200 * time.Millisecond}}
@@ -446,11 +448,11 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second) // what is tested: below the limit, sweeps remove nothing
+	time.Sleep(time.Second) // below the limit, sweeps in this time must remove nothing
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
 		t.Errorf("below the bound, an image was removed; left: %s", got)
 	}
-	w.Stop() // a new worker knows which images the old one pulled
+	w.Stop() // a new worker must know which images the old worker pulled
 	f.Worker("w1", role)
 	create("two", two)
 	f.Eventually(10*time.Second, "the unused image is removed", func() error {
@@ -459,7 +461,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(time.Second) // what is tested: further sweeps remove nothing else
+	time.Sleep(time.Second) // more sweeps in this time must remove nothing else
 	got := imagesOf(t, h.engine.Host)
 	for _, ref := range []string{kept, used, two, foreign, fleet.Image} {
 		if !strings.Contains(got, ref) {
@@ -484,8 +486,8 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	})
 }
 
-// TestPrivateImagesTakeTheWorkersCredentials checks that a pull with no or wrong credentials is denied, and that a
-// cached image does not bypass the registry's check.
+// TestPrivateImagesTakeTheWorkersCredentials checks that a pull without credentials or with wrong credentials is
+// denied. A cached image does not bypass the registry's check.
 func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, true)
@@ -528,7 +530,7 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 	hasError(t, "cached, where the worker checks", err, protocol.PermissionDenied, protocol.ReasonImageDenied)
 }
 
-// TestImagesAreImportedWithoutARegistry imports an archive and a root filesystem to every host, including one that
+// TestImagesAreImportedWithoutARegistry imports an archive and a root file system to every host, including a host that
 // joins later, and removes them again.
 func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	t.Parallel()
@@ -543,7 +545,7 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	docker(t, main, "export", "-o", root, container)
 	docker(t, main, "rm", container)
 
-	// Imported images stay, however little space is left.
+	// Imported images stay even if almost no space is left.
 	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}}
 	w := f.Worker("w1", role)
 	cli := buildCLI(t)

@@ -12,8 +12,8 @@ import (
 )
 
 // TestX_AnImagesVolumesAreNotHostDirectories checks the volumes that an image declares. They are part of the
-// container's own layer: they have the image's content, count towards the layer's limit, are read-only if the layer is,
-// and survive a stop.
+// container's own layer: they contain the files of the image, count towards the layer's limit, are read-only if the
+// layer is, and survive a stop.
 func TestX_AnImagesVolumesAreNotHostDirectories(t *testing.T) {
 	t.Parallel()
 	ref := imageWith(t, "volumes", `VOLUME ["/home", "/srv/data", "/home/box"]`, `CMD ["sleep", "1000"]`)
@@ -55,7 +55,7 @@ func TestX_AnImagesVolumesAreNotHostDirectories(t *testing.T) {
 		t.Errorf("with read_only a volume can be written: %v, %v", r, err)
 	}
 
-	// A volume with a mount below it is an empty in-memory file system of limited size.
+	// If a mount is below a volume, the volume is an empty in-memory file system of limited size.
 	above := f.Spec()
 	above.Image, above.Tmpfs = ref, []protocol.Tmpfs{{Target: "/srv/data/cache", Size: 1 << 20}}
 	s, err = f.Client.Create(ctx, above, sdk.WithID("above"))
@@ -65,7 +65,7 @@ func TestX_AnImagesVolumesAreNotHostDirectories(t *testing.T) {
 		t.Errorf("the volume above a mount: %q", got)
 	}
 
-	// A worker that restarts must not remove another in-memory file system to which the path of a volume leads.
+	// The path of a volume may lead to another in-memory file system. A restarted worker must not remove it.
 	led := f.Spec()
 	led.Image = ref
 	s, err = f.Client.Create(ctx, led, sdk.WithID("led"))

@@ -68,13 +68,13 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 		}
 		return want
 	}
-	f.Worker("w1", fleet.Role{StateDir: state}).Stop() // creates its directory
+	f.Worker("w1", fleet.Role{StateDir: state}).Stop() // the worker creates its state directory
 	found, err := filepath.Glob(filepath.Join(state, f.Conn.Deployment(), "*"))
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)
 	}
-	// An older version gave an imported image the name itself and recorded that. Of two such images, one got a name that
-	// was free, the other a name that it took from a user's image.
+	// An older version gave an imported image its name directly and recorded this. Of two such images, one got a name
+	// that was free. The other got a name that it took from a user's image.
 	wants := map[string]*protocol.WantedImage{}
 	for _, ref := range []string{same, theirs, ours, older, lost} {
 		wants[ref] = imports(ref)
@@ -112,7 +112,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 		t.Errorf("names of the host are %q (was %q), %q, %q and %q, and of the worker %q", id(theirs), was, id(same),
 			id(lost), id(ours), id(local(ours)))
 	}
-	for _, ref := range []string{theirs, ours, older} { // theirs does not contain the program
+	for _, ref := range []string{theirs, ours, older} { // the image theirs does not contain the program
 		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever),
 			sdk.WithID(strings.SplitN(ref, "-", 2)[0]))
 		if err != nil {
@@ -141,7 +141,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	}
 }
 
-// An import before the first host exists does not wait. A host that joins later gets the image.
+// An import in a fleet without hosts does not wait. A host that joins later gets the image.
 func TestAnImportWithoutHostsDoesNotWait(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -11,17 +11,17 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// mustPrint runs a script and returns its output without the final newline.
+// mustPrint runs a script and returns its output without the last newline.
 func mustPrint(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, text string) string {
 	t.Helper()
 	return strings.TrimSpace(mustExec(f.Context(30*time.Second), t, s, script(text)))
 }
 
-// TestTheContainerIsAsTheSpecSays runs sandboxes with each field of a container. It checks them from the inside and
-// reads them back.
+// TestTheContainerIsAsTheSpecSays sets each field of a container in the specs of sandboxes. It checks each field inside
+// the sandbox and reads it back.
 func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	t.Parallel()
-	const runtime = "io.containerd.runc.v2" // another name for the engine's default
+	const runtime = "io.containerd.runc.v2" // another name for the engine's default runtime
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard},
 		Runtimes: []string{runtime}})
@@ -45,12 +45,12 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
 		"memory": {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null " +
 			"|| true", "67108864"},
-		// the engine's own limit may be lower
+		// the engine may have a lower limit of its own
 		"open files": {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"},
 		"core files": {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
 		"terminals": {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='",
 			"1"},
-		// one filter of the engine and one of the supervisor
+		// one filter comes from the engine, one from the supervisor
 		"filters of calls": {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"},
 		"no capability":    {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
 	} {
@@ -69,7 +69,7 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	f.Judge()
 }
 
-// TestAStandardSandboxRunsPackageManagers checks what root may do and may not do in a standard sandbox.
+// TestAStandardSandboxRunsPackageManagers checks what root may do in a standard sandbox, and what it may not do.
 func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -81,7 +81,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const dockerDefaults, without = 0xa80425fb, 1<<13 | 1<<27 // NET_RAW, MKNOD
+	const dockerDefaults, without = 0xa80425fb, 1<<13 | 1<<27 // the capabilities NET_RAW and MKNOD
 	for what, c := range map[string]struct{ script, want string }{
 		"capabilities of root": {"grep CapEff /proc/self/status | cut -f2", "00000000a00405fb"},
 		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2",
@@ -103,7 +103,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	if want := uint64(dockerDefaults) &^ without; want != 0xa00405fb {
 		t.Errorf("the table above is wrong: %x", want)
 	}
-	// A cancel finds a process that left the exec's process group, through its parents.
+	// A process has left the exec's process group. A cancel of the exec finds it through its parent processes.
 	x, err := s.Start(ctx, script("su -s /bin/sh nobody -c 'echo here; sleep 600'"))
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestUnsupportedSpecsAreRefusedAtOnce(t *testing.T) {
 			t.Errorf("%s is not refused in the Engine's own words: %v", field, err)
 		}
 	}
-	becomesEmpty(f, f.Processes("worker")[0]) // the Engine refuses some on the host, which must be cleaned up
+	becomesEmpty(f, f.Processes("worker")[0]) // the Engine refuses some specs on the host, and the worker must clean up
 	f.Judge()
 }
 
@@ -181,14 +181,14 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxIsDeletedWhenItExpires covers the lifetime limit in every state, and its extension.
+// TestASandboxIsDeletedWhenItExpires checks the end of the lifetime in every state, and changes of the lifetime.
 func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.TTL = protocol.Duration(4 * time.Second)
-	// The lifetime ends in every state.
+	// A sandbox expires no matter in which state it is.
 	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -209,8 +209,8 @@ func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 		s   *sdk.Sandbox
 		ttl time.Duration
 	}{
-		{longer, soon}, {longer, time.Hour}, // these set a later end
-		{busy, time.Hour}, {busy, soon}, // these set an earlier end; without its extension, longer would expire first
+		{longer, soon}, {longer, time.Hour}, // these extensions set a later end
+		{busy, time.Hour}, {busy, soon}, // an earlier end; without its extension, longer would expire first
 		{stopped, soon},
 	} {
 		if err := step.s.Extend(ctx, step.ttl); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// refusedBy checks that a second worker exits and names the holder of the host.
+// refusedBy checks that a second worker exits and that its error names the holder of the host's lock.
 func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder string) {
 	t.Helper()
 	if err := second.AwaitExit(within); err == nil {
@@ -30,17 +30,18 @@ func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder
 	}
 }
 
-// TestS11_ASecondWorkerOnAnEngineIsRefused covers a second worker with the same and with other directories.
+// TestS11_ASecondWorkerOnAnEngineIsRefused starts second workers with the same directories and with others.
 func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	first := f.Worker("first", fleet.Role{})
 	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
-	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal must not wait for its end
+	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal comes before its end
 	other := f.Worker("third", fleet.Role{NoWait: true})
 	refusedBy(t, other, 15*time.Second, "first (machine ")
 
-	// The refusal does not affect the first worker. When that is killed, its successor gets the host at once.
+	// The refusal does not affect the first worker. When the first worker is killed, its successor gets the host at
+	// once.
 	f.Create("a")
 	first.Kill()
 	started := time.Now()
@@ -53,12 +54,12 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerNameBelongsToOneHost starts a second worker with the same name on another host, as happens if a
-// configuration is copied.
+// TestAWorkerNameBelongsToOneHost starts a second worker with the same name on another host. This happens if an
+// operator copies a configuration.
 func TestAWorkerNameBelongsToOneHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "name")
-	f := fleet.Start(t, fleet.Options{Workers: -1}) // with locks of 30 s, since no step waits until a lock expires
+	f := fleet.Start(t, fleet.Options{Workers: -1}) // locks last 30 s: no step waits until a lock expires
 	first := f.Worker("w1", fleet.Role{})
 	s := f.Create("a")
 	second := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(f.Dir, "second"), NoWait: true})
@@ -81,8 +82,8 @@ func TestAWorkerNameBelongsToOneHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnotherWorkerTakesAHostOnlyAfterTheLease starts a worker with other directories, as if on another machine. That
-// worker cannot know that the previous one has died.
+// TestAnotherWorkerTakesAHostOnlyAfterTheLease starts a worker with other directories, like a worker on another
+// machine. That worker cannot know that the previous worker has died.
 func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -110,8 +111,8 @@ func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Judge()
 }
 
-// hostFleet has a worker behind a recording proxy. The engine refuses to create the containers of its sandboxes, so the
-// worker never stops trying to change something on the engine.
+// hostFleet has one worker, with a recording proxy in front of its engine. After obstruct the engine refuses new
+// containers, so the worker never stops trying to create them.
 type hostFleet struct {
 	*fleet.Fleet
 	ttl    time.Duration
@@ -168,7 +169,7 @@ func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	return ids
 }
 
-// about lists the changing requests since from that name the container or the network of a sandbox.
+// about lists the changing requests since from that contain the name of the sandbox's container or network.
 func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request) {
 	for _, r := range h.engine.Mutations() {
 		if r.Time.After(from) && strings.Contains(r.Path+"?"+r.Query, "default."+id) {
@@ -200,7 +201,7 @@ func (h *hostFleet) judge() {
 }
 
 // TestP4_APausedWorkerChangesNothingWithAStaleLock pauses the worker's process for half of its lease, for the whole
-// lease and for three times the lease. Each time the worker has pending work and a request in flight.
+// lease and for three times the lease. During each pause the worker has pending work and a request in flight.
 func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 	t.Parallel()
 	h, _ := startHost(t, 4*time.Second, fleet.Role{}, false)
@@ -257,8 +258,8 @@ func (h *hostFleet) startedUnderTheLock() {
 	}
 }
 
-// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only link between a worker and the log until another host has
-// taken the worker's pending sandboxes.
+// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only link between a worker and the log. The link stays cut until
+// another host has taken the worker's pending sandboxes.
 func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")
@@ -319,7 +320,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		h.ready.Info().State != protocol.StateReady {
 		t.Errorf("the ready sandbox is %+v, %v; want ready, unreachable", h.ready.Info(), err)
 	}
-	h.engine.Inject(nil) // from now on the engine accepts creates: only the missing lock stops the worker
+	h.engine.Inject(nil) // from now on the engine accepts creates: only the lost lock stops the worker
 
 	mended := time.Now()
 	link.Mend()
@@ -347,7 +348,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	}
 	h.judge()
 	h.startedUnderTheLock()
-	// After a late heartbeat the host is suspect until the next one.
+	// A late heartbeat makes the host suspect until the next heartbeat.
 	h.Eventually(10*time.Second, "the sandbox is reachable after the cut", func() error {
 		if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || h.ready.Info().Unreachable {
 			return fmt.Errorf("%+v, %v", h.ready.Info(), err)

@@ -8,8 +8,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Fleets spend most of the time waiting for timeouts and for engines. On small machines the suite finishes sooner
-	// with more tests at once than there are cores. The flag -parallel overrides this number.
+	// Fleets spend most of their time waiting for timeouts and for engines. On small machines the suite therefore
+	// finishes sooner with more parallel tests than cores. The flag -parallel overrides this number.
 	if err := flag.Set("test.parallel", "5"); err != nil {
 		panic(err)
 	}

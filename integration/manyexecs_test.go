@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestASandboxWithThousandsOfExecsIsDeleted uses a history of a version that did not limit the active execs of a
-// sandbox: 6000 execs were accepted while the worker was away, and none started.
+// TestASandboxWithThousandsOfExecsIsDeleted uses a history from a version that did not limit the active execs of a
+// sandbox. 6000 execs were accepted while the worker was away, and no exec has started.
 func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

@@ -17,8 +17,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ11_ManyNetworksOnOneHost creates many networks with their rules, as a worker does, and removes them without
-// leaving anything. It creates 24 networks, or the number in BOXFLEET_NETWORKS; `make networks` sets 500.
+// TestQ11_ManyNetworksOnOneHost creates many networks with their rules, as a worker does, and removes them. Nothing may
+// be left afterwards. It creates 24 networks, or the number in BOXFLEET_NETWORKS; `make networks` sets this number to
+// 500.
 func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 	n := 24
 	if text := os.Getenv("BOXFLEET_NETWORKS"); text != "" {

@@ -74,7 +74,7 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 	if left, _ := os.ReadDir(below); len(left) > 0 {
 		t.Errorf("the sandbox wrote into a file system that is mounted below its mount: %v", left)
 	}
-	// Neither a manual start of the container nor the Engine's copy command reaches the host.
+	// Neither a manual start of the container nor the Engine's copy command leads to files of the host.
 	links, err := filepath.Glob(filepath.Join(f.Directories(w)[0], "mounts", "?"))
 	if err != nil || len(links) != len(mounts) {
 		t.Fatalf("the links of mounts: %q, %v", links, err)
@@ -84,7 +84,7 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 			t.Errorf("%s leads to %s, %v", link, real, err)
 		}
 	}
-	// A resume checks the sources again and mounts the same ones.
+	// A resume checks the sources again and mounts the same source.
 	if err := errors.Join(s.Stop(ctx), s.Resume(ctx)); err != nil {
 		t.Fatal(err)
 	}
@@ -113,8 +113,8 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 	}
 }
 
-// A process with write access to an allowed directory, for example in a sandbox with a writable mount, keeps swapping a
-// directory for a link to a forbidden one while sandboxes mount the directory.
+// While sandboxes mount a directory below the allowed one, another process keeps swapping it for a link to a forbidden
+// directory. A sandbox with a writable mount of the allowed directory could run such a process.
 func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -147,7 +147,7 @@ func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	for n := 0; n < 12 || made == 0 && n < 60; n++ {
 		spec := f.Spec()
 		spec.Mounts = []protocol.Mount{{Source: filepath.Join(allowed, "a"), Target: "/m"}}
-		// The container's command must not start before a wrong mount is noticed.
+		// The worker must notice a wrong mount before the container's command starts.
 		spec.Command = []string{"/bin/busybox", "sh", "-c", "cat /m/file > /seen; sleep 60"}
 		s, err := f.Client.Create(ctx, spec)
 		if err != nil {
@@ -187,7 +187,7 @@ func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 }
 
 // A worker is killed after it started a container and before it checked the container's mounts. The next worker checks
-// them before the sandbox becomes ready.
+// the mounts before the sandbox becomes ready.
 func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -203,7 +203,7 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.AwaitKilled(20 * time.Second)
-	// The container's mount is now different from what the path leads to.
+	// The path of the mount source now leads to another directory than the container's mount.
 	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")),
 		os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
 	if err != nil {
@@ -219,8 +219,8 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// A worker is killed while the links of a container's mounts lead to the mount sources. The next worker makes the links
-// lead nowhere again.
+// A worker is killed while the links for a container's mounts lead to the mount sources. The next worker changes the
+// links: they lead nowhere again.
 func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -282,7 +282,7 @@ func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 }
 
 // After a restart of the machine, mount sources may appear later than the engine. A sandbox that was ready waits for
-// required sources, at most as long as a create may take. It does not wait for optional ones.
+// its required sources, at most for the time limit of a create. It does not wait for optional sources.
 func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -301,7 +301,7 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := func() { // as if the machine went down
+	ended := func() { // has the same effect as a shutdown of the machine
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "late"))

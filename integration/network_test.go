@@ -45,7 +45,7 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		given[0].Protocol != protocol.ProtocolTCP {
 		t.Fatalf("the sandbox shows the ports %+v", given)
 	}
-	// A foreign container of the host, published on all its addresses.
+	// This container belongs to another user of the host. It is published on all addresses of the host.
 	docker(t, e.Host, "run", "-d", "--name", "other", "-p", "0.0.0.0:9000:8080", "--entrypoint", "sh", fleet.Image,
 		"-c",
 		"while :; do echo reached | nc -l -p 8080 >/dev/null; done")
@@ -68,7 +68,7 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 	type target struct {
 		what, address    string
 		port             int
-		open, some, none bool // which sandboxes may reach it
+		open, some, none bool // which sandboxes may reach the address
 	}
 	targets := []target{
 		{"the internet", internet, 80, true, false, false},
@@ -248,7 +248,7 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, none, some, all, web} {
 			check(t, s.Delete(f.Context(time.Minute)))
 		}
-		// The table records the names of removed bridges until the worker next inspects its host.
+		// The table keeps the names of removed bridges until the worker next inspects its host.
 		if left := rules(); strings.Contains(left, "chain bxf-") || strings.Contains(left, "goto bxf-") {
 			t.Errorf("after the deletes this is left:\n%s", left)
 		}
@@ -257,7 +257,7 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 		}
 	})
 
-	// As a control, the addresses that were refused above are reachable without a firewall.
+	// For comparison, sandboxes without a firewall reach the addresses that were refused above.
 	t.Run("without a firewall", func(t *testing.T) {
 		docker(t, e.Host, "start", "other")
 		plain := fleet.Start(t, fleet.Options{Workers: -1})
@@ -289,8 +289,8 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 	})
 }
 
-// TestAWorkerThatCannotProtectRefuses connects the worker to the engine through a proxy. The process of the proxy is
-// not in the engine's network namespace, so rules in its namespace would protect nothing.
+// TestAWorkerThatCannotProtectRefuses connects the worker to the engine through a proxy. The proxy's process is not in
+// the engine's network namespace: rules in the namespace of the proxy would protect nothing.
 func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "behind")
@@ -318,7 +318,7 @@ func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 		}
 	}()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// The pool must differ from that of other fleets, whose bridges are in the namespace of the proxy.
+	// The pool must differ from the pools of other fleets: their bridges are in the namespace of the proxy.
 	f.Worker("w1", fleet.Role{Engine: "unix://" + socket, NetworkPool: "10.231.0.0/16"})
 	_, err = f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("bare"))
 	wantError(t, "a create that cannot be protected", err, protocol.FailedPrecondition, protocol.ReasonFirewall, "")

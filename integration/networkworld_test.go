@@ -29,15 +29,15 @@ import (
 )
 
 // world is the network around a Docker host. It is a network namespace behind a link, with addresses of the internet,
-// of private ranges and of cloud metadata services. It answers on all of them.
+// of private ranges and of cloud metadata services. It answers on all these addresses.
 //
 //	sandbox ── bridge ── host (namespace of the engine) ── link ── world
 type world struct {
 	t         *testing.T
-	host      string // namespace of the host
+	host      string // network namespace of the host
 	namespace string
 	asked     atomic.Int64 // number of queries that its name server received
-	askedFor  sync.Map     // names in these queries
+	askedFor  sync.Map     // names that these queries asked for
 }
 
 // Addresses of the host and of the world.
@@ -56,7 +56,7 @@ const (
 	insideIPv6   = "fd00:66::" // prefix that the test adds to a sandbox's network
 )
 
-// around are further addresses of the world, all on its loopback interface.
+// around lists more addresses of the world, all on its loopback interface.
 var around = []string{
 	internet, deniedPublic, deniedPrivate, named, "10.88.0.1", "172.30.0.1", "192.168.9.9", "100.64.0.9", "198.18.0.1",
 	"169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192",
@@ -98,18 +98,18 @@ func (w *world) run(name string, args ...string) string {
 	return string(out)
 }
 
-// in runs f in a network namespace. Sockets that it creates stay there.
+// in runs f in a network namespace. A socket that f creates stays in that namespace.
 func in(t *testing.T, namespace string, f func() error) {
 	t.Helper()
 	inside(t, "/run/netns/"+namespace, f)
 }
 
-// inside runs f in the network namespace of a file.
+// inside runs f in the network namespace that a file represents.
 func inside(t *testing.T, path string, f func() error) {
 	t.Helper()
 	done := make(chan error)
 	go func() {
-		// The thread must not end: processes of the fleet die with the thread that started them.
+		// The thread must not end: the fleet processes that a thread started are killed when the thread ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		file, err := os.Open(path)
@@ -137,7 +137,7 @@ func inside(t *testing.T, path string, f func() error) {
 	}
 }
 
-// ip runs the ip program in the network namespace of a file.
+// ip runs the ip program in a network namespace.
 func (w *world) ip(namespace string, args ...string) {
 	w.t.Helper()
 	w.run("nsenter", append([]string{"--net=" + namespace, "ip"}, args...)...)
@@ -151,7 +151,7 @@ func (w *world) setIPv6(namespace, name, value string) {
 	})
 }
 
-// serve answers on every address of a namespace: TCP on ports 80 and 53, and a name server by UDP on the given
+// serve answers on every address of a namespace: by TCP on ports 80 and 53, and as a name server by UDP on the given
 // addresses.
 func (w *world) serve(namespace string, names ...string) {
 	w.t.Helper()
@@ -215,7 +215,7 @@ func (w *world) names(udp net.PacketConn) {
 	}
 }
 
-// nameIn returns the name that a question asks for. The question is long enough to hold it.
+// nameIn returns the name that a question asks for. The caller must check that the question is long enough for a name.
 func nameIn(question []byte) string {
 	var labels []string
 	for at := 0; question[at] != 0; {
@@ -232,7 +232,7 @@ type probe struct {
 	address  string
 	port     int
 	may      bool // the attempt is expected to succeed
-	tcp, udp bool // whether it did
+	tcp, udp bool // tcp: the attempt by TCP succeeded; udp: the attempt by UDP succeeded
 }
 
 // probesAtOnce is how many probes run at a time. A refused probe waits for most of a second.
@@ -252,7 +252,7 @@ func (f *networkFleet) reachAll(t *testing.T, probes []*probe) {
 	check(t, group.Wait())
 }
 
-// reaches is reachAll for one probe.
+// reaches does the same as reachAll for one probe.
 func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool) {
 	t.Helper()
 	p := &probe{s: s, address: address, port: port, may: may}
@@ -260,10 +260,10 @@ func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, por
 	return p.tcp, p.udp
 }
 
-// try tries to open a TCP connection from inside a sandbox and, for port 80, sends a query to the name server on the
-// same address by UDP. A permitted target has time to answer on a slow machine.
+// try tries to open a TCP connection from a sandbox to an address. For port 80, it also sends a query to the name
+// server on the same address by UDP. If the target is permitted, try waits long enough for a slow machine.
 func (f *networkFleet) try(s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool, err error) {
-	name, patience := sdk.NewID()+".test", 1 // a name of its own tells this query from others
+	name, patience := sdk.NewID()+".test", 1 // no other query asks for this name
 	if may {
 		patience = 10
 	}
@@ -315,7 +315,7 @@ func gatewayOf(s *sdk.Sandbox) string {
 }
 
 // reachesByIPv6 tries to open a connection from inside a sandbox by IPv6. A sandbox's network never has IPv6 addresses,
-// so reachesByIPv6 adds them by hand.
+// so reachesByIPv6 adds them.
 func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address string) error {
 	t.Helper()
 	pid := docker(t, f.e.Host, "inspect", "-f", "{{.State.Pid}}", containerOf(f.Fleet, f.e.Host, s.ID()))
@@ -328,8 +328,8 @@ func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address strin
 	for i, e := range ends {
 		f.w.setIPv6(e.namespace, e.device+"/disable_ipv6", "0")
 		f.w.ip(e.namespace, "address", "replace", e.address+"/64", "dev", e.device, "nodad")
-		// The rules also block neighbor discovery, which alone would block every connection. So add the neighbors by
-		// hand.
+		// The rules also block neighbor discovery. Without neighbors, every connection would fail, so the test would
+		// show nothing about other rules. Therefore add the neighbors by hand.
 		other, link := ends[1-i], ""
 		inside(t, other.namespace, func() error {
 			device, err := net.InterfaceByName(other.device)

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAFinishedExecIsNotStartedAgain delays the worker each time before it lists the execs to start. During the delay
-// many execs end, and their supervisor forgets them.
+// TestAFinishedExecIsNotStartedAgain delays the worker each time before it lists the execs to start. During each delay
+// many execs end, and the supervisor forgets them.
 func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
 	const parallel, each = 16, 25
@@ -54,8 +54,8 @@ func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnExecThatCannotBeStartedFailsInTime pauses the container and restarts the worker. The new worker then has no
-// connection to a supervisor that could start the exec.
+// TestAnExecThatCannotBeStartedFailsInTime pauses the container and restarts the worker. The new worker then cannot
+// connect to the supervisor, which would have to start the exec.
 func TestAnExecThatCannotBeStartedFailsInTime(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

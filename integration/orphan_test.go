@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge kills an engine while it creates networks, until it leaves a
-// bridge behind. Nearly every kill does.
+// TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge kills an engine while it creates networks. It repeats this
+// until a kill leaves a bridge behind, as nearly every kill does.
 func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "killed")
@@ -80,7 +80,7 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 }
 
 // TestQ10_ABridgeWithoutANetworkIsRemoved uses an engine that has a bridge without a network. An engine leaves such a
-// bridge if it is killed after it creates the bridge and before it saves the network.
+// bridge if it is killed after creating the bridge and before saving the network.
 func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "orphans")
@@ -144,7 +144,7 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 		t.Errorf("it was removed %s after it was first seen", age)
 	}
 	mustExec(ctx, t, s, script("true"))
-	second := f.Create("two") // may get the freed subnet
+	second := f.Create("two") // the new sandbox may get the freed subnet
 	mustExec(ctx, t, second, script("true"))
 	if strings.Count(w.Log(), "an orphan bridge") != 1 || !there(foreign) {
 		t.Errorf("more than the orphan was removed: %s", ip("-br", "link"))

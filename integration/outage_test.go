@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestTheEndOfAnExecIsRecordedAfterAnOutage makes an exec end during an outage that lasts until long after the exec's
-// timeout. Its sandbox kept running, so the exec ends with the command's own exit code.
+// TestTheEndOfAnExecIsRecordedAfterAnOutage makes an exec end during an outage. The outage lasts until long after the
+// exec's timeout. The sandbox kept running, so the exec ends with the exit code of its command.
 func TestTheEndOfAnExecIsRecordedAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	const timeout, grace, overdue = 2 * time.Second, time.Second, 5 * time.Second

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// logs opens the stream of output with a plain NATS client, as an operator could.
+// logs opens the stream of output with a NATS client without the SDK, as an operator could.
 func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 	t.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -35,10 +35,10 @@ func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 }
 
 // TestOutputThatTheServerLostIsPublishedAgain removes the last acknowledged chunks from the log and breaks all
-// connections. A single server that is killed loses the same.
+// connections. A kill of a single server can have the same effect.
 func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	t.Parallel()
-	const size = 600_000 // three chunks
+	const size = 600_000 // the output has three chunks
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	link := f.Link()
 	f.Worker("w1", fleet.Role{NATS: link.URL()})
@@ -103,8 +103,8 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnExecEndsThoughTheLogOfOutputIsFull makes the stream of output refuse everything. The exec still ends with the
-// command's own exit code, and says that output is missing.
+// TestAnExecEndsThoughTheLogOfOutputIsFull makes the stream of output refuse every message. The exec still ends with
+// the exit code of its command, and its result says that output is missing.
 func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -142,11 +142,11 @@ func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheExitCodeIsKnownThoughOutputComesSlowly makes publishing the output of an exec with a timeout take longer than
-// coordinators wait for the end of such an exec.
+// TestTheExitCodeIsKnownThoughOutputComesSlowly makes publishing slow. Publishing the output of an exec with a timeout
+// then takes longer than coordinators wait for the end of the exec.
 func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 	t.Parallel()
-	const size = 8 << 20 // 32 chunks, which take 16 s
+	const size = 8 << 20 // 32 chunks, which take 16 s to publish
 	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: coordinator.Timing{Overdue: 8 * time.Second}})
 	f.Worker("w1", fleet.Role{SlowAt: "output", SlowBy: 500 * time.Millisecond, OutputWithin: 2 * time.Second})
 	s := f.Create("slow")
@@ -169,7 +169,7 @@ func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 }
 
 // TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print, and again after they have
-// ended. The server loses output that it had acknowledged, but in the end no output is missing.
+// ended. The server loses output that it had acknowledged. In the end no output is missing.
 func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	const execs, pieces, size = 4, 25, 60_000

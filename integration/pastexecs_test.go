@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAWorkerThatStartsFromASnapshotFollowsRunningExecs restarts a worker whose sandbox has so many past execs that the
-// worker looks for a snapshot. The snapshot contains a running exec. It omits the past execs, as snapshots do once
+// TestAWorkerThatStartsFromASnapshotFollowsRunningExecs restarts a worker. Its sandbox has so many past execs that the
+// worker looks for a snapshot. The snapshot contains a running exec. It omits the past execs, as all snapshots do when
 // there are many.
 func TestAWorkerThatStartsFromASnapshotFollowsRunningExecs(t *testing.T) {
 	t.Parallel()
@@ -48,7 +48,7 @@ func TestAWorkerThatStartsFromASnapshotFollowsRunningExecs(t *testing.T) {
 	}
 }
 
-// manyPast appends ended execs to a history, with a message for each exec.
+// manyPast appends ended execs to a history. Each exec has its own message.
 func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -77,8 +77,8 @@ func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 }
 
 // TestACoordinatorKilledWhileItCompacts kills the scheduling coordinator after it has written a segment and before it
-// updates the manifest. A worker that starts afterwards, and a client that reads from the first event, both find
-// everything.
+// updates the manifest. Afterwards a worker starts, and a client reads from the first event. Both find the whole
+// history.
 func TestACoordinatorKilledWhileItCompacts(t *testing.T) {
 	t.Parallel()
 	timing := coordinator.Timing{Snapshot: 100 * time.Millisecond, Compact: 100 * time.Millisecond}
@@ -100,7 +100,7 @@ func TestACoordinatorKilledWhileItCompacts(t *testing.T) {
 	run()
 	c.Kill()
 	f.Coordinator("c1", fleet.Role{Timing: timing, Histories: histories, CrashAt: "compact-before-manifest"}).
-		AwaitKilled(30 * time.Second) // it compacts only once it has the scheduler's lock
+		AwaitKilled(30 * time.Second) // the coordinator compacts only when it holds the scheduler's lock
 	f.Coordinator("c2", fleet.Role{Timing: timing, Histories: histories})
 	f.Eventually(30*time.Second, "the log has only the newest events", func() error {
 		_, err := f.Conn.Record(ctx, f.History("s").Events[5].Record)

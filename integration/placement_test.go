@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestPlacementConsidersTheImagesOfHosts uses two hosts, one of which has an image that is in no registry.
+// TestPlacementConsidersTheImagesOfHosts uses two hosts. One of them has an image that is in no registry.
 func TestPlacementConsidersTheImagesOfHosts(t *testing.T) {
 	t.Parallel()
 	empty, stocked := engines.Start(t, "empty"), engines.Start(t, "stocked")
@@ -30,7 +30,7 @@ func TestPlacementConsidersTheImagesOfHosts(t *testing.T) {
 	start := func(id, ref, pull string) *sdk.Sandbox {
 		t.Helper()
 		spec := imageSpec(f, ref, pull)
-		spec.CPU = 0.01 // a sandbox more must not change how full a host is
+		spec.CPU = 0.01 // another such sandbox must not change how full a host is
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false))
 		if err != nil {
 			t.Fatal(err)
@@ -102,7 +102,7 @@ func TestPlacementConsidersTheImagesOfHosts(t *testing.T) {
 	f.Judge()
 }
 
-// The worker must not depend on the Engine's image events, which can be lost.
+// The worker must find the image even if the Engine's image event is lost.
 func TestAnImageIsFoundWithoutAnEngineEvent(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
@@ -116,7 +116,7 @@ func TestAnImageIsFoundWithoutAnEngineEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // what is tested: the image appears after the sandbox has waited for a while
+	time.Sleep(2 * time.Second) // the image must appear after the sandbox has waited for a while
 	docker(t, main.Host, "tag", fleet.Image, ref)
 	t.Cleanup(func() { docker(t, main.Host, "rmi", ref) })
 	if err := s.WaitReady(f.Context(20 * time.Second)); err != nil {
@@ -152,12 +152,12 @@ func TestNeverDoesNotPullAnImageRemovedAfterPlacement(t *testing.T) {
 	}
 }
 
-// deafToImages hides the engine's image events from the worker.
+// deafToImages makes the proxy hide the engine's image events from the worker.
 func deafToImages(q *http.Request) dockertest.Fault {
 	return dockertest.Fault{Hang: strings.HasSuffix(q.URL.Path, "/events") && strings.Contains(q.URL.RawQuery, "image")}
 }
 
-// A sandbox that needs something that the operator denies is refused before it is placed on a host.
+// A sandbox that needs something that the operator does not allow is refused before a host is chosen for it.
 func TestWhatAnOperatorDeniesIsRefusedBeforePlacement(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// quietPort returns a free port in the default range for published ports. The kernel gives no port of that range to a
-// program that asks for any free port, as other tests do.
+// quietPort returns a free port in the default range for published ports. Other tests ask the kernel for any free port,
+// and the kernel never returns a port of this range to them.
 func quietPort(t *testing.T) int {
 	t.Helper()
 	published, err := protocol.ParsePortRange("", worker.DefaultPorts)
@@ -54,7 +54,7 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 		spec.Ports = []protocol.Port{{Container: 8080, Host: free},
 			{Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81,
 				Protocol: protocol.ProtocolUDP},
-			{Container: 8080}} // a container port may be published twice
+			{Container: 8080}} // a sandbox may publish one container port twice
 		s, err := f.Client.Create(ctx, spec)
 		check(t, err)
 		got := s.Info().Ports
@@ -121,7 +121,7 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 }
 
 // A sandbox keeps its ports. After a restart of the machine, another program may have taken one of them. The sandbox
-// then waits for the port and says so. It fails if the port is not free within the time limit of a create.
+// then waits for the port and reports this. It fails if the port is not free within the time limit of a create.
 func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -134,7 +134,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("port"))
 	check(t, err)
 	address := fmt.Sprintf("127.0.0.1:%d", s.Info().Ports[0].Host)
-	ended := func() (taken net.Listener, began time.Time) { // as if the machine went down
+	ended := func() (taken net.Listener, began time.Time) { // has the same effect as a shutdown of the machine
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "port"))
@@ -161,7 +161,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	// This is recorded a little after the port answers.
+	// The wait is cleared a little after the port answers.
 	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error {
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().Error != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// primaryEvents lists the starts and ends of a sandbox's own command as one word each: "started/1" is the start after
-// the first restart, "ended/1:3" the end of that run with exit code 3.
+// primaryEvents lists the starts and ends of a sandbox's primary command as one word each: "started/1" is the start
+// after the first restart, "ended/1:3" is the end of that run with exit code 3.
 func primaryEvents(h *fleet.History) []string {
 	var seen []string
 	for _, e := range h.Events {
@@ -33,7 +33,7 @@ func primaryEvents(h *fleet.History) []string {
 	return seen
 }
 
-// ownOutput returns all output of a sandbox's own command.
+// ownOutput returns all output of a sandbox's primary command.
 func ownOutput(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox) string {
 	t.Helper()
 	var text strings.Builder
@@ -109,8 +109,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheHistoryRecordsTheSandboxsOwnCommand lets a sandbox's own command run, end and be restarted until it
-// crash-loops.
+// TestTheHistoryRecordsTheSandboxsOwnCommand lets a sandbox's primary command run, end and restart until the sandbox
+// fails with a crash loop.
 func TestTheHistoryRecordsTheSandboxsOwnCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -170,7 +170,8 @@ func TestTheHistoryRecordsTheSandboxsOwnCommand(t *testing.T) {
 	f.Judge()
 }
 
-// TestARestartedWorkerFollowsTheCommand kills the worker. Without a worker, the sandbox's own command prints and ends.
+// TestARestartedWorkerFollowsTheCommand kills the worker. While no worker runs, the sandbox's primary command prints
+// and ends.
 func TestARestartedWorkerFollowsTheCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -212,7 +213,7 @@ func TestARestartedWorkerFollowsTheCommand(t *testing.T) {
 	f.Judge()
 }
 
-// TestACommandMayNeedItsServices uses a sandbox whose own command fails until a required service is ready.
+// TestACommandMayNeedItsServices uses a sandbox with a primary command that fails until a required service is ready.
 func TestACommandMayNeedItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: 1})

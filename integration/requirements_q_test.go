@@ -23,12 +23,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// These tests check the requirements on the queue and on hosts. The name of each starts with the requirement's code.
+// These tests check the requirements on the queue and on hosts. Each test name starts with the code of its requirement.
 
 // impatient gives the watchdog short deadlines.
 var impatient = coordinator.Timing{Scan: 200 * time.Millisecond, Abandon: time.Second, Overdue: time.Second}
 
-// ends waits until a sandbox has failed and returns the error.
+// ends waits until a sandbox has failed, and returns the sandbox's error.
 func ends(ctx context.Context, f *fleet.Fleet, id string) *protocol.Error {
 	f.TB.Helper()
 	var info protocol.Sandbox
@@ -76,7 +76,7 @@ func TestQ1_ASandboxThatNoWorkerStartsIsEnded(t *testing.T) {
 		protocol.ReasonQueueTimeout, "")
 
 	w := f.Worker("w1", fleet.Role{})
-	// The worker hangs just after it has got a sandbox and sent a heartbeat.
+	// The worker hangs just after it has received a sandbox and sent a heartbeat.
 	f.Eventually(5*time.Second, "the host is ready", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || hosts[0].State != protocol.HostReady) {
@@ -117,7 +117,7 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	w.Kill()
 	begin := time.Now()
@@ -128,8 +128,8 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("it ended after %s; its limits add up to 4.1 s", took)
 	}
-	w.Restart()                                        // this worker finds the exec ended and appends nothing
-	time.Sleep(time.Until(begin.Add(6 * time.Second))) // what is tested: no second line is written until then
+	w.Restart()                                        // this worker finds that the exec has ended, and appends nothing
+	time.Sleep(time.Until(begin.Add(6 * time.Second))) // no second line may be written until then
 	if got := mustExec(ctx, t, s, script("cat /tmp/runs")); got != "x\n" {
 		t.Errorf("the supervisor enforces the timeout without the worker, so the file should have one line: %q", got)
 	}
@@ -162,7 +162,7 @@ func TestQ10_RemovalIsTriedUntilItSucceeds(t *testing.T) {
 		}
 		return nil
 	})
-	// The sandbox shows since when it is being deleted, and is not reported as deleted.
+	// The sandbox shows when its delete began, and is not reported as deleted.
 	if err := s.Refresh(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -206,24 +206,24 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 			"boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
 	}
 	name := func(deployment, sandbox string) string { return "boxfleet." + deployment + ".default." + sandbox }
-	foreign := "other" + deployment // the name of another deployment, for different labels and names
+	foreign := "other" + deployment // the name of another deployment, for other labels and names
 	make := func(deployment, sandbox string) {
 		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox),
 			[]string{name(deployment, sandbox)})...)
 		docker(slices.Concat([]string{"create", "--name", name(deployment, sandbox)}, labels(deployment, sandbox),
 			[]string{fleet.Image, "true"})...)
 	}
-	make(foreign, "gone") // belongs to another deployment
+	make(foreign, "gone") // these objects belong to another deployment
 	t.Cleanup(func() { docker("rm", name(foreign, "gone")); docker("network", "rm", name(foreign, "gone")) })
-	// These belong to a sandbox that is deleted according to the log.
+	// These objects belong to a sandbox that is deleted according to the log.
 	make(deployment, "gone")
-	// Of this sandbox there is only a network.
+	// This network is the only object of its sandbox.
 	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"),
 		[]string{name(deployment, "network")})...)
-	// This sandbox is not in the log.
+	// These objects belong to a sandbox that is not in the log.
 	make(deployment, "unheard")
-	// An image may carry all labels of a deleted or a living sandbox. Containers that a user creates from such an image
-	// belong to the user.
+	// An image may carry all labels of a deleted or a living sandbox. If a user creates containers from such an image,
+	// the containers belong to the user.
 	hostile := "hostile-" + strings.ToLower(deployment) + ":1"
 	of := docker("create", fleet.Image)
 	commit := []string{"commit"}
@@ -240,7 +240,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		docker("create", "--name", n, hostile, "true")
 	}
 	defer func() { docker(append([]string{"rm"}, theirs...)...); docker("rmi", hostile) }()
-	// A sandbox created from such an image keeps its own labels.
+	// A sandbox that is created from such an image keeps its own labels.
 	spec := f.Spec()
 	spec.Image = hostile
 	labelled, err := f.Client.Create(ctx, spec, sdk.WithID("labelled"))
@@ -254,7 +254,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	}
 	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label",
 		"boxfleet.tenant=default",
-		// When this orphan is gone, the worker has inspected everything that was created before it.
+		// When the worker has removed this orphan, it has inspected everything that was created earlier.
 		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true")
 	f.Eventually(10*time.Second, "the orphans are gone", func() error {
 		for _, o := range f.Objects("") {
@@ -291,7 +291,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		docker("inspect", n)
 		docker("network", "inspect", n)
 	}
-	docker("rm", name(deployment, "unheard")) // Boxfleet must not remove it
+	docker("rm", name(deployment, "unheard")) // the test removes what Boxfleet must keep
 	docker("network", "rm", name(deployment, "unheard"))
 	f.Judge()
 }
@@ -312,7 +312,7 @@ func TestQ9_ADryRunReportsAndRemovesNothing(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	f.Eventually(10*time.Second, "the report", func() error {
-		// The report comes once in each of two inspections.
+		// Each of two inspections writes the report once.
 		if strings.Count(w.Log(), "would remove what is left of the sandbox on this host") < 2 {
 			return errors.New("it is not reported yet")
 		}
@@ -373,7 +373,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	if err != nil || again.Info().Container != s.Info().Container {
 		t.Errorf("the same request: %v", err)
 	}
-	// The same with an exec. Its result is available when the client returns.
+	// Now the client leaves an exec early. When the client returns, the exec's result is available.
 	gone, leave := context.WithCancel(ctx)
 	spec := script("echo x >> /tmp/runs; cat /tmp/runs; while ! [ -e /tmp/go ]; do sleep 0.05; done; exit 5")
 	go func() {

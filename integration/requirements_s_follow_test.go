@@ -41,8 +41,8 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 		})
 	}
 	stuck := &blockedWriter{release: make(chan struct{})}
-	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // ends when following ends and stuck is released
-	// Ends when following ends: the sandbox is never stopped.
+	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // returns when following ends and stuck is released
+	// Returns when following ends: the sandbox is never stopped.
 	wg.Go(func() { _ = s.WaitStopped(following) })
 
 	for _, p := range []*fleet.Process{w, c} {
@@ -56,7 +56,7 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 	close(stuck.release)
 	wg.Wait()
 
-	// The exec has continued without readers, and its output is complete.
+	// The exec has continued without readers. Its output is complete.
 	c.Restart()
 	w.Restart()
 	if err := x.Cancel(ctx); err != nil {
@@ -109,8 +109,8 @@ func TestS15_FollowingAnIdleSandboxCostsNextToNothing(t *testing.T) {
 		begin := quietConnection(f, id)
 		<-time.After(6 * time.Second) // the measured interval
 		cost[id] = connection(f, id)
-		// The followers of a sandbox share a check for events that a server stored but, because it died, did not publish.
-		// In this time the check runs once or twice, with two requests each.
+		// All followers of a sandbox share a check for events that a server stored but did not publish because it died.
+		// During the interval the check runs once or twice, with two requests each time.
 		in, out := cost[id].InMsgs-begin.InMsgs, cost[id].OutMsgs-begin.OutMsgs
 		if in > 4 || out > 6 {
 			t.Errorf("in 6 s of silence 20 followers of the %s history sent %d messages and got %d", id, in, out)
@@ -123,7 +123,7 @@ func TestS15_FollowingAnIdleSandboxCostsNextToNothing(t *testing.T) {
 	if short, long := cost["short"].NumSubs, cost["long"].NumSubs; short != long {
 		t.Errorf("20 followers of a short history hold %d subscriptions, of a long one %d", short, long)
 	}
-	if after := consumersOf(f); after > before { // fewer is possible: a consumer of the fleet may have ended
+	if after := consumersOf(f); after > before { // a smaller number is possible: a consumer of the fleet may have ended
 		t.Errorf("40 followers hold %d consumers", after-before)
 	}
 }
@@ -144,7 +144,7 @@ func connection(f *fleet.Fleet, name string) server.ConnInfo {
 	return server.ConnInfo{}
 }
 
-// quietConnection waits until a client has got everything that it asked for and no message is in flight.
+// quietConnection waits until a client has received everything that it asked for and no message is in flight.
 func quietConnection(f *fleet.Fleet, name string) (last server.ConnInfo) {
 	f.TB.Helper()
 	var since time.Time
@@ -196,7 +196,7 @@ func TestS16_EventsCarryTheStateAndMarkTheReplay(t *testing.T) {
 	case err := <-done:
 		t.Fatalf("the events ended before the replay was complete: %v", err)
 	}
-	_, _ = s.Exec(ctx, script("exit 9")) // only its events matter
+	_, _ = s.Exec(ctx, script("exit 9")) // the test needs only the events of this exec
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +331,7 @@ func TestS18_WhatIsReadBackIsComplete(t *testing.T) {
 	for i := range 5 {
 		spec := spec
 		spec.Labels = map[string]string{"team": "b", "n": fmt.Sprint(i % 2)}
-		spec.Image = "boxfleet/there-is-no-such-image:x" // so that the sandbox fails soon
+		spec.Image = "boxfleet/there-is-no-such-image:x" // there is no such image, so the sandbox fails soon
 		_, err := f.Client.Create(ctx, spec, sdk.WithID(fmt.Sprintf("b%d", i)))
 		if err == nil {
 			t.Fatal("a sandbox without an image")
@@ -374,7 +374,7 @@ func TestS19_OnlyTheCallersContextEndsAWait(t *testing.T) {
 	defer cancel()
 	_, err = client.Create(short, f.Spec(), sdk.WithID("s19")) // there is no worker yet
 	wantError(t, "a create whose context ends", err, protocol.DeadlineExceeded, "", "")
-	// If the call took ten times as long, something else than its context ended it.
+	// If the call took ten times as long, something other than its context ended it.
 	if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took < time.Second ||
 		took > 10*time.Second {
 		t.Errorf("the create ended after %s with %v", took, err)
@@ -402,7 +402,7 @@ func TestS19_OnlyTheCallersContextEndsAWait(t *testing.T) {
 		t.Errorf("an exec longer than the request timeout: %v, exit code %s", err, code(r))
 	}
 
-	// A wait for a state that can no longer be reached ends with the reason.
+	// A wait for a state that cannot be reached any more ends with the reason.
 	go func() { ready <- s.WaitStopped(endless) }()
 	if err := s.Delete(endless); err != nil {
 		t.Fatal(err)

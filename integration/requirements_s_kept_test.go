@@ -74,7 +74,7 @@ func TestS13_RetentionTakesEverythingButTheID(t *testing.T) {
 	})
 }
 
-// messagesOf returns how many messages a stream has.
+// messagesOf returns the number of messages in a stream.
 func messagesOf(f *fleet.Fleet, stream string) int {
 	f.TB.Helper()
 	for _, s := range streamsOf(f) {
@@ -111,7 +111,7 @@ func TestS14_AnInterruptedAcceptLeavesNoPhantom(t *testing.T) {
 		_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("s14"))
 		done <- err
 	}()
-	c.AwaitKilled(30 * time.Second) // it has reserved the id, and appended nothing
+	c.AwaitKilled(30 * time.Second) // by then the coordinator has reserved the id and appended nothing
 	c = f.Coordinator("c2", fleet.Role{CrashAt: "exec-before-append"})
 	if err := <-done; err != nil {
 		t.Fatalf("the create after the crash: %v", err)
@@ -135,7 +135,7 @@ func TestS14_AnInterruptedAcceptLeavesNoPhantom(t *testing.T) {
 		t.Errorf("phantoms: %v", kinds(events))
 	}
 
-	// A refused exec does not use up its id.
+	// The id of a refused exec can be used again.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}

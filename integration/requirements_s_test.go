@@ -20,15 +20,15 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// These tests guard against mistakes of the predecessor, which had a single host. The name of each starts with the
-// requirement's code.
+// These tests guard against mistakes of the predecessor, which had a single host. Each test name starts with the code
+// of its requirement.
 
 func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
-	// Each moment is a wait during the create of a sandbox: for an event, or for a time.
+	// Each function in moments waits during the create of a sandbox: for an event, or for some time.
 	event := func(n int) func(string) {
 		return func(id string) {
 			for e, err := range f.Client.Sandbox(id).Events(ctx, sdk.WithFollow(true)) {
@@ -129,7 +129,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A stop of this command takes the whole grace period.
+	// This command ignores TERM, so stopping it takes the whole grace period.
 	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done")
 	start := func() *sdk.Exec {
 		x, err := s.Start(ctx, deaf)
@@ -210,8 +210,9 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An exec that cannot run counts as activity, too. The exec is requested well before the idle time ends and more than
-	// one scan after it began. So the time of the stop shows from which of the two moments idling counted.
+	// An exec that cannot run also counts as activity. The test requests it well before the idle time ends, and more
+	// than one scan after the idle time began. The time of the stop then shows which of the two moments started the
+	// idle time.
 	f.Eventually(5*time.Second, "some idle time passes", func() error {
 		if idle := time.Since(s.Info().ActiveAt); idle < ttl/4 {
 			return fmt.Errorf("%s", idle)
@@ -263,7 +264,7 @@ func TestS12_ForbiddenPathsCannotBeMounted(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(allowed, "fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The operator allows more than is safe: the socket's directory and the state directory.
+	// The operator allows more than is safe: the directory of the Engine's socket and the worker's state directory.
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed, "/run", "/var/run", f.Dir}})
 	for what, source := range map[string]string{
 		"the socket":                        "/var/run/docker.sock",
@@ -302,7 +303,7 @@ func TestS12_ForbiddenPathsCannotBeMounted(t *testing.T) {
 	wantError(t, "a missing source", err, protocol.InvalidArgument, "", "spec.mounts[0].source")
 	becomesEmpty(f, w)
 
-	// The operator cannot allow the whole host by mistake.
+	// An operator cannot allow the whole host by mistake.
 	w.Stop()
 	if err := os.Symlink("/", filepath.Join(f.Dir, "all")); err != nil {
 		t.Fatal(err)
@@ -398,7 +399,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{CrashWindow: window, CrashGuard: time.Second})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"sh", "-c", "sleep 0.7; false"} // a command that ends at once fails the create
+	spec.Command = []string{"sh", "-c", "sleep 0.7; false"} // if the command ended at once, the create would fail
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s23"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -414,7 +415,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 		protocol.ReasonCrashLoop, "")
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
-	// The window begins with the first exit of the command, which may precede readiness.
+	// The crash window begins with the first exit of the command, which may come before the sandbox is ready.
 	start := slices.IndexFunc(events,
 		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
 	if start < 0 {
@@ -442,7 +443,7 @@ func TestS24_AnInvalidCreateIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	allowed := t.TempDir()
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed}})
 	ctx := f.Context(time.Minute)
-	// Bypass the SDK, which would refuse the spec itself.
+	// Use the raw layer: the SDK itself would refuse the spec.
 	bad := f.Spec()
 	bad.CPU = -1
 	_, err := f.Client.Raw().Submit(ctx,

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile uses an image with Debian's packages. The code arrives byte for byte,
-// including quotes, newlines and special characters.
+// TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile uses an image with Debian's Python and Node. The code arrives byte
+// for byte, including quotes, newlines and special characters.
 func TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile(t *testing.T) {
 	t.Parallel()
 	const name = "boxfleet/test:python-node"

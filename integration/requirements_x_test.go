@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// These tests check the requirements on execs, files and sandboxes. The name of each starts with the code of its
+// These tests check the requirements on execs, files and sandboxes. Each test name starts with the code of its
 // requirement.
 
 // script returns an exec that runs a line of shell.
@@ -47,8 +47,8 @@ func code(r *sdk.Result) string {
 	return fmt.Sprint(*r.ExitCode)
 }
 
-// wantError fails the test unless err is an *Error with this code, reason and field. An empty reason or field matches
-// any.
+// wantError fails the test unless err is an *Error with this code, reason and field. If reason or field is empty,
+// wantError accepts any value.
 func wantError(t *testing.T, what string, err error, code protocol.Code, reason, field string) {
 	t.Helper()
 	var e *protocol.Error
@@ -247,7 +247,7 @@ func TestX6_StreamsStaySeparateAndResumeFromAnOffset(t *testing.T) {
 				mustExec(ctx, t, s, script("touch /tmp/go"))
 			}
 			ended = false
-			break // the connection is lost after every chunk
+			break // leave the loop: the connection is lost after every chunk
 		}
 		if ended {
 			break
@@ -294,7 +294,7 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	if err != nil || !bytes.Equal(r.Stderr, garbage) || string(r.Stdout) != "\xff\xfe\x80\x00" {
 		t.Errorf("bytes that are not text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
 	}
-	// The history also contains these bytes. It must be possible to encode it as JSON.
+	// The history also contains these bytes, and each event must have a JSON form.
 	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx) {
 		if err != nil {
 			t.Fatal(err)
@@ -305,7 +305,7 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	}
 }
 
-// blockedWriter is a writer whose writes block until it is released.
+// blockedWriter is a writer that blocks each write until the test releases it.
 type blockedWriter struct {
 	release chan struct{}
 	bytes.Buffer
@@ -356,7 +356,7 @@ func TestX8_OutputIsCappedAndASlowReaderDelaysNoProcess(t *testing.T) {
 		}
 		return err
 	})
-	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // the slow reader does not slow other execs either
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // the slow reader does not slow other execs
 	close(w.release)
 	if err := <-done; err != nil || w.Len() != 20_000_000 {
 		t.Errorf("the slow reader gets %d bytes: %v", w.Len(), err)
@@ -396,7 +396,7 @@ func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
 		( ( setsid sh -c "` + stubborn + `" & ) & )
 		nohup sh -c "` + stubborn + `" >/dev/null 2>&1 </dev/null &
 		while :; do echo tick >&2; usleep 20000; done`)
-	const timeout, grace = 2 * time.Second, time.Second // a shell can print a word within the timeout
+	const timeout, grace = 2 * time.Second, time.Second // within the timeout a shell can print a word
 	spec.Timeout, spec.Grace = protocol.Duration(timeout), protocol.Duration(grace)
 	r, err := s.Exec(ctx, spec)
 	wantError(t, "an exec that timed out", err, protocol.DeadlineExceeded, protocol.ReasonTimeout, "")
@@ -443,13 +443,13 @@ func TestX11_ExitCodesAreTheTruth(t *testing.T) {
 		}
 	}
 
-	// Killing the container also kills the supervisor. The exit code is then unknown, and reported as unknown.
+	// Killing the container also kills the supervisor. The result reports the exit code as unknown.
 	x, err := s.Start(ctx, script("echo started; sleep 100"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // the exec runs
+		break // the exec is running now
 	}
 	if err := s.Refresh(ctx); err != nil {
 		t.Fatal(err)
@@ -577,7 +577,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := s.Exec(ctx, script("sleep 7")) // twice the idle time, without output
+	r, err := s.Exec(ctx, script("sleep 7")) // twice the idle time; the exec prints nothing
 	if err != nil || code(r) != "0" {
 		t.Fatalf("the exec was ended: %v, exit code %s", err, code(r))
 	}
@@ -594,7 +594,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 		if e.Kind != protocol.SandboxStopRequested {
 			continue
 		}
-		// The handle says when the idle time began.
+		// The handle knows when the idle time began.
 		if idle := e.Time.Sub(s.Info().ActiveAt); idle < ttl || e.Time.Before(r.Ended.Add(ttl-100*time.Millisecond)) {
 			t.Errorf("stopped %s after the last activity, %s after the exec", idle, e.Time.Sub(r.Ended))
 		}

@@ -25,11 +25,11 @@ type counter struct {
 	pid  string
 	stat string // the kernel's start time of the process
 
-	live    lockedBuffer // output that a reader got which was connected all the time
+	live    lockedBuffer // output received by a reader that stays connected
 	reading <-chan error
 }
 
-// lockedBuffer is a buffer that can be read while another goroutine writes to it.
+// lockedBuffer is a buffer. The test can read it while another goroutine writes to it.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -66,10 +66,10 @@ func startCounter(ctx context.Context, f *fleet.Fleet, id string) (*counter, err
 	return c, nil
 }
 
-// count returns the last number that the live reader has got, -1 before the first number.
+// count returns the last number that the live reader has received, or -1 before the first number.
 func (c *counter) count() int { return bytes.Count(c.live.Bytes(), []byte("\n")) - 2 }
 
-// process identifies the counter's process by its start time, which a later process with the same id does not have.
+// process returns the start time of the counter's process. A later process with the same id has another start time.
 func (c *counter) process(ctx context.Context) (string, error) {
 	r, err := c.s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat", "/proc/" + c.pid + "/stat"}})
 	if err != nil {
@@ -144,11 +144,11 @@ func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 	}
 }
 
-// servedWithin is how soon after its start a worker must have served an exec. A coordinator notifies a worker a second
-// time after 5 s, which would hide a lost notification.
+// servedWithin is how soon after its start a worker must have served an exec. After 5 s a coordinator notifies the
+// worker again, which would hide a lost notification.
 const servedWithin = 4 * time.Second
 
-// firstExec measures the time from the start of a worker to the end of the first exec, which waits for that worker.
+// firstExec measures the time from the start of a worker to the end of the first exec. The exec waits for that worker.
 func firstExec(
 	t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, start func() *fleet.Process,
 ) (*fleet.Process, time.Duration) {
@@ -170,7 +170,7 @@ func firstExec(
 	return w, time.Since(started)
 }
 
-// TestEverythingIsRestartedUnderTwentySandboxes kills the worker, and then everything except the Docker Engine, while
+// TestEverythingIsRestartedUnderTwentySandboxes kills the worker, and later everything except the Docker Engine, while
 // execs run in twenty sandboxes. The execs are not affected.
 func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 	t.Parallel()
@@ -222,8 +222,8 @@ func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 	f.Judge()
 }
 
-// finish ends a counter. It compares the output that a live reader and a late reader get with what the counter must
-// have printed.
+// finish ends a counter. It compares the output that a live reader and a late reader get with the numbers that the
+// counter must have printed.
 func (c *counter) finish(f *fleet.Fleet) error {
 	ctx := f.Context(time.Minute)
 	if _, err := c.s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {

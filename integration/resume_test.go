@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// objectOf finds an object on the engine by its kind and the end of its name.
+// objectOf finds an object on the engine. It has this kind, and its name has this end.
 func objectOf(f *fleet.Fleet, host, kind, end string) string {
 	f.TB.Helper()
 	for _, o := range f.Objects(host) {
@@ -26,8 +26,8 @@ func objectOf(f *fleet.Fleet, host, kind, end string) string {
 	return ""
 }
 
-// TestAResumeWithAMissingPartFailsAndRepairsNothing removes a part of stopped sandboxes. Each resume names the missing
-// part, does not recreate it, and keeps the rest for inspection.
+// TestAResumeWithAMissingPartFailsAndRepairsNothing removes a part of each stopped sandbox. Each resume names the
+// missing part, does not recreate it, and keeps the other parts for inspection.
 func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -102,7 +102,7 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 			}
 		})
 	}
-	// An optional service with a missing part is reported as failed, and the sandbox becomes ready.
+	// If a part of an optional service is missing, the service is reported as failed, and the sandbox becomes ready.
 	spec := f.Spec()
 	spec.OptionalServices = protocol.Services{"cache": sleeps}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("optional"))

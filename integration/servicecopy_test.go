@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestATreeIsCopiedIntoAService checks that the tree is copied once, before the service's command starts, and into no
-// other container.
+// TestATreeIsCopiedIntoAService checks that the tree is copied once, before the service's command starts, and only into
+// the service's container.
 func TestATreeIsCopiedIntoAService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -81,7 +81,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestAReadOnlySandboxHasCopiesInItsServices uses a primary container with a read-only root.
+// TestAReadOnlySandboxHasCopiesInItsServices uses a primary container with a read-only root file system.
 func TestAReadOnlySandboxHasCopiesInItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -104,7 +104,8 @@ func TestAReadOnlySandboxHasCopiesInItsServices(t *testing.T) {
 	f.Judge()
 }
 
-// TestATreeThatCannotBeCopiedFailsItsService checks that bad trees are also refused for services.
+// TestATreeThatCannotBeCopiedFailsItsService checks that trees which a sandbox cannot take are refused for services,
+// too.
 func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -130,7 +131,7 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		}
 		becomesEmpty(f, w)
 	}
-	// An optional service whose tree cannot be copied fails and is not started.
+	// If the tree of an optional service cannot be copied, the service fails and is not started.
 	spec := withServices(f, nil, services{"db": small("exec sleep 1000")})
 	spec.Copies = []protocol.Copy{{Digest: hostile, Target: "/x", Service: "db"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))

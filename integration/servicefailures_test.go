@@ -72,8 +72,8 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// TestACreateThatFailsLeavesNoContainerOfAnyName also puts a container on the engine that has the sandbox's labels and
-// a different name.
+// TestACreateThatFailsLeavesNoContainerOfAnyName also creates a container on the engine that has the sandbox's labels
+// and a different name.
 func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -90,7 +90,7 @@ func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 	f.Judge()
 }
 
-// TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput covers a resume and a create.
+// TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput tests a resume and a create.
 func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -129,10 +129,10 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// crashing starts a fleet in which services crash-loop within seconds.
+// crashing starts a fleet in which a service needs only seconds to fail with a crash loop.
 func crashing(t *testing.T) *fleet.Fleet {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// The times leave a slow host enough time to run out of memory.
+	// These times are long enough for a slow host to run out of memory.
 	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second})
 	return f
 }
@@ -141,7 +141,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	t.Parallel()
 	f := crashing(t)
 	ctx := f.Context(3 * time.Minute)
-	// Each of them runs until it is told to end, again and again.
+	// Each of these services runs until it is told to end, again and again.
 	fragile := func(end string) protocol.Service {
 		return small("echo up; [ -e /tmp/bad ] || { while ! [ -e /tmp/bad ]; do sleep 0.1; done; }; echo going down; " + end)
 	}
@@ -226,7 +226,7 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f := crashing(t)
 	ctx := f.Context(time.Minute)
 	spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
-	spec.Command = []string{"sh", "-c", "sleep 1; false"} // without the sleep, the create would fail
+	spec.Command = []string{"sh", "-c", "sleep 1; false"} // if the command ended at once, the create would fail
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
@@ -250,8 +250,8 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f.Judge()
 }
 
-// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a service whose health test passes even though its command
-// has ended.
+// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a service with a health test that passes even though the
+// service's command has ended.
 func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAnImagesOwnHealthcheckAndStopSignalAreUsed uses an image that declares a health check and a stop signal, for
-// services and for the sandbox's own command.
+// TestAnImagesOwnHealthcheckAndStopSignalAreUsed uses an image that declares a health check and a stop signal. Services
+// use both, and so does the sandbox's primary command.
 func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	t.Parallel()
 	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term ` +
@@ -50,7 +50,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 		t.Errorf("ready %s after its start, before the image's own test can pass", took)
 	}
 	for name, script := range map[string]string{
-		"image": "sort -u /tmp/tests", // run as the service's user
+		"image": "sort -u /tmp/tests", // the test runs as the service's user
 		"own":   "ls /tmp/own; cat /tmp/tests 2>/dev/null || echo not the image\\'s",
 		"off":   "cat /tmp/tests 2>/dev/null || echo none",
 	} {
@@ -59,7 +59,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the tests of %s: %q, want %q", name, got, want)
 		}
 	}
-	// The Engine itself runs no health test, and the only signal that it sends to the supervisor is TERM.
+	// The Engine itself runs no health test. The only signal that it sends to the supervisor is TERM.
 	running, err := dockerRunning(f)
 	if err != nil || len(running) != 4 {
 		t.Fatalf("running: %q, %v", running, err)
@@ -71,7 +71,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the engine has %s, %v", line, err)
 		}
 	}
-	// A restarted worker also knows the image's settings.
+	// A restarted worker still has the image's settings.
 	w := f.Processes("worker")[0]
 	w.Kill()
 	w = w.Restart()

@@ -18,7 +18,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	const look = "id -u; grep -E '^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs):' /proc/self/status | cut -f2"
 	shows := func(profile string) protocol.Service {
-		// The script may run again while the file is read, so it renames the file once the file is complete.
+		// The script may run again while the test reads the file, so the script renames the file when it is complete.
 		into := func(file string) string { return "(" + look + ") >" + file + ".new; mv " + file + ".new " + file }
 		v := withCheck(small(into("/tmp/command")+"; exec sleep 1000"), into("/tmp/test")+"; test -s /tmp/command")
 		v.Profile = profile
@@ -32,7 +32,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	}
 	f.Eventually(10*time.Second, "the optional service is ready",
 		func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
-	// All: Docker's default capabilities without NET_RAW and MKNOD.
+	// all has Docker's default capabilities without NET_RAW and MKNOD.
 	const none, all = "0000000000000000", "00000000a00405fb"
 	for name, want := range map[string][]string{
 		"hard":     {"0", none, none, none, none, none, "1"},
@@ -58,7 +58,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 		got.OptionalServices["default"].Profile != protocol.ProfileStandard {
 		t.Errorf("read back: %+v, %+v", got.RequiredServices, got.OptionalServices)
 	}
-	// After a resume the hardened service is still hardened, and its supervisor can end its command.
+	// After a resume the service is still hardened, and its supervisor can end the service's command.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnOperatorMayForbidServicesTheirCapabilities uses a host whose services must be hardened.
+// TestAnOperatorMayForbidServicesTheirCapabilities uses a host on which all services must be hardened.
 func TestAnOperatorMayForbidServicesTheirCapabilities(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

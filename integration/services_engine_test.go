@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestServicesComeBackWithTheEngine stops the Docker Engine, and then kills it.
+// TestServicesComeBackWithTheEngine first stops and later kills the Docker Engine.
 func TestServicesComeBackWithTheEngine(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "services")
@@ -56,7 +56,7 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
 				Timeout: protocol.Duration(5 * time.Second)})
 			if r == nil || string(r.Stdout) != "hello\n" {
-				time.Sleep(200 * time.Millisecond) // limit the failed execs in the history
+				time.Sleep(200 * time.Millisecond) // keeps the number of failed execs in the history small
 				return fmt.Errorf("%+v, %v", r, err)
 			}
 			return nil
@@ -86,15 +86,15 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f.Judge()
 }
 
-// letGo creates a file in a service of a sandbox. The sandbox is not ready yet and takes no execs, so letGo uses the
-// docker command.
+// letGo creates a file in a service of a sandbox. It uses the docker command, because the sandbox is not ready yet and
+// accepts no execs.
 func letGo(f *fleet.Fleet, host, id, service, file string) {
 	f.TB.Helper()
 	f.Eventually(time.Minute, service+" is released", func() error {
 		out, err := exec.Command("docker", "-H", host, "exec",
 			"boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
 		if err != nil {
-			time.Sleep(200 * time.Millisecond) // an engine that starts has enough to do
+			time.Sleep(200 * time.Millisecond) // limits the load on an engine that is starting
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
@@ -102,7 +102,7 @@ func letGo(f *fleet.Fleet, host, id, service, file string) {
 }
 
 // TestRunningSandboxesRestartWithTheirHost restarts the machine of a worker and an engine: processes, bridges and rules
-// are gone, and files on disk remain.
+// disappear, and files on disk remain.
 func TestRunningSandboxesRestartWithTheirHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "host")
@@ -154,7 +154,7 @@ func TestRunningSandboxesRestartWithTheirHost(t *testing.T) {
 }
 
 // TestServicesStartFreshOnAnotherHost kills a worker for good while one of two required services is ready. The next
-// host has nothing of either service.
+// host has nothing of the two services.
 func TestServicesStartFreshOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
@@ -223,8 +223,8 @@ func TestServicesStartFreshOnAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxMayHaveAsManyServicesAsAreAllowed uses the greatest allowed number of services. Each of them gets an
-// address on the network, even if all of them restart at once in any order.
+// TestASandboxMayHaveAsManyServicesAsAreAllowed uses the maximum number of services. Each service gets an address on
+// the network, even if all services restart at once in any order.
 func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "many")
@@ -269,7 +269,7 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheEngineIsRestartedWhileServicesStart does so during a create and during a resume.
+// TestTheEngineIsRestartedWhileServicesStart restarts the engine during a create and during a resume.
 func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "starting")

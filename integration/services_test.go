@@ -175,7 +175,7 @@ func TestS10_HooksRunAsTheSandboxsUserAndAgainAfterAResumeWhereAskedFor(t *testi
 	f.Judge()
 }
 
-// dockerRunning lists the fleet's containers that run.
+// dockerRunning lists the fleet's running containers.
 func dockerRunning(f *fleet.Fleet) ([]string, error) {
 	out, err := exec.Command("docker", "ps", "--format", "{{.Names}}", "--filter",
 		"label=boxfleet.deployment="+f.Conn.Deployment()).Output()
@@ -234,7 +234,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 			t.Errorf("the output of an unknown service: %v", err)
 		}
 	}
-	// When the sandbox stops, an exec in a service ends, and its end is recorded.
+	// When the sandbox stops, an exec in a service ends, and the end of the exec is recorded.
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker"})
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +260,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 }
 
 // TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of the start of a service, and then during a
-// stop and during a delete. Each time the restarted worker continues from that step.
+// stop and during a delete. After each kill the restarted worker continues from that step.
 func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// small returns a service that runs a line of shell in the small image.
+// small returns a service that runs a line of shell in the test image.
 func small(script string) protocol.Service {
 	return protocol.Service{Image: fleet.Image, Command: []string{"sh", "-c", script}, Memory: 32 << 20}
 }
@@ -38,12 +38,12 @@ func neverReady(v protocol.Service) protocol.Service {
 // web returns a service that answers on port 80 and becomes ready after a delay.
 func web(after string) protocol.Service { return webAfter("sleep " + after) }
 
-// webWhenTold is [web] for a service that becomes ready once a file exists.
+// webWhenTold returns the same service as [web], but it becomes ready when a file exists.
 func webWhenTold(file string) protocol.Service {
 	return webAfter("until [ -e " + file + " ]; do sleep 0.05; done")
 }
 
-// webAfter is [web] for a service that becomes ready after a line of shell.
+// webAfter returns the same service as [web], but it becomes ready after a line of shell.
 func webAfter(waits string) protocol.Service {
 	v := withCheck(small("echo starting; "+waits+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h "+
 		"/tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
@@ -97,8 +97,8 @@ func serviceIs(f *fleet.Fleet, id, name string, state protocol.ServiceState) err
 	return nil
 }
 
-// imageWith makes an image from the small one with instructions of a Dockerfile. The image exists until the test ends.
-// Call imageWith before starting anything that uses the image, so that the image is removed last.
+// imageWith makes an image from the test image with instructions of a Dockerfile. The image exists until the test ends.
+// Call imageWith before starting anything that uses the image: the image is then removed last.
 func imageWith(t *testing.T, name string, instructions ...string) string {
 	t.Helper()
 	run := func(args ...string) string {
@@ -124,7 +124,7 @@ func imageWith(t *testing.T, name string, instructions ...string) string {
 	return ref
 }
 
-// image makes a test image unless the engine has it.
+// image makes a test image unless the engine already has it.
 func image(t *testing.T, name string) {
 	t.Helper()
 	if out, err := exec.Command("../scripts/image", name).CombinedOutput(); err != nil {
@@ -132,8 +132,8 @@ func image(t *testing.T, name string) {
 	}
 }
 
-// postgres returns a service with Debian's PostgreSQL, which initializes its data at its first start. Like many
-// database images, it starts as root and switches to another user.
+// postgres returns a service with Debian's PostgreSQL. At its first start, PostgreSQL initializes its data. Like many
+// database images, the image starts as root and switches to another user.
 func postgres() protocol.Service {
 	const bin = "/usr/lib/postgresql/15/bin"
 	script := "set -e; d=/var/lib/postgresql/data; " +

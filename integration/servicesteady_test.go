@@ -12,19 +12,19 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAServiceWithOccasionalFailuresHasNotFailed uses services that exit or are unhealthy too seldom to count as
-// failed. There is one service for each limit: the crash guard, the crash window and the retries of the health test.
+// TestAServiceWithOccasionalFailuresHasNotFailed uses services that exit or are unhealthy too rarely to count as
+// failed. Each limit has one service: the crash guard, the crash window and the retries of the health test.
 func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashWindow: 10 * time.Second, CrashGuard: 2 * time.Second})
 	ctx := f.Context(2 * time.Minute)
 	spec := withServices(f, services{
-		// This service exits repeatedly, each time after it has run for longer than the guard.
+		// This service exits again and again, each time after it has run for longer than the guard.
 		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
 		// This service exits once, when a file tells it to, and is restarted within the window.
 		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),
-		// This service fails more tests than may fail in a row, but passes one after each failure.
+		// In total, this service fails more tests than may fail in a row. But it passes one test after each failure.
 		"sick": withCheck(small("exec sleep 1000"),
 			"if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
 	}, nil)
@@ -41,7 +41,7 @@ func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 		f.Eventually(time.Minute, name+" was restarted", func() error {
 			n, _ := strconv.Atoi(printedBy(t, ctx, s, name, "sh", "-c", "wc -l </tmp/runs"))
 			if n < runs {
-				time.Sleep(200 * time.Millisecond) // limit the failed execs in the history
+				time.Sleep(200 * time.Millisecond) // keeps the number of failed execs in the history small
 				return fmt.Errorf("%d times", n)
 			}
 			return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A host whose worker returns with another name and another state directory is still the same host. Its sandboxes keep
-// running.
+// If a host's worker returns with another name and another state directory, the host is still the same. Its sandboxes
+// keep running.
 func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second})

@@ -103,7 +103,8 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		t.Errorf("the delete reached the host's files: %v", err)
 	}
 
-	// A HOME in the spec's environment is the home. Without it, a user without a home is refused.
+	// If the spec's environment sets HOME, that directory is the home. Without HOME, a user that has no home is
+	// refused.
 	spec.Tools, spec.User, spec.Env = []string{"claude"}, "4711", map[string]string{"HOME": "/tmp/me"}
 	s, err = f.Client.Create(ctx, spec)
 	if err != nil {
@@ -118,7 +119,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	spec.Env = nil
 	_, err = f.Client.Create(ctx, spec)
 	wantError(t, "a user without a home", err, protocol.InvalidArgument, "", "spec.user")
-	spec.Tools = []string{"apt"} // a tool that needs no home
+	spec.Tools = []string{"apt"} // this tool needs no home
 	if s, err = f.Client.Create(ctx, spec); err == nil {
 		err = s.Delete(ctx)
 	}
@@ -132,7 +133,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		_, err := f.Client.Create(ctx, spec)
 		wantError(t, what, err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
 	}
-	// The worker refuses a tool if its required file has disappeared since the host reported it.
+	// The worker refuses a tool if its required file has disappeared since the worker reported the tool.
 	if err := os.Remove(filepath.Join(home, ".claude.json")); err != nil {
 		t.Fatal(err)
 	}
@@ -179,14 +180,14 @@ func TestToolsNeedTheOperatorsPermission(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// To look up the home, the worker creates a container that never starts. It does so before it creates the sandbox's own
-// container.
+// To look up the home, the worker creates a container that never starts. The worker does so before it creates the
+// sandbox's own container.
 func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
 	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
-	// The image is made before the fleet, so that it is removed after the fleet has ended.
+	// The image is made before the fleet starts. It is then removed after the fleet has ended.
 	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()
@@ -227,7 +228,8 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	}
 }
 
-// A worker that is killed while it looks up a home leaves a container. The container is removed with the sandbox.
+// If a worker is killed while it looks up a home, a container is left. The delete of the sandbox removes that
+// container.
 func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -260,7 +262,7 @@ func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// importWith makes an image that differs from the tests' image only in its /etc/passwd.
+// importWith makes an image that differs from the test image only in its /etc/passwd.
 func importWith(t *testing.T, host, ref, passwd string) {
 	t.Helper()
 	name := "boxfleet-homes-" + strings.ToLower(rand.Text()[:10])

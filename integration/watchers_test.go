@@ -15,7 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// watching is the source of a program that takes and keeps one file watcher, or as many as the kernel gives it.
+// watching is the source code of a program. It takes file watchers, one or as many as the kernel allows, and keeps
+// them.
 const watching = `package main
 
 import (
@@ -40,8 +41,8 @@ func main() {
 }
 `
 
-// The kernel counts file watchers per user id, so root of one sandbox can use up those of the other sandboxes and of
-// the host.
+// The kernel counts file watchers per user id. Therefore root of one sandbox can use up the file watchers of the other
+// sandboxes and of the host.
 func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// TestQ13_AHostStopsAdmittingBeforeItIsFull runs workers whose hosts are already above a watermark, and one whose
-// subnets are used up.
+// TestQ13_AHostStopsAdmittingBeforeItIsFull runs workers on hosts that are already above a watermark, and one worker
+// that has no free subnet.
 func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 	t.Parallel()
 	for what, role := range map[string]fleet.Role{
@@ -40,7 +40,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 				t.Errorf("%+v, %v", hosts, err)
 			}
 			full.Stop()
-			f.Worker("w1", fleet.Role{}) // as if the operator had freed space
+			f.Worker("w1", fleet.Role{}) // has the same effect as if the operator had freed space
 			if err := s.WaitReady(ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -83,14 +83,14 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 			}
 			return err
 		})
-		// The third sandbox may have been placed before the host reported that it is full. It waits all the same.
+		// The third sandbox may have been placed before the host reported that it is full. Even then it waits.
 		if err := third.Refresh(ctx); err != nil || third.Info().State != protocol.StatePending {
 			t.Fatalf("the third is %s, %v", third.Info().State, err)
 		}
 		if err := first.Stop(ctx); err != nil { // a stopped sandbox keeps its network
 			t.Fatal(err)
 		}
-		if err := first.Resume(ctx); err != nil { // the sandbox has kept its slot, too
+		if err := first.Resume(ctx); err != nil { // the sandbox has also kept its slot
 			t.Fatal(err)
 		}
 		if err := first.Delete(ctx); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/integration/fleet"
 )
 
-// The JavaScript examples in docs/wire.md must run unchanged. They need Node and its package nats, which `make
-// examples` installs.
+// The JavaScript examples in docs/wire.md must run unchanged. They need Node and its package nats. `make examples`
+// installs this package.
 func TestTheExamplesInAnotherLanguageRun(t *testing.T) {
 	t.Parallel()
 	if out, err := exec.Command("node", "-e", `require("nats")`).CombinedOutput(); err != nil {

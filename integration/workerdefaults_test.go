@@ -18,12 +18,13 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts whose workers have different defaults.
+// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts. The workers of the hosts have different
+// defaults.
 func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	t.Parallel()
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
-	// The lease is longer than the time after which a host is suspect, so that a heartbeat that is a little late does not
+	// The lease is longer than the time after which a host is suspect. A heartbeat that is a little late then does not
 	// move sandboxes.
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 9 * time.Second})
 	f.Coordinator("c1", fleet.Role{Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"},
@@ -92,7 +93,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 			t.Errorf("read back: %+v", s)
 		}
 		own.Image = fleet.Image
-		for range 2 { // the second answer comes from the lookup of repeated requests
+		for range 2 { // the lookup of repeated requests gives the second answer
 			if _, err := f.Client.Create(ctx, own, sdk.WithID("twice"), sdk.WithRequestID("same")); err != nil {
 				t.Errorf("a repeated request does not find its sandbox: %v", err)
 			}
@@ -185,7 +186,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 		}
 	})
 	f.Run(t, "after the loss of a host the next host's defaults apply", func(t *testing.T) {
-		for _, id := range []string{"fill1", "fill2"} { // so that w1 is the emptier host and has a free slot
+		for _, id := range []string{"fill1", "fill2"} { // makes w1 the emptier host, and leaves it a free slot
 			onHost(ctx, t, create(id, protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/w1"}}}), "w2")
 		}
 		if err := f.Client.Sandbox("loud").Delete(ctx); err != nil {
@@ -213,7 +214,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerWithInvalidDefaultsDoesNotStart starts workers as an operator does, with files of defaults.
+// TestAWorkerWithInvalidDefaultsDoesNotStart starts workers as an operator does, with files that contain defaults.
 func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -246,5 +247,5 @@ func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 		!strings.Contains(stderr, file+"x") {
 		t.Errorf("a missing file: %d, %s", code, stderr)
 	}
-	f.Worker("w1", fleet.Role{}) // this worker removes what the failed workers left on the engine
+	f.Worker("w1", fleet.Role{}) // this worker removes everything that the failed workers left on the engine
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder states what a caller may rely on when it
-// notifies others from OnAppended: the log has the batch, batches of one sandbox come in the order of the log,
-// the journal's lock is free, and the decisions in the batch have not returned yet.
+// TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder states what a caller may rely on when it notifies
+// other processes from OnAppended: the log has the batch, batches of one sandbox come in the order of the log, the
+// journal's lock is free, and the decisions in the batch have not returned yet.
 func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const execs = 60
@@ -56,7 +56,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 		_, batches := readHistory(t, c, d.tenant, "s1")
 		for i, writer := range writers {
 			var want []string
-			for _, b := range batches[1:] { // readySandbox wrote the first through a journal of its own
+			for _, b := range batches[1:] { // readySandbox wrote the first batch through its own journal
 				if b.Writer == writer {
 					want = append(want, fmt.Sprint(b.Record, b.ID))
 				}
@@ -76,7 +76,7 @@ func checkAppended(t *testing.T, reader *jetstream.Conn, j *jetstream.Journal, a
 	if err != nil || len(last) == 0 || last[0].ID != a.Batch.ID {
 		t.Errorf("OnAppended was called for record %d, which the log does not have: %v", a.Batch.Record, err)
 	}
-	if _, record := j.State(); record < a.Batch.Record { // deadlocks if the lock is held
+	if _, record := j.State(); record < a.Batch.Record { // State deadlocks if OnAppended is called under the lock
 		t.Errorf("OnAppended was called for record %d, but the journal is folded up to %d", a.Batch.Record, record)
 	}
 	if a.Before.Sequence+1 != a.Batch.First() || a.After.Sequence < a.Batch.Last() {

@@ -16,7 +16,8 @@ const (
 
 // askRepeatedly sends an idempotent request until it is answered. A cluster drops requests while it elects a leader,
 // and answers can be lost. So askRepeatedly repeats the request after a short pause, and immediately after a reconnect.
-// Earlier requests stay open, in case a server is only slow. askRepeatedly fails when ctx ends or on a permanent error.
+// An answer to an earlier request still counts, because the server may only have been slow. askRepeatedly fails when
+// ctx ends or on a permanent error.
 func askRepeatedly[T any](
 	ctx context.Context,
 	c *connection,
@@ -52,7 +53,7 @@ func askRepeatedly[T any](
 				if !isOneOf(a.err, protocol.Unavailable, protocol.DeadlineExceeded) {
 					return a.value, a.err
 				}
-				err = a.err // transient, but more specific than "no answer in time"
+				err = a.err // a transient error, but more specific than "no answer in time"
 			case <-ctx.Done():
 				return value, err
 			case <-back:

@@ -10,20 +10,21 @@ import (
 )
 
 // Assets configures the deployment's streams and buckets. A zero field keeps the value of an existing stream or bucket
-// and gives a new one the default. A value that would weaken an existing stream or bucket is refused.
+// and gives a new one the default. A value is refused if it would make an existing stream or bucket store less, or
+// store it less safely.
 type Assets struct {
 	Replicas        int           // copies of each stream; default 1; only [Growth.Grow] changes the number
 	LogMaxAge       time.Duration // how long output is stored; default 360 h
 	LogMaxBytes     int64         // size limit of stored output; default 8 GiB
 	EventMaxBytes   int64         // size limit of the event log; new work is refused before the log is full; default 8 GiB
-	Requests        int64         // limit of waiting requests; others fail with resource_exhausted; default 100,000
+	Requests        int64         // limit of waiting requests; new requests fail with resource_exhausted; default 100,000
 	Duplicates      time.Duration // the server's duplicate window for message ids; default 100 ms, its minimum
 	BlobMaxAge      time.Duration // how long uploaded trees are stored; default 24 h
 	BlobMaxBytes    int64         // size limit of all uploaded trees; further uploads are refused; default 4 GiB
 	ImageMaxBytes   int64         // size limit of all imported image files; further imports are refused; default 16 GiB
 	SegmentMaxBytes int64         // size limit of all segments; further messages stay in the event log; default 8 GiB
 	TableMaxBytes   int64         // size limit of each table, such as ids, snapshots and images; default 1 GiB
-	LockTTL         time.Duration // life of an unrenewed host lock; default 30 s, the least that survives a NATS failover
+	LockTTL         time.Duration // life of an unrenewed host lock; default 30 s, the shortest to survive a NATS failover
 	ElectionTTL     time.Duration // life of an unrenewed scheduler lock; default 2.5 s
 }
 
@@ -53,7 +54,7 @@ type asset struct {
 type setting struct {
 	field    string // name in the configuration, such as "log_max_age"; empty if operators cannot set the value
 	wanted   int64  // the wanted value; 0 keeps the current value, and gives a new stream the default
-	standard int64  // the default
+	standard int64  // the default value
 	value    func(*jetstream.StreamConfig) *int64
 	free     bool // lowering the value loses no data; if wanted is 0, existing streams get the default too
 	late     bool // existing streams without this limit get the default
@@ -80,8 +81,8 @@ func maxBytes(field string, wanted, standard int64) setting {
 func formatAge(v int64) string   { return time.Duration(v).String() }
 func formatBytes(v int64) string { return protocol.Bytes(v).String() }
 
-// assets returns all streams and buckets in the order in which they are made. Replicas and the persist mode
-// depend on the existing deployment and are not included.
+// assets returns all streams and buckets in the order in which they are made. The number of replicas and the persist
+// mode depend on the existing deployment and are not included.
 func (a *Assets) assets() []asset {
 	table := []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}
 	all := []asset{
@@ -188,7 +189,7 @@ func bucket(name string) jetstream.StreamConfig {
 	}
 }
 
-// writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key and refuses newer
+// writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key and refuses further
 // messages, deletes and purges. It has no maximum age.
 func writeOnce(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{

@@ -31,7 +31,7 @@ func timed(b *testing.B, round func(i int)) {
 	b.ReportMetric(float64(len(took))/b.Elapsed().Seconds(), "/s")
 }
 
-var unique int // the framework calls a benchmark several times
+var unique int // makes ids unique: the framework calls a benchmark several times
 
 func BenchmarkAppend(b *testing.B) {
 	each(b, func(b *testing.B, d *deployment) {

@@ -16,7 +16,8 @@ type BlobStore struct {
 	objects *objectStore
 }
 
-// PutBlob stores content under its digest, unless fresh content with this digest is already stored.
+// PutBlob stores content under its digest, unless content with this digest is already stored and fresh, see
+// [BlobStore.FreshBlob].
 func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Reader) error {
 	// Storing the content again would remove the chunks that other clients are reading.
 	if fresh, err := b.FreshBlob(ctx, tenant, digest); fresh || err != nil {
@@ -35,8 +36,8 @@ func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Rea
 	return nil
 }
 
-// FreshBlob reports whether content with this digest is stored and has more than half of its life left, so that the
-// caller has time to use the content.
+// FreshBlob reports whether content with this digest is stored and has more than half of its life left, enough time for
+// the caller to use it.
 func (b *BlobStore) FreshBlob(ctx context.Context, tenant, digest string) (bool, error) {
 	info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if err != nil || info == nil {
@@ -61,7 +62,7 @@ func (b *BlobStore) BlobLife(ctx context.Context) (time.Duration, error) {
 	return status.TTL(), nil
 }
 
-// RenewBlob restarts the life of stored content that is no longer fresh, by storing it again.
+// RenewBlob restarts the life of stored content that is no longer fresh, by storing the content again.
 func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error {
 	fresh, err := b.FreshBlob(ctx, tenant, digest)
 	if err != nil || fresh {
@@ -84,8 +85,8 @@ func (b *BlobStore) HasBlob(ctx context.Context, tenant, digest string) (bool, e
 	return info != nil, err
 }
 
-// Blob opens stored content, which the caller closes. Reads verify the content by the digest in the object's entry.
-// Error: not_found. A read fails with unavailable if the content is removed before the read has finished.
+// Blob opens stored content; the caller closes it. Reads verify the content by the digest in the object's entry. Error:
+// not_found. A read fails with unavailable if the content is removed before the read has finished.
 func (b *BlobStore) Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error) {
 	content, err := b.objects.openObject(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if protocol.CodeOf(err) == protocol.NotFound {

@@ -96,13 +96,12 @@ func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	}
 }
 
-// blobsStepDown makes the leader of the stored blobs step down. The request fails while a leader is being elected
-// already.
+// blobsStepDown makes the leader of the stored blobs step down. The request fails during an election.
 func blobsStepDown(nc *nats.Conn) {
 	_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
 }
 
-// halfway calls then once, after left bytes were read.
+// halfway is a reader. It calls the function then once, after left bytes were read.
 type halfway struct {
 	io.Reader
 	left int

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// kv is a key-value bucket. It is written with plain publishes so that each write states its expected revision.
+// kv is a key-value bucket. Each write is a plain publish that names the revision that it expects.
 type kv struct {
 	streams *streams
 	name    string
@@ -22,19 +22,20 @@ func (b kv) stream() string            { return "KV_" + b.name }
 func (b kv) subject(key string) string { return "$KV." + b.name + "." + key }
 func (b kv) key(subject string) string { return strings.TrimPrefix(subject, "$KV."+b.name+".") }
 
-// put writes a value. expected is the revision that the value replaces, 0 for no revision, or anySequence.
+// put writes a value. expected is the revision of the value to be replaced, 0 if the key must have no revision, or
+// anySequence.
 func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (revision uint64, err error) {
 	m := nats.NewMsg(b.subject(key))
 	m.Data = value
 	return b.streams.publish(ctx, m, expected)
 }
 
-// replace updates a key by compare-and-set. write gets the current value, nil if there is none, and returns the new
-// value, or nil to leave the key unchanged. replace returns the new revision, or 0 if nothing was written.
+// replace updates a key by compare-and-set. write gets the current value, or nil if the key has no value. It returns
+// the new value, or nil to leave the key unchanged. replace returns the new revision, or 0 if nothing was written.
 //
-// revision is the revision of the caller's own last write, 0 if unknown. While the key still has that revision, write
-// is called with nil, which saves a read. If the key has vanished since the caller's last write, another process purged
-// it, and replace writes nothing.
+// revision is the revision of the caller's own last write, or 0 if unknown. If it is known, replace first calls write
+// with nil and tries to replace that revision without reading the key. If the key has vanished since the caller's last
+// write, another process purged it, and replace writes nothing.
 func (b kv) replace(ctx context.Context, key string, revision uint64,
 	write func(old []byte) ([]byte, error)) (uint64, error) {
 	ctx, cancel := b.streams.bound(ctx)
@@ -71,7 +72,7 @@ func (b kv) replace(ctx context.Context, key string, revision uint64,
 	}
 }
 
-// remove deletes a key if its revision is the expected one. The bucket's delete marker stays.
+// remove deletes a key if its revision is the expected one. A delete marker replaces the value.
 func (b kv) remove(ctx context.Context, key string, expected int64) error {
 	m := nats.NewMsg(b.subject(key))
 	m.Header.Set("KV-Operation", "DEL")
@@ -94,7 +95,7 @@ func (b kv) get(ctx context.Context, key string) (value []byte, revision uint64,
 
 func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
 
-// create writes a key that must not exist. It overwrites a delete marker. Error: [ErrConflict].
+// create writes a key that must not exist. It overwrites a delete marker. Error: [ErrConflict] if the key exists.
 func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
 	ctx, cancel := b.streams.bound(ctx)
 	defer cancel()
@@ -120,7 +121,7 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 	}
 }
 
-// keyHandler handles the newest value of a key. value is nil if the key was deleted.
+// A keyHandler is called with the newest value of a key. value is nil if the key was deleted.
 type keyHandler func(key string, value []byte, revision uint64)
 
 // follow calls handle for every key and then for each change, until ctx ends. It does not report keys that expire.
@@ -128,12 +129,12 @@ func (b kv) follow(ctx context.Context, handle keyHandler, caughtUp func()) erro
 	return b.followKeys(ctx, ">", handle, caughtUp)
 }
 
-// followKeys is follow for the keys that match a pattern.
+// followKeys is like follow, but only for the keys that match a pattern.
 func (b kv) followKeys(ctx context.Context, pattern string, handle keyHandler, caughtUp func()) error {
 	return b.followFrom(ctx, pattern, 0, handle, caughtUp)
 }
 
-// followFrom is followKeys, limited to the changes after a revision.
+// followFrom is like followKeys, but only for the changes after a revision.
 func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle keyHandler, caughtUp func()) error {
 	for {
 		err := b.streams.follow(ctx, b.stream(), b.subject(pattern), after+1, func(m *stored) {

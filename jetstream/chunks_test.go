@@ -12,7 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptedBefore appends many accepted execs in large batches, as an earlier version of Boxfleet without a limit did.
+// acceptedBefore appends the acceptances of many execs in large batches, as earlier versions of Boxfleet did, which had
+// no limit.
 func acceptedBefore(t testing.TB, c *jetstream.Conn, tenant, sandbox string, n int, spec *protocol.ExecSpec) {
 	t.Helper()
 	state, batches := readHistory(t, c, tenant, sandbox)
@@ -90,7 +91,7 @@ func TestADecisionLargerThanAMessageIsAppendedInParts(t *testing.T) {
 	})
 }
 
-// The size of the parts is limited too, not only their number of events.
+// The size of each part is limited too, not only its number of events.
 func TestPartsOfADecisionFitTheServersMaximumPayload(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Clock reads the time of this machine. The zero value reads the machine's clocks; tests replace them.
+// Clock reads the time of this machine. The zero value reads the machine's clocks; tests set other functions.
 type Clock struct {
 	// Wall is the wall clock, which people and programs may set at any time. Default: time.Now.
 	Wall func() time.Time
@@ -27,7 +27,7 @@ func (k *Clock) setDefaults() {
 	}
 }
 
-// readAtOnce is the longest time between the readings of two clocks that are to be compared.
+// readAtOnce is the longest time between two readings that [Clock.ahead] accepts without reading the clocks again.
 const readAtOnce = time.Millisecond
 
 // ahead returns how far the wall clock is ahead of the time since boot. The difference itself has no meaning. If it
@@ -45,14 +45,14 @@ func (k *Clock) ahead() (ahead, boot time.Duration) {
 }
 
 const (
-	measurePeriod = 10 * time.Second // between two measurements of the store's clock
-	measurePause  = time.Second      // between two measurements after a failure, or while the last one is in doubt
+	measurePeriod = 10 * time.Second // pause between two measurements of the store's clock
+	measurePause  = time.Second      // pause while the store's clock is unknown or in doubt
 	measureWithin = 2 * time.Second  // how long a measurement waits for the answer
 
 	// clockDrift is how fast two clocks may diverge, in seconds per second.
 	clockDrift = 1.0 / 5000
 
-	// clockJump is the smallest sudden change that means that a clock was set.
+	// clockJump is the smallest sudden change of [Clock.ahead] that means that a clock was set.
 	clockJump = time.Second
 )
 
@@ -63,10 +63,10 @@ type storeClock struct {
 
 	mu        sync.Mutex
 	known     bool
-	epoch     time.Time     // the store's clock when the time since boot was 0
+	epoch     time.Time     // the store's time when the time since boot was 0
 	off       time.Duration // largest possible error of epoch when it was measured
-	at        time.Duration // when epoch was measured, since boot
-	asked     time.Duration // when a measurement was last tried, since boot
+	at        time.Duration // time since boot at which epoch was measured
+	asked     time.Duration // time since boot at which a measurement was last tried
 	doubt     bool          // another server may lead the event log now, or its clock may have been set
 	measuring bool
 	ahead     time.Duration // last difference between the wall clock and the time since boot, see [Clock.ahead]
@@ -76,8 +76,8 @@ type storeClock struct {
 // take uses an answer of the store as a measurement of the store's clock. ts is the store's time in the answer; sent
 // and received are the times since boot at which the question was sent and its answer received.
 //
-// Of two measurements, the one with the shorter round trip is kept. If the two contradict each other, the store's clock
-// was set or another server leads: take keeps the new measurement and returns the difference.
+// Of two measurements, take keeps the more accurate one. If the two contradict each other, the store's clock was set or
+// another server leads: take keeps the new measurement and returns the difference.
 func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved time.Duration) {
 	if ts.IsZero() || received < sent {
 		return 0
@@ -105,7 +105,7 @@ func (s *storeClock) now() (now time.Time, measure bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.looked && (ahead-s.ahead).Abs() > clockJump {
-		s.doubt = true // the store may run on this machine
+		s.doubt = true // the store may run on this machine and use the same clock
 	}
 	s.ahead, s.looked = ahead, true
 	pause := measurePeriod
@@ -129,7 +129,7 @@ func (s *storeClock) measured() {
 	s.measuring = false
 }
 
-// distrust makes the next measurement come soon, because another server may lead the event log.
+// distrust asks for a new measurement soon, because another server may lead the event log now.
 func (s *storeClock) distrust() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,10 +140,10 @@ func (s *storeClock) distrust() {
 // knows it. Events are stamped with the store's time. Code that compares the time of an event with the present uses Now
 // too, so that clocks of different machines are never compared.
 //
-// The store's clock is measured when the streams are first read, and then at most every 10 s while Now is being called.
-// Until the streams are read, Now returns this machine's wall clock. While the store is unreachable, the returned time
-// continues to advance. The returned time goes back if the store's clock is set back, so waits inside a process use the
-// process's monotonic clock.
+// The store's clock is measured when the streams are first read, and then by calls of Now, at most every 10 s. Until
+// the streams are read, Now returns this machine's wall clock. While the store is unreachable, the returned time
+// continues to advance. The returned time goes back if the store's clock is set back. Waits inside a process therefore
+// use the process's monotonic clock.
 func (c *core) Now() time.Time {
 	now, measure := c.clock.now()
 	if measure && c.withoutStreams {
@@ -188,5 +188,5 @@ func (c *core) measureClock() {
 // sinceBoot returns the time since boot by this connection's clock.
 func (c *core) sinceBoot() time.Duration { return c.clock.machine.Boot() }
 
-// began replaces the time of the boot on systems that do not report it.
+// began is used instead of the boot time on systems that do not report their boot time.
 var began = time.Now()

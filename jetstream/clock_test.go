@@ -24,16 +24,17 @@ func (m *machine) clock() jetstream.Clock {
 	}
 }
 
-// setWall sets the wall clock.
+// setWall moves the wall clock, as if somebody had set it.
 func (m *machine) setWall(by time.Duration) { m.wall.Add(int64(by)) }
 
-// suspend suspends the machine, which Go's monotonic clock does not show.
+// suspend moves both clocks, as a suspension of the machine does. Go's monotonic clock does not include suspensions.
 func (m *machine) suspend(d time.Duration) { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
 
-// paused corrects the wall clock after a hypervisor paused the machine. No clock showed the pause before.
+// paused moves only the wall clock, as when it is corrected after a hypervisor paused the machine. Until then, no clock
+// shows the pause.
 func (m *machine) paused(d time.Duration) { m.wall.Add(int64(d)) }
 
-// on returns an opened connection of a process on machine m.
+// on returns an opened connection of a process whose machine is m.
 func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -50,8 +51,8 @@ func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	return c
 }
 
-// near is the accepted error of the store's time in a test, whose machine may stall during a measurement. It is much
-// less than the difference of the clocks.
+// near is the accepted error of the store's time. The machine that runs the tests may stall during a measurement. near
+// is much less than the difference of the clocks.
 const near = time.Minute
 
 func TestNowIsTheStoresTimeRegardlessOfTheLocalClock(t *testing.T) {
@@ -147,17 +148,18 @@ func TestTheMeasurementWithTheShortestRoundTripCounts(t *testing.T) {
 		}
 	}
 	store := func(boot time.Duration) time.Time { return time.Unix(2e9, 0).Add(boot) } // the store's true time
-	// 100 ms round trip: the best guess is that the answer was made in the middle.
+	// With a round trip of 100 ms, the best guess is that the answer was made in the middle.
 	at = 100 * time.Second
 	s.Take(at-100*time.Millisecond, at, store(at-50*time.Millisecond))
 	is(store(at))
-	// A long round trip that does not contradict the first measurement: the first one is more precise and stays.
+	// This round trip is long, and the measurement does not contradict the first one. The first measurement is more
+	// precise and stays.
 	at += 5 * time.Second
 	if moved := s.Take(at-time.Second, at, store(at-900*time.Millisecond)); moved != 0 {
 		t.Errorf("the clock moved by %s, want 0", moved)
 	}
 	is(store(at))
-	// A shorter round trip: this measurement is more precise than the first.
+	// With a shorter round trip, this measurement is more precise than the first.
 	at += 5 * time.Second
 	s.Take(at-2*time.Millisecond, at, store(at-2*time.Millisecond))
 	is(store(at).Add(-time.Millisecond))
@@ -201,11 +203,11 @@ func TestTheStoresTimeIsMeasuredAgainWhenItMayHaveChanged(t *testing.T) {
 	} {
 		at += 2 * time.Second
 		if measures() {
-			t.Errorf("%s: the clock is measured before that", what)
+			t.Errorf("the clock was measured before this event: %s", what)
 		}
 		happens()
 		if !measures() {
-			t.Errorf("%s: the clock is not measured after that", what)
+			t.Errorf("the clock was not measured after this event: %s", what)
 		}
 		at += time.Second / 2
 		if measures() {
@@ -232,7 +234,7 @@ func TestALeaseCountsSuspensions(t *testing.T) {
 // A machine that its hypervisor paused continues as if nothing had happened, and then its wall clock is corrected.
 func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // Run alone renews the lease every 10 min
+	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // unless asked, Run renews the lease only every 10 min
 	for name, jump := range map[string]func(m *machine){
 		"paused":    func(m *machine) { m.paused(10 * time.Minute) },
 		"set-back":  func(m *machine) { m.setWall(-time.Hour) },
@@ -242,11 +244,11 @@ func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 			var m machine
 			l, err := d.on(t, &m).AcquireHost(t.Context(), name, holder("w1"), 0)
 			must(t, err)
-			m.setWall(time.Second) // too little to matter
+			m.setWall(time.Second) // the lease tolerates so small a jump
 			must(t, l.Check())
 			jump(&m)
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
-			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // until the lease is renewed
+			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // the lease must be renewed first
 			renewed(t, l)
 			eventually.Holds(t, time.Minute, "the lease is renewed", func() bool { return l.Check() == nil })
 		})
@@ -263,7 +265,7 @@ func TestTheStoresTimeCostsOneRequestPerTenSeconds(t *testing.T) {
 	must(t, err)
 	must(t, raw.Flush())
 	began := time.Now()
-	for range 600 { // 60 s
+	for range 600 { // 60 s in steps of 100 ms
 		m.suspend(100 * time.Millisecond)
 		c.Now()
 	}

@@ -13,9 +13,10 @@ import (
 // Compaction configures how much of a history stays in the event log.
 type Compaction struct {
 	Keep       int   // how many of the newest messages always stay; at least 1
-	MinBatches int   // older messages are moved if there are more of them than this,
-	MinBytes   int64 // or if they are larger than this in total
-	// MaxAge is how long a segment is stored after its last message was written; 0 means as long as its history.
+	MinBatches int   // older messages are moved if their number exceeds MinBatches,
+	MinBytes   int64 // or if their total size exceeds MinBytes
+	// MaxAge is how long a segment is stored after its last message was written; 0 means as long as the history is
+	// stored.
 	MaxAge time.Duration
 
 	// Guard is called before each step that changes something; an error from Guard ends the compaction. Guard may be
@@ -24,7 +25,7 @@ type Compaction struct {
 	// IndexedThrough returns the record up to which the index of execs covers the history. Nil means that it covers
 	// the whole history.
 	IndexedThrough func(ctx context.Context) (uint64, error)
-	// Probe is called at named points of the compaction, for tests that crash there. Probe may be nil.
+	// Probe is called at named points of the compaction, at which tests simulate a crash. Probe may be nil.
 	Probe func(point string)
 }
 
@@ -34,7 +35,7 @@ type Compacted struct {
 	Messages int       // number of messages in these segments
 	Dropped  int       // number of expired segments that were dropped
 	Purged   uint64    // messages up to this record were purged from the log; 0 if nothing was purged
-	Waits    bool      // until a newer snapshot is stored, the log keeps messages that segments have too
+	Waits    bool      // the log still has messages that are also in segments, see [Compactor.Compact]
 	DropAt   time.Time // when the oldest segment expires; zero if no segment will expire
 }
 
@@ -58,9 +59,10 @@ type Compactor struct {
 }
 
 // Compact moves the older part of a long history into segments and drops expired segments. A segment is stored and read
-// back before the manifest lists it. Messages leave the log only after the manifest lists their segment and the stored
-// snapshot is newer than they are. A crash can leave messages in both places but never in neither, and the next call
-// finishes the work. If two processes compact the same history, one gets [ErrConflict].
+// back before the manifest lists it. Messages are purged from the log only after the manifest lists their segment, and
+// after a stored snapshot and the index of execs cover them. A crash can leave messages both in the log and in a
+// segment, but never loses messages. The next call finishes the work. If two processes compact the same history, one of
+// them gets [ErrConflict].
 func (c *Compactor) Compact(ctx context.Context, tenant, sandbox string, cfg Compaction) (Compacted, error) {
 	if cfg.Keep < 1 {
 		return Compacted{}, protocol.Invalid("keep", "must be at least 1, got %d", cfg.Keep)
@@ -87,7 +89,7 @@ func (c *Compactor) Compact(ctx context.Context, tenant, sandbox string, cfg Com
 func (w *compacting) subject() string { return protocol.EventSubject(w.tenant, w.sandbox) }
 
 // reconcile compares the manifest with the log. After the log was restored from a backup, segments may hold messages
-// that are no longer part of the history. Where the log has messages, the log is right.
+// that are no longer part of the history. If segments and the log differ, the log is right.
 func (w *compacting) reconcile(ctx context.Context) error {
 	m, last := w.manifest, w.manifest.last()
 	if last == 0 {
@@ -110,7 +112,8 @@ func (w *compacting) reconcile(ctx context.Context) error {
 	return w.dropDiverged(ctx, &first[0])
 }
 
-// dropDiverged drops the segments that do not end before the log begins: they belong to the history before the restore.
+// dropDiverged drops the segments that do not end before the log's first message. They belong to the history before the
+// restore.
 func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	m := w.manifest
 	kept, end := 0, uint64(0)
@@ -170,7 +173,7 @@ func (w *compacting) write(ctx context.Context) error {
 	return w.manifest.write(ctx)
 }
 
-// removeLoose removes the objects that the manifest lists as not being part of the history.
+// removeLoose removes the objects that the manifest lists as loose: they are not part of the history.
 func (w *compacting) removeLoose(ctx context.Context) error {
 	if len(w.manifest.Loose) == 0 {
 		return nil
@@ -257,7 +260,7 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
-		if err == ErrConflict { // the winning manifest lists this object as loose, or not at all
+		if err == ErrConflict { // the other process's manifest lists this object as loose, or not at all
 			return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 		}
 		return err
@@ -266,8 +269,8 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	return nil
 }
 
-// purge removes the messages from the log that segments have too, except those that the snapshot or the index of execs
-// does not cover yet.
+// purge removes messages that are in segments from the log. It keeps the messages that the snapshot or the index of
+// execs does not cover yet.
 func (w *compacting) purge(ctx context.Context) error {
 	last := w.manifest.last()
 	if last == 0 {
@@ -276,7 +279,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	w.done.Waits = true
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // a snapshot will be stored; the next compaction purges
+		return nil // a compaction after the first snapshot will purge
 	}
 	if err != nil {
 		return err
@@ -301,7 +304,7 @@ func (w *compacting) purge(ctx context.Context) error {
 		return nil
 	}
 	if held, err := w.inLog(ctx, s.position()); err != nil || !held {
-		return err // the snapshot is of the history before a restore
+		return err // the snapshot was folded from the history before a restore
 	}
 	w.Probe("compact-before-purge")
 	if err := w.Guard(); err != nil {
@@ -314,8 +317,8 @@ func (w *compacting) purge(ctx context.Context) error {
 	return nil
 }
 
-// drop removes expired segments whose messages are no longer in the log. Before that, it stores a newer state that
-// readers can start from.
+// drop removes expired segments whose messages are no longer in the log. First it stores a newer state, from which
+// readers can start.
 func (w *compacting) drop(ctx context.Context) error {
 	m, now := w.manifest, w.compactor.Now()
 	if w.MaxAge <= 0 {
@@ -376,7 +379,7 @@ func (w *compacting) drop(ctx context.Context) error {
 	return w.dropAt(ctx)
 }
 
-// dropAt records when the oldest segment expires.
+// dropAt sets [Compacted.DropAt].
 func (w *compacting) dropAt(ctx context.Context) error {
 	return w.manifest.each(ctx, 0, func(s *segment) (bool, error) {
 		w.done.DropAt = s.Until.Add(w.MaxAge)
@@ -384,8 +387,9 @@ func (w *compacting) dropAt(ctx context.Context) error {
 	})
 }
 
-// storeBase stores a copy of the snapshot, for readers that can no longer read the history from its beginning. It
-// returns false and stores nothing if the snapshot has no state or is older than the record beyond.
+// storeBase stores a copy of the snapshot, for readers that can no longer read the history from its beginning. The
+// snapshot must have a state and cover the history up to the record in beyond. Otherwise storeBase returns false and
+// stores nothing.
 func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error) {
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -442,8 +446,8 @@ func (s *streams) purgeThrough(ctx context.Context, name, subject string, throug
 }
 
 // PurgeHistory removes everything that is stored of a deleted sandbox: its history, segments, output, exec ids and
-// snapshots. Only the reserved id and the last message of the history stay. That message is the tombstone: it says that
-// the sandbox was deleted, and so distinguishes the id from one that never had a history.
+// snapshots. Only the reserved id and the last message of the history stay. That message is the tombstone: it
+// distinguishes the id of a deleted sandbox from an id that never had a history.
 func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 	if err := c.purgeSegments(ctx, tenant, sandbox); err != nil {
 		return err

@@ -76,7 +76,8 @@ func rawHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, after u
 	return all
 }
 
-// sameFrom checks that a history still has these messages, read from its beginning and after each of them.
+// sameFrom checks that a history still has these messages. It reads the history from its beginning, and from after each
+// message.
 func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []rawMessage) {
 	t.Helper()
 	for from := -1; from < len(want); from++ {
@@ -161,7 +162,7 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		if done.Messages != 0 || done.Waits || d.onSubject(t, d.tenant, "s1") != 5 {
 			t.Fatalf("Compact: %+v, and %d messages are in the log, want 5", done, d.onSubject(t, d.tenant, "s1"))
 		}
-		other := d.opened(t) // its cache is empty
+		other := d.opened(t) // this connection's cache is empty
 		sameFrom(t, other, d.tenant, "s1", want)
 		after, _ := readHistory(t, other, d.tenant, "s1")
 		same(t, "the folds before and after", after, before)
@@ -173,8 +174,7 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		_, err = other.Batch(ctx, d.tenant, "s2", batches[0].Record)
 		wantError(t, err, protocol.NotFound, "")
 
-		// A journal whose position is in a segment continues, and so does one that reads the history for the first
-		// time.
+		// A journal whose position is in a segment can continue, and a new journal can read the history.
 		for _, j := range []*jetstream.Journal{old, journal(other, d.tenant, "s1", "k3")} {
 			must(t, j.Refresh(ctx))
 			if s, record := j.State(); s.Sandbox.Sequence != before.Sandbox.Sequence ||
@@ -184,7 +184,7 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		}
 		_, err = old.Do(ctx, acceptExec("new"))
 		must(t, err)
-		moreHistory(t, c, d.tenant, "s1", 20, 24) // and a second time
+		moreHistory(t, c, d.tenant, "s1", 20, 24) // the history is compacted a second time
 		snapshotNow(t, c, d.tenant, "s1")
 		want = rawHistory(t, c, d.tenant, "s1", 0)
 		_, err = c.Compact(ctx, d.tenant, "s1", small())
@@ -421,7 +421,7 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 		}
 	}
 
-	old := want[20].Record // older messages are too old
+	old := want[20].Record // segments that end before this message expire
 	b, err := c.Batch(ctx, d.tenant, "s1", old)
 	must(t, err)
 	cfg := small()
@@ -461,7 +461,7 @@ func TestAnInterruptedPurgeIsFinished(t *testing.T) {
 	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 }
 
-// The bucket of segments is full. Nothing leaves the log, and existing segments can still be removed.
+// The bucket of segments is full. No message leaves the log, and existing segments can still be removed.
 func TestAFullSegmentBucketLosesNothingAndCanBeEmptied(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -504,7 +504,7 @@ func TestAFullSegmentBucketLosesNothingAndCanBeEmptied(t *testing.T) {
 	sameFrom(t, d.opened(t), d.tenant, "s2", want)
 }
 
-// The manifest was lost, or comes from an older backup than the log. Nothing must be appended to a state that lacks
+// The manifest was lost, or comes from an older backup than the log. No event may be appended to a state that lacks
 // events.
 func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,7 @@ type Config struct {
 	Login     func() (Login, error)      // called at each attempt to connect; must not block for long; may be nil
 	LoginFrom string                     // where Login or Creds come from, for error messages; may be empty
 	Wait      bool                       // try to connect until ctx ends, even if ctx has no deadline
-	InProcess nats.InProcessConnProvider // an embedded server
+	InProcess nats.InProcessConnProvider // connects to an embedded server
 	Name      string                     // name of the connection, shown by the server
 	Timeout   time.Duration              // how long a call waits for one answer; default 10 s
 	Logger    *slog.Logger               // default slog.Default
@@ -47,8 +47,8 @@ type Config struct {
 }
 
 // Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
-// use. Conn embeds a part for each task, such as [EventLog], and so has the methods of all parts. Code that needs only
-// one part can take that part alone.
+// use. Conn embeds a part for each task, such as [EventLog], and therefore has the methods of all parts. Code that
+// needs only one part can take that part alone.
 type Conn struct {
 	core // by value; all parts point to it
 
@@ -79,8 +79,9 @@ type Conn struct {
 }
 
 // connection is the link to NATS. It reconnects forever, calls the registered functions after each reconnect, and
-// bounds and repeats requests whose answers may be lost. Only core may embed a connection. If another part of Conn did
-// too, Conn would have the methods of connection twice at the same depth, and calls on Conn would not compile.
+// bounds and repeats requests whose answers may be lost. Only core may embed a connection. If another part of Conn also
+// embedded a connection, Conn would have the methods of connection twice at the same depth, and calls on Conn would not
+// compile.
 type connection struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
@@ -108,7 +109,7 @@ type core struct {
 
 	clock     storeClock
 	room      roomState
-	meta      *assets // nil until it was read; guarded by mu
+	meta      *assets // nil until read; guarded by mu
 	elections bool    // subscribed to election notices; guarded by mu
 }
 
@@ -237,7 +238,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 			}
 			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
 			if errors.Is(err, nats.ErrSlowConsumer) {
-				go c.reconnected() // messages were dropped: followers must read them
+				go c.reconnected() // messages were dropped: followers must read them from the streams
 			}
 		}),
 	}
@@ -282,8 +283,8 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 	}
 }
 
-// connectOnce tries each server once. It abandons the attempt when ctx ends, because the client waits 2 s for each
-// server that accepts the connection and then stays silent, and there may be many servers.
+// connectOnce tries each server once. It abandons the attempt when ctx ends. The client itself would wait 2 s for each
+// server that accepts the connection and then stays silent.
 func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	type try struct {
 		nc  *nats.Conn
@@ -308,8 +309,8 @@ func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	}
 }
 
-// OnReconnect calls f after each reconnect until stop is called, because messages may have been missed. f must not
-// block.
+// OnReconnect calls f after each reconnect, until stop is called. The connection may have missed messages before a
+// reconnect. f must not block.
 func (c *connection) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
 
 func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
@@ -326,7 +327,7 @@ func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
 }
 
 func (c *core) reconnected() {
-	if err := c.checkPayload(); err != nil { // the server may be another one, or have other settings
+	if err := c.checkPayload(); err != nil { // this may be another server, or the server may have new settings
 		c.log.Error("NATS does not accept all of Boxfleet's messages", "error", err)
 	}
 	c.clock.distrust()
@@ -343,10 +344,10 @@ func (c *connection) call(registered map[int]func()) {
 	}
 }
 
-// OnLoss calls f each time messages may have been lost that are not sent again, until stop is called. f must not block.
-// f is called after each reconnect, and when the event log or the output log elects a leader: the old leader may have
-// stored messages without publishing them. Election notices can be lost too, so callers that wait for something also
-// poll now and then. Error: unavailable if the connection is closed.
+// OnLoss calls f each time the connection may have missed messages that the server does not send again, until stop is
+// called. f must not block. f is called after each reconnect, and when the event log or the output log elects a leader:
+// the old leader may have stored messages without publishing them. Election notices can be lost too, so callers that
+// wait for a message also poll occasionally. Error: unavailable if the connection is closed.
 func (c *core) OnLoss(f func()) (stop func(), err error) {
 	if err := c.hearElections(); err != nil {
 		return nil, err
@@ -416,8 +417,8 @@ func (c *connection) cutOff() {
 	}
 }
 
-// causeOf returns the cause of ctx's end if the cause says more than err does: the connection was lost, or the servers
-// have no majority.
+// causeOf returns the cause of ctx's end instead of err if the cause is more specific: the connection was lost, or the
+// servers have no majority.
 func causeOf(ctx context.Context, err error) error {
 	var cause *protocol.Error
 	if err != nil && errors.As(context.Cause(ctx), &cause) {
@@ -429,8 +430,8 @@ func causeOf(ctx context.Context, err error) error {
 // Connected reports whether the connection is up.
 func (c *connection) Connected() bool { return c.nc.IsConnected() }
 
-// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials or
-// they cannot be read; unavailable.
+// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials, or if
+// the credentials cannot be read; unavailable.
 func (c *connection) Health() error {
 	if c.nc.IsConnected() {
 		return nil
@@ -464,8 +465,8 @@ func (c *connection) awaitConnection(ctx context.Context) error {
 // Close closes the connection. Calls in flight fail.
 func (c *connection) Close() { c.nc.Close() }
 
-// bound limits the wait for one answer to the connection's timeout, even if the caller has more time, because an answer
-// that was lost never comes.
+// bound limits the wait for one answer to the connection's timeout, even if the caller has more time, because a lost
+// answer never arrives.
 func (c *connection) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.timeout)
 }
@@ -487,8 +488,9 @@ func (c *connection) sleep(ctx context.Context, d time.Duration) bool {
 // askAgain is how long a question waits for its answer before it is repeated.
 const askAgain = 2 * time.Second
 
-// ask sends an idempotent question and waits for the answer. Both are core messages and are lost if a connection or
-// a server breaks. Until the connection's timeout, ask repeats the question, on the next connection if necessary.
+// ask sends an idempotent question and waits for the answer. Both are core NATS messages, which are lost if a
+// connection breaks or a server dies. Until the connection's timeout, ask repeats the question, on the next connection
+// if necessary.
 func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -503,7 +505,7 @@ func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	}
 }
 
-// awaitOnce is await for one of several attempts: the returned context also ends after askAgain.
+// awaitOnce is like await, but the returned context also ends after askAgain, the time for one attempt.
 func (c *connection) awaitOnce(ctx context.Context) (try context.Context, end func()) {
 	try, cancel := c.await(ctx)
 	again := time.AfterFunc(askAgain, cancel)
@@ -561,5 +563,5 @@ func (c *core) assets(ctx context.Context) (*assets, error) {
 	c.mu.Lock()
 	c.meta = meta
 	c.mu.Unlock()
-	return meta, c.hearElections() // also on a single server, which holds no elections: the deployment may grow
+	return meta, c.hearElections() // a single server holds no elections, but the deployment may grow
 }

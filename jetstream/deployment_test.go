@@ -72,7 +72,7 @@ func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 	})
 }
 
-// conformAlone is conform for tests that need the request queue of a deployment for themselves.
+// conformAlone is like conform. Tests use it if they must not share a deployment's request queue with other tests.
 func conformAlone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
 	t.Run("server", func(t *testing.T) { test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL})) })
@@ -152,7 +152,7 @@ func (d *deployment) connTo(t testing.TB, url string) *jetstream.Conn {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	c, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Logger: quiet, Options: func(o *nats.Options) {
-		o.IgnoreDiscoveredServers = true // their addresses would lead past a proxy
+		o.IgnoreDiscoveredServers = true // connections to their addresses would bypass a proxy
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +273,7 @@ func acceptExec(id string) jetstream.Decide {
 	}
 }
 
-// readySandbox makes a sandbox that accepts execs: three events.
+// readySandbox makes a sandbox that accepts execs. Its history then has three events.
 func readySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
 	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), becomeReady)

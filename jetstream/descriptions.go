@@ -10,7 +10,7 @@ import (
 // operator, and Boxfleet keeps it.
 const described = "Boxfleet: "
 
-// descriptions tell operators who use NATS's own tools what each stream and bucket is for.
+// descriptions tell operators who use NATS's own tools what each stream and bucket contains.
 var descriptions = map[string]string{
 	protocol.StreamRequests: "requests that wait for a coordinator",
 	protocol.StreamEvents:   "the histories of sandboxes: the source of truth",

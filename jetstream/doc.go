@@ -15,7 +15,7 @@
 //	 ├─── RequestQueue      requests, their answers and the dead letters
 //	 ├─── Queries           the read service: serve and send queries
 //	 ├─── OutputLog         the output of execs: publish, follow, read in pages
-//	 ├─── ImageStore        imported images, and which image each host should have and has
+//	 ├─── ImageStore        imported images; which images hosts should have, and which they have
 //	 ├─── BlobStore         uploads
 //	 ├─── StoreHealth       leaders, replicas, room and disk; recovers an event log that accepts no writes
 //	 ├─── Provisioner       makes and updates the streams and buckets
@@ -28,6 +28,6 @@
 //	 ├─── streams           messages of streams and keys of buckets
 //	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
-// Of Boxfleet's packages it imports only protocol, backoff and wake. Every error that it returns is a *protocol.Error,
-// translated in errors.go, or the error of a context.
+// It imports only three packages of Boxfleet: protocol, backoff and wake. Every error that it returns is a
+// *protocol.Error, translated in errors.go, or the error of a context.
 package jetstream

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The snapshot of an ended sandbox has no execs, and has another key than the snapshot of a living one. So a starting
-// coordinator can read only the snapshots of living sandboxes.
+// The snapshot of an ended sandbox has no execs, and its key differs from the key of a living sandbox's snapshot. A
+// starting coordinator can therefore skip the snapshots of ended sandboxes.
 
 // endedSuffix is the end of the key of an ended sandbox's snapshot. Ids have no dots, so a pattern can select either
 // the ended sandboxes or the living ones.
@@ -34,9 +34,9 @@ type EndedRecord struct {
 	Name               string
 }
 
-// WriteEndedRecord stores the last snapshot of an ended sandbox, unless a newer one is stored, and removes the snapshot
-// of the living sandbox. The stored snapshot has no execs. If its state is larger than a message, only the name and the
-// times are stored. WriteEndedRecord may change s.State.
+// WriteEndedRecord stores the last snapshot of an ended sandbox, unless a newer snapshot is stored. It then removes the
+// snapshot that was stored while the sandbox was living. The stored snapshot has no execs. If its state does not fit
+// into a message, only the name and the times are stored. WriteEndedRecord may change s.State.
 func (sn *Snapshots) WriteEndedRecord(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
 	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}

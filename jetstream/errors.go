@@ -22,12 +22,12 @@ const (
 	codeInsufficientStorage jetstream.ErrorCode = 10047
 	codeInsufficientStore   jetstream.ErrorCode = 10023 // the store of the whole server reached its limit
 	codeAccountResources    jetstream.ErrorCode = 10002 // the account reached its limit
-	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // too few servers, possibly only while the cluster is starting
+	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // too few servers; temporary while the cluster is starting
 	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of a repeated message still waits for a majority
 )
 
-// translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set has one of two codes,
-// depending on whether the server has already applied the winning write.
+// translate turns an error of the NATS client into a *protocol.Error. A failed compare-and-set has one of two codes,
+// depending on whether the server has already applied the other write.
 func translate(err error, doing string) error {
 	if err == nil {
 		return nil
@@ -97,7 +97,7 @@ func notProvisioned(doing string) *protocol.Error {
 }
 
 // translateWrite translates an error of storing a message under a subject. If a store is full, the reason says which
-// one: a full request queue matters less than a full event log.
+// store: a full request queue matters less than a full event log.
 func translateWrite(err error, subject string) error {
 	doing := "write to " + subject
 	var api *jetstream.APIError

@@ -15,10 +15,10 @@ import (
 // the log; [Histories] also reads the messages that were moved to segments.
 type EventLog struct{ *streams }
 
-// Append writes one batch to its sandbox's history: the commit point of every decision. expected is the record (stream
-// sequence) of the history's last message, 0 if the history has none. Append returns the new record. Errors:
-// [ErrConflict] if another writer was first; after any other error the outcome is unknown until the caller reads the
-// history.
+// Append writes one batch to its sandbox's history. An append is the commit point of every decision. expected is the
+// record (stream sequence) of the history's last message, or 0 if the history is empty. Append returns the new record.
+// Errors: [ErrConflict] if another writer was first; after any other error the outcome is unknown until the caller
+// reads the history.
 func (l *EventLog) Append(ctx context.Context, b *protocol.Batch, expected uint64) (uint64, error) {
 	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
 	for k, v := range b.Headers() {
@@ -87,9 +87,9 @@ func (l *EventLog) FollowEvents(ctx context.Context, from uint64, handle func(*p
 }
 
 // Live receives batches that are appended to a sandbox's history from now on, over core NATS, until stop is called. It
-// replays nothing. Batches are missed while the connection is down, and when the log's leader dies after it stored a
-// batch and before it published that batch. So callers also read the history after [Conn.OnReconnect], when an event
-// number is missing, and after a silence. tenant and sandbox may be "*".
+// replays nothing. Batches are missed while the connection is down, and if the log's leader dies between storing a
+// batch and publishing it. Callers therefore also read the history after [Conn.OnReconnect], when an event number is
+// missing, and when no batch has arrived for a while. tenant and sandbox may be "*".
 func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	sub, err := l.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
 		record, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
@@ -113,14 +113,14 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 	return func() { _ = sub.Unsubscribe() }, nil // fails only when the connection is closed
 }
 
-// Flush waits until the server has processed everything sent before, including subscriptions.
+// Flush waits until the server has processed everything that was sent before the call, including subscriptions.
 func (c *connection) Flush(ctx context.Context) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	return translate(c.nc.FlushWithContext(ctx), "flush the connection to NATS")
 }
 
-// purge removes all messages of a subject except the newest ones, whose number is keep.
+// purge removes all messages of a subject except the newest. keep is the number of messages that stay.
 func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) error {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()
@@ -135,8 +135,8 @@ func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) 
 	return translate(stream.Purge(ctx, opts...), "purge "+name)
 }
 
-// retryPause is the pause before a request to NATS that failed is repeated. A read that may come too early, because a
-// cluster is still writing, is repeated after firstPause, which doubles up to retryPause.
+// retryPause is the pause before a request to NATS that failed is repeated. A read may come too early, while a cluster
+// is still writing. Such a read is repeated after firstPause, and the pause doubles up to retryPause.
 const (
 	retryPause = 200 * time.Millisecond
 	firstPause = time.Millisecond

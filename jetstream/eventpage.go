@@ -6,12 +6,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// walkBack is how many messages are read backwards from the end before the binary search for an event, because pollers
-// usually want one of the newest events.
+// walkBack is how many of the newest messages are read before a binary search for an event begins. Pollers usually want
+// one of the newest events.
 const walkBack = 4
 
-// ReadEventsAt is [Histories.ReadEvents] without the messages before the event: it starts with the message that has the
-// event, or with the oldest stored message. So reading a history page by page reads each message about once.
+// ReadEventsAt is like [Histories.ReadEvents], but visits no messages before the event: it starts with the message that
+// has the event, or with the oldest stored message. So reading a history page by page reads each message about once.
 func (h *Histories) ReadEventsAt(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -41,7 +41,7 @@ func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, ev
 		}
 		m, missing := h.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": e.after})
 		if missing != nil {
-			break // the message was moved to a segment, or the read failed; then the next read reports why
+			break // the message was moved to a segment, or the read failed and the next read reports the error
 		}
 		e, err = h.events.entryOf(m)
 	}

@@ -4,7 +4,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Limits of the events in one message. They keep each message below the server's maximum payload, since the server
+// Limits of the events in one message. They keep each message below the server's maximum payload, because the server
 // refuses a larger message each time it is sent. batchMargin leaves room for the headers, for the batch around its
 // events, and for the notification that carries the batch to a worker.
 const (
@@ -22,9 +22,9 @@ func (c *connection) maxBatch() int {
 	return min(maxBatchBytes, payload-batchMargin)
 }
 
-// prefix returns how many of the events fit into a message that still has room for count events of room bytes in total,
-// and how many bytes they take. limit is the room in an empty message. Error: invalid_argument if a single event is
-// larger than limit.
+// prefix returns how many of the events fit into a message, and their size in bytes. count and room are the number of
+// events and of bytes that the message can still take. limit is the number of bytes that an empty message can take.
+// Error: invalid_argument if a single event is larger than limit.
 func prefix(events []protocol.Event, room, count, limit int) (fits, bytes int, err error) {
 	full := false
 	for i := range events {
@@ -41,7 +41,7 @@ func prefix(events []protocol.Event, room, count, limit int) (fits, bytes int, e
 	return fits, bytes, nil
 }
 
-// tooLarge returns an error that names the part of an event that makes it larger than a message.
+// tooLarge returns an error that names the part of an event that makes the event larger than a message.
 func tooLarge(e *protocol.Event, size, limit int) error {
 	err := protocol.Errorf(
 		protocol.InvalidArgument,

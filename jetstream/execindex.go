@@ -10,9 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A sandbox's index of execs records where the log has the events of each exec id that was ever accepted. The index
-// consists of a head and of pages. New entries are added to the head. When they exceed one message, they are moved to
-// 2^depth pages, selected by the hash of the id. Entries are removed only together with their sandbox.
+// A sandbox's index of execs says where the log has the events of each exec that was ever accepted. The index consists
+// of a head and of pages. New entries are added to the head. When the head is full, its entries are moved to 2^depth
+// pages, which are selected by the hash of the exec's id. Entries are removed only together with their sandbox.
 
 // ExecHash identifies an exec of a sandbox: the first 16 bytes of the SHA-256 of its id.
 type ExecHash [16]byte
@@ -23,11 +23,11 @@ func HashExec(id string) ExecHash {
 	return ExecHash(sum[:16])
 }
 
-// Prefix returns the first half of the hash, the only part that older pages have.
+// Prefix returns the first half of the hash, the only part that pages of earlier versions of Boxfleet have.
 func (h ExecHash) Prefix() uint64 { return binary.BigEndian.Uint64(h[:8]) }
 
-// ExecEntry is the index's entry for one exec. If Accepted is 0, only the id is known: the log no longer has the
-// acceptance of the exec, or the entry is about its later events, and the acceptance is in another entry.
+// ExecEntry is the index's entry for one exec. If Accepted is 0, the log no longer has the acceptance of the exec, or
+// another entry of the exec has the acceptance.
 type ExecEntry struct {
 	Hash       ExecHash
 	Accepted   uint64 // record of the exec's acceptance; 0: unknown
@@ -99,7 +99,7 @@ func EntryOfLostHistory(prefix uint64) ExecEntry {
 	return e
 }
 
-// With returns the entry updated by a later one of the same exec.
+// With returns the entry with the changes of a later entry of the same exec.
 func (e ExecEntry) With(later ExecEntry) ExecEntry {
 	set := func(n *uint64, to uint64) {
 		if to != 0 {
@@ -158,7 +158,7 @@ func (p ExecPage) search(h []byte) int {
 	return low
 }
 
-// With returns the page with more entries added, which may be in any order. Existing entries of the same execs are
+// With returns the page with more entries added. more may be in any order. Existing entries of the same execs are
 // updated.
 func (p ExecPage) With(more []ExecEntry) ExecPage {
 	more = slices.Clone(more)
@@ -208,7 +208,7 @@ func (p ExecPage) valid() bool {
 // last message that has an exec's event.
 type ExecHead struct {
 	Last    Position
-	Depth   int    // there are 2^Depth pages; 0: none
+	Depth   int    // the index has 2^Depth pages; 0: no pages
 	Spills  uint64 // how often entries were moved from the head to the pages
 	Count   int    // approximate number of entries on the pages
 	Entries ExecPage
@@ -217,7 +217,7 @@ type ExecHead struct {
 	revision uint64 // revision of the stored head; 0: not stored
 }
 
-// Stored returns the revision of the head in the bucket, 0 if it is not stored.
+// Stored returns the revision of the head in the bucket, or 0 if the head is not stored.
 func (h *ExecHead) Stored() (revision uint64) { return h.revision }
 
 // WithoutEntries returns a copy of the head without its entries.
@@ -227,7 +227,8 @@ func (h *ExecHead) WithoutEntries() *ExecHead {
 	return &bare
 }
 
-// Follows reports whether the head is equal to before or a later version of it, and of the same index.
+// Follows reports whether the head is a version of the same index as another head, and is at least as new as the other
+// head.
 func (h *ExecHead) Follows(before *ExecHead) bool {
 	return h.salt == before.salt && h.Depth >= before.Depth && h.Spills >= before.Spills
 }
@@ -244,7 +245,7 @@ func pageAt(salt uint64, depth int, x ExecHash) int {
 }
 
 const (
-	headMost   = 1500 // most entries in the head, and roughly the most on a page: 64 KB
+	headMost   = 1500 // maximum number of entries in the head, and roughly on a page: 64 KB
 	pageWanted = 1100 // average number of entries on a page when the pages are made
 	depthMost  = 20
 )

@@ -67,12 +67,12 @@ func storeAsLeader(t *testing.T, c *jetstream.Conn, tenant string, lagging bool,
 			return
 		}
 		if known = h; rand.IntN(3) == 0 {
-			known = nil // as if another process continued
+			known = nil // the next step begins like another process, which knows no head
 		}
 	}
 }
 
-// Two leaders store entries concurrently, and the older one lags behind. Every entry that either of them stored stays.
+// Two leaders store entries concurrently, and the older one lags behind. Every entry that one of them stored stays.
 func TestAnExecIndexOnlyGrows(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()

@@ -22,9 +22,9 @@ import (
 var ErrNoIndex = errors.New("the index of execs is missing or unreadable")
 
 // headKey is the end of a head's key: tenant.sandbox.head. The keys of its pages are tenant.sandbox.<pages>.<number>.
-// <pages> includes the salt that spreads ids over the pages, so that pages of a lost head are not mixed with those of
-// another head. Earlier versions of Boxfleet stored pages of half hashes under tenant.sandbox.<number>, starting with
-// 0.
+// <pages> includes the salt that spreads ids over the pages, so that pages of a lost head are not mixed with pages of
+// another head. Earlier versions of Boxfleet stored pages with only the first half of each hash under
+// tenant.sandbox.<number>, starting with 0.
 const headKey = "head"
 
 func execHeadKey(tenant, sandbox string) string { return tenant + "." + sandbox + "." + headKey }
@@ -106,10 +106,10 @@ func (x *ExecIndex) ExecPages(ctx context.Context, tenant, sandbox string, h *Ex
 var ErrIndexRemoved = errors.New("the index of execs was removed")
 
 // StoreExecs adds entries to a sandbox's index and returns the stored head. known is the head that the caller last read
-// or stored, nil if there is none. last is the position of the last message with an exec's event that the index covers
-// once these entries are added. complete says that the entries cover the entire history, so that StoreExecs may replace
-// missing pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex]
-// if a page is lost.
+// or stored, or nil. last is the position of the last message with an exec's event that the index covers once these
+// entries are added. complete says that the entries cover the entire history; StoreExecs may then replace missing
+// pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex] if a
+// page is lost.
 //
 // Pages are written before the head that refers to them, so that a reader of a head finds every entry in the head or on
 // one of its pages. If another process replaces the head at the same time, StoreExecs starts again from the new head.
@@ -145,7 +145,7 @@ func (x *ExecIndex) StoreExecs(ctx context.Context, tenant, sandbox string, know
 			if next.Last.Record != 0 {
 				return next, nil
 			}
-			h = next // the salt is stored; write the pages now
+			h = next // the salt is stored; the next round writes the pages
 			continue
 		}
 		if err != ErrConflict || !pause.Wait(ctx) {
@@ -163,7 +163,7 @@ func (x *ExecIndex) nextHead(ctx context.Context, tenant, sandbox string, h *Exe
 	last Position, complete bool) (*ExecHead, error) {
 	next := *h
 	next.Last = last
-	if h.Last.Record > last.Record { // a later leader wrote h, or h is of a history that was lost
+	if h.Last.Record > last.Record { // a later leader wrote h, or h covers a history that was lost
 		newer, err := x.histories.HasBatch(ctx, tenant, sandbox, h.Last)
 		if err != nil {
 			return nil, err
@@ -183,8 +183,8 @@ func (x *ExecIndex) nextHead(ctx context.Context, tenant, sandbox string, h *Exe
 	return &next, x.spill(ctx, tenant, sandbox, &next, complete)
 }
 
-// newerHead reads the head that replaced another one. replaced is the revision of the other, 0 if it was not stored.
-// newerHead returns nil if no head was ever stored.
+// newerHead reads the head that replaced an older head. replaced is the revision of the older head, or 0 if that head
+// was not stored. newerHead returns nil if no head was ever stored.
 func (x *ExecIndex) newerHead(ctx context.Context, tenant, sandbox string, replaced uint64) (*ExecHead, error) {
 	h, err := x.ExecHead(ctx, tenant, sandbox)
 	if err == ErrNoIndex && replaced != 0 && h == nil {
@@ -205,7 +205,7 @@ func (x *ExecIndex) removePages(ctx context.Context, tenant, sandbox string, old
 	}
 }
 
-// putOver replaces the value that has a revision. Revision 0 means that the key must be new or deleted.
+// putOver writes a key if the key's revision is the given one. Revision 0 means that the key must be new or deleted.
 func (b kv) putOver(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
 	if revision == 0 {
 		return b.create(ctx, key, value)
@@ -235,7 +235,7 @@ func (l *EventLog) FirstBatch(ctx context.Context, tenant, sandbox string) (*pro
 	return b, err
 }
 
-// spill moves the entries of a head to its pages, and doubles the number of pages if they would be too full.
+// spill moves the entries of a head to its pages, and makes more pages if these would be too full.
 func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, complete bool) error {
 	entries, depth := h.Entries.Entries(), depthFor(h.Count+h.Entries.Len(), h.Depth)
 	if depth != h.Depth {
@@ -279,7 +279,8 @@ func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHe
 	return nil
 }
 
-// growPage adds entries to a page. must says that the page must already exist; a missing page was then lost.
+// growPage adds entries to a page. must says that the page must already exist. If such a page is missing or damaged,
+// growPage returns [ErrNoIndex].
 func (x *ExecIndex) growPage(
 	ctx context.Context, key string, more []ExecEntry, must bool,
 ) (before, after int, err error) {

@@ -21,7 +21,7 @@ func (l *Lease) TrustedUntil() time.Duration {
 // Missing remembers the servers and returns why there can be no majority of them.
 func (c *Conn) Missing() string { c.rememberServers(); return c.missing() }
 
-// TrimRequests removes settled requests until ctx ends.
+// TrimRequests removes acknowledged requests until ctx ends.
 func (c *Conn) TrimRequests(ctx context.Context, settled *atomic.Int64) { c.trimRequests(ctx, settled) }
 
 // TrimPeriod is the pause between removals.
@@ -50,12 +50,12 @@ func NewStoreClock(machine Clock) *StoreClock {
 	return &StoreClock{storeClock{machine: machine}}
 }
 
-// Take takes a measurement.
+// Take uses an answer of the store as a measurement.
 func (s *StoreClock) Take(sent, received time.Duration, ts time.Time) (moved time.Duration) {
 	return s.clock.take(sent, received, ts)
 }
 
-// Now returns the store's time and whether it must be measured, and counts the measurement as done.
+// Now returns the store's time, and whether the clock must be measured. It counts this measurement as done.
 func (s *StoreClock) Now() (now time.Time, measure bool) {
 	now, measure = s.clock.now()
 	if measure {
@@ -64,7 +64,7 @@ func (s *StoreClock) Now() (now time.Time, measure bool) {
 	return now, measure
 }
 
-// Distrust makes the next measurement come soon.
+// Distrust asks for a new measurement soon.
 func (s *StoreClock) Distrust() { s.clock.distrust() }
 
 // PurgeSnapshot removes a sandbox's snapshot.

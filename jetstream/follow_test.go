@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// In a cluster a new consumer's first request for messages is occasionally lost. It must be repeated long before the
-// client would repeat it by itself, after ten seconds.
+// In a cluster a new consumer's first request for messages is occasionally lost. It must be repeated soon: the client
+// itself would repeat it only after ten seconds.
 func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
@@ -84,7 +84,8 @@ func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	}
 }
 
-// The request for a new consumer, or its answer, may be lost too. The connection may break at the same time, or stay.
+// The request for a new consumer, or its answer, may be lost too. The connection may break at the same time, or stay
+// open.
 func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(p *proxy){
@@ -143,7 +144,7 @@ func TestAFollowerWaitingForPurgedMessagesCatchesUp(t *testing.T) {
 	receive(t, 10*time.Second, "the call of caughtUp", caughtUp)
 }
 
-// The consumer's replica may be behind: it does not count messages as pending that it does not have yet.
+// The consumer's replica may be behind. It does not count the messages that it lacks as pending.
 func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -168,7 +169,7 @@ func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 	}
 }
 
-// A key that is written again during the read moves past the last sequence that the leader had at the start.
+// A key that is written again during the read gets a sequence after the last one that the leader had at the start.
 func TestAKeyWrittenAgainWhileItIsReadIsRead(t *testing.T) {
 	t.Parallel()
 	for range 10 { // a follower that does not wait for the key may still read it by chance

@@ -17,13 +17,12 @@ import (
 const pullHeartbeat = time.Second
 
 // follow reads the messages of a stream that match a filter, from a sequence on, and then new messages, until ctx ends.
-// It calls handle in order. It calls caughtUp, which may be nil, one time: when it has passed the last sequence that
-// the stream's leader had at the start. It fails if the stream no longer has the last handled message ([IsRewound]), or
-// if its first attempt fails.
+// It calls handle in order. It calls caughtUp once, when it has passed the last sequence that the stream's leader had
+// at the start. caughtUp may be nil. It fails if the stream no longer has the last handled message ([IsRewound]), or if
+// its first attempt fails.
 //
-// After any other failure, follow resumes after the last handled message with a new consumer, however often that is
-// necessary. It does not use the client's own ordered consumer, whose pauses grow each time a server is down or an
-// answer is lost.
+// After any other failure, follow makes a new consumer and resumes after the last handled message. It does not use the
+// client's own ordered consumer, whose pauses grow each time a server is down or an answer is lost.
 func (s *streams) follow(
 	ctx context.Context,
 	stream, filter string,
@@ -73,12 +72,12 @@ type follower struct {
 	streams        *streams
 	stream, filter string
 	headersOnly    bool
-	next           uint64 // where the next consumer starts
+	next           uint64 // sequence at which the next consumer starts
 	handle         func(*stored)
 	handled        time.Time // when the last handled message was stored; zero: unknown
-	caughtUp       func()    // nil once it was called
+	caughtUp       func()    // nil after it was called
 	target         uint64    // the stream's last sequence at the start
-	pending        uint64    // messages still to come, according to the consumer's replica
+	pending        uint64    // number of messages not delivered yet, according to the consumer's replica
 }
 
 // open makes a consumer. It repeats the request under the same name until the request is answered. If the cluster
@@ -118,11 +117,11 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 // consumerIdle is how long a server remembers a consumer that nobody reads from.
 const consumerIdle = 10 * time.Second
 
-// quiet is how long a follower waits for a message before it asks the leader whether the message still exists, because
-// expired and purged messages are never delivered. Missing heartbeats are noticed earlier.
+// quiet is how long a follower waits for a message before it asks the leader whether the message still exists. Expired
+// and purged messages are never delivered. Missing heartbeats are noticed earlier.
 const quiet = 3 * pullHeartbeat
 
-// read handles the messages that a consumer delivers until one is missing or ctx ends.
+// read handles the messages that a consumer delivers, until a message is missing or ctx ends.
 func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error {
 	messages, err := consumer.Messages(
 		jetstream.PullMaxMessages(1024),
@@ -161,8 +160,8 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	}
 }
 
-// nextOf waits for the next message. If none arrives for the time quiet, it checks whether the follower has caught up
-// anyway.
+// nextOf waits for the next message. If no message arrives within the time quiet, nextOf checks whether the follower
+// has caught up anyway.
 func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
 	for f.caughtUp != nil {
 		bounded, cancel := context.WithTimeout(ctx, quiet)

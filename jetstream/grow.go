@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	growWithin = 30 * time.Second // how long the server may take to change one stream's replicas
+	growWithin = 30 * time.Second // how long the server may take to change one stream's number of replicas
 
-	// streamMoving holds the output while the output's stream is made again, because the server changes no stream's
-	// persist mode and allows no replicas for async streams.
+	// streamMoving holds the output while the output's stream is made again. The stream must be made again because the
+	// server cannot change a stream's persist mode, and does not replicate streams in async mode.
 	streamMoving = protocol.StreamLogs + "_MOVING"
 	// parkedSubject replaces the subjects of the output's stream during the move, so that the stream stores no output.
 	// Workers keep the output on disk and send it until it is stored.
@@ -33,11 +33,11 @@ type Growth struct {
 }
 
 // Grow gives every stream and bucket this many replicas, 3 or 5, and waits until all are in sync or ctx ends. It
-// reports its progress to step, which may be nil. The deployment keeps running, but output is stored a little later.
+// reports its progress to step, which may be nil. The deployment keeps running, but output is stored with a delay.
 // Sequences and times of stored messages do not change. If Grow fails or ctx ends, a later call continues. Grow also
 // repairs streams that lost replicas. It never removes replicas.
 //
-// Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas already, or with
+// Errors: invalid_argument; failed_precondition with reason would_weaken if a stream already has more replicas, or with
 // reason server_settings if the cluster has too few servers; unavailable.
 func (g *Growth) Grow(ctx context.Context, replicas int, step func(string)) error {
 	if replicas != 3 && replicas != 5 {
@@ -121,9 +121,9 @@ func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	return err
 }
 
-// growLogs replaces the output's stream with a stream that has replicas and no async mode. It moves the output to
-// another stream, at first a mirror of the output's stream, and back. Each step depends only on the current state, so
-// an interrupted move can be continued at any point.
+// growLogs replaces the output's stream with a stream that has replicas and no async mode. It moves the output to a
+// second stream, which begins as a mirror of the first, and back. Each step depends only on the current state, so an
+// interrupted move can be continued at any point.
 func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
 		existing, err := g.provisioner.found(ctx, &Assets{})
@@ -177,7 +177,7 @@ func (m *logsMove) parked() bool {
 	return m.logsExist && len(subjects) == 1 && subjects[0] == parkedSubject
 }
 
-// next returns the next step, or a zero move if there is none.
+// next returns the next step, or a zero move after the last step.
 func (m *logsMove) next() move {
 	switch promoted := m.movingExists && m.moving.config.Mirror == nil; {
 	case !m.movingExists:
@@ -334,8 +334,8 @@ func (g *Growth) purgeSubject(ctx context.Context, name, subject string) error {
 	return stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
 }
 
-// mark writes a last message to the parked stream. If messages at the end of the stream were removed, a copy would
-// otherwise not show that, and would use their sequences again.
+// mark writes a last message to the parked stream. Messages at the end of the stream may have been removed. Without the
+// mark, the copy would assign their sequences to other messages.
 func (g *Growth) mark(ctx context.Context) error {
 	last, err := g.lastOnSubject(ctx, protocol.StreamLogs, parkedSubject)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {

@@ -42,7 +42,7 @@ func everything(t *testing.T, d *deployment, name string) []kept {
 	return all
 }
 
-// publishUntilStored publishes one byte of output repeatedly until it is stored or ctx ends.
+// publishUntilStored publishes one byte of output repeatedly, until the byte is stored or ctx ends.
 func publishUntilStored(ctx context.Context, c *jetstream.Conn, tenant, exec string, n int) {
 	k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
 	for {

@@ -10,16 +10,16 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 )
 
-// held are the messages that this process has received and not settled. The server redelivers a message to another
-// process after the ack wait, which is short, so that a dead process is noticed soon. A process that needs longer keeps
-// extending the ack wait until it settles the message.
+// held are the messages that this process has received, and has neither acknowledged nor returned to the queue. The
+// server redelivers a message to another process after the ack wait. The ack wait is short, so that a dead process is
+// noticed soon. A process that needs longer keeps extending the ack wait of its messages.
 type held struct {
 	mu       sync.Mutex
 	messages map[heldName]*heldMessage
 }
 
-// heldName identifies a message of the stream. A stream that was restored from a backup assigns the same sequences
-// again, to other messages.
+// heldName identifies a message of the stream. A sequence alone is not enough: a stream that was restored from a backup
+// assigns the same sequences again, to other messages.
 type heldName struct {
 	sequence uint64
 	stored   time.Time
@@ -34,8 +34,8 @@ type heldMessage struct {
 	extended time.Time     // when its ack wait was last extended
 }
 
-// take adds a message. It returns false if the message is already held; the message is then settled through its new
-// delivery.
+// take adds a message. It returns false if the message is already held; the new delivery of the message then replaces
+// the old one.
 func (h *held) take(name heldName, m jetstream.Msg) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

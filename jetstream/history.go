@@ -8,15 +8,15 @@ import (
 )
 
 // A history is read in the order of its records: first the segments, then the log. Each message names its predecessor,
-// so a reader notices missing messages, even messages that are moved to segments while it reads. It then reads those
-// from their segments.
+// so a reader notices missing messages, even messages that are moved to segments while it reads. It then reads the
+// missing messages from their segments.
 
 // historyReader reads one history from a record on.
 type historyReader struct {
 	histories       *Histories
 	tenant, sandbox string
 	at              uint64                       // record of the last message that was visited
-	visit           func(e *entry) (bool, error) // false ends reading
+	visit           func(e *entry) (bool, error) // returns false to end the reading
 	moved           func(context.Context) error  // called once, before segments are read; may be nil
 	vouched         uint64                       // all segments before this record have been read
 	ended           bool                         // visit returned false
@@ -95,7 +95,7 @@ func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 	return true, nil
 }
 
-// tail reads one message after another from the leader. It misses no message, and is fast if few are new.
+// tail reads one message after another from the leader. It misses no message, and is fast if few messages are new.
 func (r *historyReader) tail(ctx context.Context) error {
 	for {
 		if none, err := r.step(ctx); none || err != nil {
@@ -109,8 +109,8 @@ func (r *historyReader) tail(ctx context.Context) error {
 // are the most frequent.
 const shortRead = 8
 
-// all reads a few messages one by one, and the others in bulk. At the end it reads the messages that the answering
-// replica may have lacked.
+// all reads a few messages one by one, and the others in bulk. At the end it reads from the leader, because the replica
+// that answered may not have the newest messages.
 func (r *historyReader) all(ctx context.Context) error {
 	for range shortRead {
 		if none, err := r.step(ctx); none || err != nil {
@@ -123,7 +123,7 @@ func (r *historyReader) all(ctx context.Context) error {
 	return r.tail(ctx)
 }
 
-// fill visits the messages between the last visited one and a record that were moved to segments.
+// fill visits the messages that were moved to segments, between the last visited message and a record.
 func (r *historyReader) fill(ctx context.Context, before uint64) error {
 	if moved := r.moved; moved != nil {
 		r.moved = nil
@@ -149,8 +149,8 @@ func (h *Histories) History(
 	return batches, err
 }
 
-// HistoryTail is History, but it reads one message after another from the stream's leader. It misses no batch, and is
-// fast if few are new.
+// HistoryTail is like History, but reads one message after another from the stream's leader. It misses no batch, and is
+// fast if few batches are new.
 func (h *Histories) HistoryTail(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -161,7 +161,7 @@ func (h *Histories) HistoryTail(
 }
 
 // ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the time of the
-// call, until visit returns false. It has at most a few MiB in memory at once. visit may take long.
+// call, until visit returns false. It has at most a few MiB in memory at once. visit may take a long time.
 func (h *Histories) ReadHistory(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -174,8 +174,8 @@ func (h *Histories) ReadHistory(
 	return r.all(ctx)
 }
 
-// ReadEvents is ReadHistory from the message that has an event. It may also visit a few earlier messages. If the event
-// is no longer stored, ReadEvents starts with a later one.
+// ReadEvents is like ReadHistory, but starts with the message that has an event. It may also visit a few earlier
+// messages. If the event is no longer stored, ReadEvents starts with a later event.
 func (h *Histories) ReadEvents(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -189,7 +189,7 @@ func (h *Histories) ReadEvents(
 	return h.ReadHistory(ctx, tenant, sandbox, after, visit)
 }
 
-// gather appends the visited batches.
+// gather returns a function that appends the visited batches to a slice.
 func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
 	return func(e *entry) (bool, error) {
 		if e.batch != nil {

@@ -120,7 +120,7 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 			must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 		}
 
-		// A new journal and one that knew the sandbox before both see the tombstone.
+		// A new journal sees the tombstone, and so does a journal that knew the sandbox before.
 		for _, j := range []*jetstream.Journal{journal(c, d.tenant, "s1", "k3"), behind} {
 			must(t, j.Refresh(ctx))
 			s, _ := j.State()

@@ -46,8 +46,8 @@ func (hs *Hosts) ForgetHost(ctx context.Context, worker string) error {
 	return hs.kv(protocol.BucketWorkers).remove(ctx, worker, anySequence)
 }
 
-// FollowHosts calls handle for every entry of the table of hosts and for each change, with its revision, until ctx
-// ends. h is nil if the entry was removed.
+// FollowHosts calls handle for every entry of the table of hosts and then for each change, until ctx ends. revision is
+// the revision of the entry or of its removal. h is nil if the entry was removed.
 func (hs *Hosts) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64),
 	caughtUp func()) error {
 	return hs.kv(protocol.BucketWorkers).follow(ctx, func(key string, value []byte, revision uint64) {

@@ -59,14 +59,14 @@ func (i *ImageStore) ImageFile(ctx context.Context, digest string) (io.ReadClose
 	return i.objects.openObject(ctx, protocol.BucketImageFiles, digest)
 }
 
-// WantImage makes hosts get an image. It replaces the image that was wanted under the same name before.
+// WantImage asks hosts to get an image. The image replaces an earlier wanted image of the same name.
 func (i *ImageStore) WantImage(ctx context.Context, want *protocol.WantedImage) error {
 	want.Version = protocol.Version
 	_, err := i.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
 	return err
 }
 
-// UnwantImage makes hosts remove an imported image. Error: not_found.
+// UnwantImage asks hosts to remove an imported image, and removes the image's file. Error: not_found.
 func (i *ImageStore) UnwantImage(ctx context.Context, ref string) error {
 	b := i.kv(protocol.BucketImages)
 	value, revision, err := b.get(ctx, wantKey(ref))
@@ -206,7 +206,7 @@ func (i *ImageStore) PublishImages(ctx context.Context, h *protocol.HostImages) 
 	return err
 }
 
-// ForgetImages removes the report of a worker whose host does not come back.
+// ForgetImages removes the report of a worker whose host was forgotten.
 func (i *ImageStore) ForgetImages(ctx context.Context, worker string) error {
 	return i.kv(protocol.BucketImages).remove(ctx, hostPrefix+worker, anySequence)
 }

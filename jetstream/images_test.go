@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// An import stores the file first and the image that refers to it afterwards. In between, an old file with the same
-// content that no image referred to must not be removed.
+// An import stores the file first and the image that refers to it afterwards. An old file with the same content may be
+// stored already. It must not be removed in between, although no image refers to it yet.
 func TestTheFileOfAReimportedImageStays(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const age = 2 * time.Second

@@ -34,14 +34,15 @@ type JournalConfig struct {
 	// has its last message. The state then lacks the ended execs that the snapshot lacks.
 	FromSnapshot bool
 
-	// OnApply maintains a copy of the state. It is called after each batch was folded in, in order, with the resulting
-	// state. It is called under the journal's lock, so it must be quick, do no I/O and not call the journal. While a
-	// history is read from its beginning, the resulting state is older than the journal's own. OnApply may be nil.
+	// OnApply is called after each batch was folded in, in order, with the resulting state. Callers use it to maintain
+	// a copy of the state. It is called under the journal's lock, so it must be quick, do no I/O and not call the
+	// journal. While a history is read from its beginning, the resulting state is older than the journal's own. OnApply
+	// may be nil.
 	OnApply func(s *protocol.State, b *protocol.Batch)
 
 	// OnAppended is called for each batch that this journal appended, one batch at a time, in the order of the log. It
-	// is called after the log acknowledged the batch and the journal folded it in, but before the calls of Do for its
-	// decisions return. The journal's lock is not held, but the journal's next append waits for OnAppended. It is not
+	// is called after the log acknowledged the batch and the journal folded it in, but before Do returns for the
+	// batch's decisions. The journal's lock is not held, but the journal's next append waits for OnAppended. It is not
 	// called for batches of other writers, nor if the outcome of an append stayed unknown. OnAppended may be nil.
 	OnAppended func(a Appended)
 
@@ -62,8 +63,8 @@ type Appended struct {
 }
 
 // Journal is one writer's view of one sandbox's history: it folds the history and appends to it. Decisions that arrive
-// while an append is in flight wait and are then appended as one message (group commit), each event with its own
-// number.
+// while an append is in flight wait. Their events are then appended as one message (group commit), and each event has
+// its own number.
 type Journal struct {
 	journals *Journals
 	cfg      JournalConfig
@@ -75,7 +76,7 @@ type Journal struct {
 	stale    bool // the history must be read before the next decision
 	queue    []*decision
 	busy     bool
-	moved    chan struct{} // closed when the next batch is folded in; nil: nothing waits for it
+	moved    chan struct{} // closed when the next batch is folded in; nil: no goroutine waits for it
 	opening  *opening      // nil: the history is not being read from its beginning
 	begun    int           // how often an opening replaced the fold
 	progress uint64        // number of messages read
@@ -83,9 +84,9 @@ type Journal struct {
 
 	noSnapshot bool // the opening has already searched for a snapshot; guarded by the slot in reading
 
-	// The server of the next connection may have another history. life is connection.life when the history was last
-	// read. doubt is the end of the fold when the connection was lost: the journal must check that the log still has
-	// it.
+	// The server of the next connection may have another history. life is the value of connection.life when the history
+	// was last read. doubt is the end of the fold when the connection was lost: the journal must check that the log
+	// still has this position.
 	life  uint64
 	doubt Position
 }
@@ -96,7 +97,7 @@ type decision struct {
 	decide Decide
 	before []protocol.Event // the decision's events in earlier messages
 	events []protocol.Event
-	more   bool  // not all of its events fit into the message
+	more   bool  // not all events of the decision fit into the message
 	err    error // error of decide
 	done   chan error
 }
@@ -127,7 +128,7 @@ func (j *Journals) Journal(cfg JournalConfig) *Journal {
 	}
 }
 
-// Restore replaces the journal's state with that of a snapshot, if the snapshot is newer.
+// Restore replaces the journal's state with the state of a snapshot, if the snapshot is newer.
 func (j *Journal) Restore(s *Snapshot) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -136,9 +137,9 @@ func (j *Journal) Restore(s *Snapshot) {
 	}
 }
 
-// Fresh says that the history up to now is folded in, so that the next decision need not read it. A follower of the
-// whole log calls Fresh when it has caught up. If the state is behind after all, the compare-and-set of an append
-// fails, and the decision is repeated.
+// Fresh says that the history up to now is folded in, so that the next decision need not read the history. A follower
+// of the whole log calls Fresh when it has caught up. If the state is behind after all, the compare-and-set of an
+// append fails, and the decision is repeated.
 func (j *Journal) Fresh() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -172,8 +173,8 @@ func (j *Journal) Snapshot() *Snapshot {
 	}
 }
 
-// Receive folds in a batch that was received from elsewhere, if it is the next one. gap says that batches before it are
-// missing; [Journal.Refresh] reads them.
+// Receive folds in a batch that the caller received, if it is the next batch of the history. gap says that batches
+// before it are missing; [Journal.Refresh] reads them.
 func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -185,7 +186,8 @@ func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	return false
 }
 
-// doubtLocked records the end of the fold after a lost connection: the log must still have this position.
+// doubtLocked remembers the end of the fold after a lost connection. A later read checks that the log still has this
+// position.
 func (j *Journal) doubtLocked() {
 	if j.doubt.Record == 0 && j.life != j.journals.life.Load() {
 		j.doubt = j.at
@@ -200,7 +202,7 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 	for i := range b.Events {
 		if err := f.state.Apply(&b.Events[i]); err != nil {
 			// All processes fold the same events with the same code, so the event's writer has a defect. Count the
-			// event so that the history continues.
+			// event, so that later events can be folded.
 			j.journals.log.Error("ignoring an event of the event log that the sandbox's state does not allow",
 				"sandbox", b.Sandbox, "event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
 			f.state.Sandbox.Sequence = b.Events[i].Sequence
@@ -258,12 +260,12 @@ func (c *core) singleReplica() bool {
 // maxGroup is the largest number of decisions in one append.
 const maxGroup = 256
 
-// Do calls decide, appends the events that decide returns, in several messages if necessary, and returns them as they
-// are in the log. When ctx ends, Do returns immediately; an append in flight continues. If one of several messages
-// fails, those appended before it stay.
+// Do calls decide and appends the events that decide returns, in several messages if necessary. It returns the events
+// as they are in the log. When ctx ends, Do returns immediately; an append in flight continues. If one of several
+// messages fails, the messages before it stay in the log.
 //
-// Errors: decide's own; invalid_argument with reason too_large if a single event is larger than a message; unavailable
-// if the outcome is unknown. decide must make it safe to call Do again after unavailable.
+// Errors: the error of decide; invalid_argument with reason too_large if a single event is larger than a message;
+// unavailable if the outcome is unknown. decide must make it safe to call Do again after unavailable.
 func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, error) {
 	d := &decision{ctx: ctx, decide: decide, done: make(chan error, 1)}
 	j.mu.Lock()
@@ -352,8 +354,8 @@ func (j *commit) run(group []*decision) {
 	}
 }
 
-// acknowledged folds in a batch that the log has acknowledged and calls OnAppended. It returns the decisions
-// that the batch completes, and those that are still to be appended.
+// acknowledged folds in a batch that the log has acknowledged and calls OnAppended. It returns the decisions that the
+// batch completes, and the decisions that must still be appended.
 func (j *commit) acknowledged(a *attempt) (took, rest []*decision) {
 	j.mu.Lock()
 	j.applyLocked(&j.fold, a.batch)
@@ -395,8 +397,9 @@ func (j *commit) makeStale() {
 	j.stale = true
 }
 
-// refreshStale reads the history if the journal is stale or always is true. Like append, it retries during a failover
-// of NATS. A long history may take many attempts: an attempt that made progress does not count as failed.
+// refreshStale reads the history if the journal is stale, or in any case if always is set. Like append, it retries
+// during a failover of NATS. A long history may take many attempts: an attempt that made progress does not count as
+// failed.
 func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
@@ -442,15 +445,16 @@ func (p *patience) renew() {
 	*p = *newPatience()
 }
 
-// append writes a batch. won is false if another process wrote first; the other process's batch is then folded in.
+// append writes a batch. won is false if another process, the winner, wrote first; the winner's batch is then folded
+// in.
 //
 // If the answer was lost, append repeats the batch with the same id and the same expected position, until the history
-// shows this batch or another one in its place. The server's error does not tell which of the two happened, since a
+// shows this batch or another one in its place. The server's error does not tell which of the two happened, because a
 // single server and a cluster answer a repeated append with different errors. So append compares the id of the stored
 // batch with its own.
 //
-// Only the message after the expected position needs to be read: it is this batch or the winner's. If more messages
-// follow, the next append loses once more. If there is none, append checks that the log still has the expected
+// Only the message after the expected position needs to be read: it is this batch or the winner's batch. If more
+// messages follow, the next append loses too. If no message follows, append checks that the log still has the expected
 // position.
 func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
 	tried := false
@@ -482,7 +486,8 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 }
 
 // outcome finds out whether a batch was stored. The batch won if it follows the expected position. It lost if another
-// message does, or if the log does not have the expected position; the history is then folded again.
+// message follows that position, or if the log does not have the position. In the latter case the history is folded
+// again.
 func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()
@@ -513,7 +518,7 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 	return false, true
 }
 
-// foldNext folds in the message that follows a position, unless the fold has moved on in the meantime.
+// foldNext folds in the message that follows a position, unless the fold's position has changed in the meantime.
 func (j *commit) foldNext(at Position, e *entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -564,7 +569,7 @@ type attempt struct {
 	rest []*decision // decisions that did not fit
 }
 
-// assemble asks the decisions of a group in order, each on the state that the previous ones leave, and puts their
+// assemble asks the decisions of a group in order, each on the state that the previous decisions leave, and puts their
 // events into one batch. The batch has no events if there is nothing to append.
 func (j *commit) assemble(group []*decision) *attempt {
 	j.mu.Lock()

@@ -129,7 +129,8 @@ func TestADecisionIsRepeatedWhenAnotherWriterWasFirst(t *testing.T) {
 	})
 }
 
-// A batch is received after a decision was made and before it is appended. The decision's event numbers are then used.
+// A batch is received after a decision was made and before it is appended. The decision's event numbers are then
+// already used.
 func TestABatchReceivedWhileDecidingMakesTheAppendLose(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
@@ -160,7 +161,7 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
 		behind := journal(b, d.tenant, "s1", "k2")
-		must(t, behind.Refresh(t.Context())) // before there is a sandbox
+		must(t, behind.Refresh(t.Context())) // before the sandbox exists
 		readySandbox(t, a, d.tenant, "s1")
 		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State != protocol.StateReady {
@@ -170,8 +171,8 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 		})
 		must(t, err)
 
-		// A decision without events must see the newest state too: here a stop, after a resume that the journal has not
-		// received yet.
+		// A decision without events must see the newest state too. This decision stops the sandbox, which another
+		// writer has resumed. The journal has not received the resume yet.
 		stop := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State == protocol.StateStopped {
 				return nil, nil
@@ -218,7 +219,7 @@ func TestARefusalIsDecidedOnTheNewestStateEvenIfAFollowerCallsFresh(t *testing.T
 	for i := range 50 {
 		sandbox := fmt.Sprintf("s%d", i)
 		behind := journal(b, d.tenant, sandbox, "k2")
-		must(t, behind.Refresh(t.Context())) // before there is a sandbox
+		must(t, behind.Refresh(t.Context())) // before the sandbox exists
 		readySandbox(t, a, d.tenant, sandbox)
 		var over atomic.Bool
 		var following sync.WaitGroup
@@ -305,7 +306,7 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 			}
 			p.cut()
 			p.heal()
-			// Do must not wait until the attempt times out: the answer cannot come any more.
+			// Do must not wait until the attempt times out: the answer cannot arrive any more.
 			must(t, receive(t, 10*time.Second, "the end of Do", done))
 			if took := time.Since(began); took >= jetstream.AppendTry {
 				t.Fatalf("Do took %s, which is the time limit of an attempt or more", took)

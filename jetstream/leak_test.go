@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// openDescriptors returns what this process's open descriptors refer to. It leaves out the files of the cluster that
+// openDescriptors returns the files and sockets that this process has open. It leaves out the files of the cluster that
 // all tests share.
 func openDescriptors(t testing.TB) map[string]bool {
 	t.Helper()
@@ -26,7 +26,7 @@ func openDescriptors(t testing.TB) map[string]bool {
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil || cluster.dir != "" && strings.HasPrefix(target, cluster.dir) {
-			continue // closed since the directory was read, or a file of the cluster
+			continue // the descriptor was closed in the meantime, or refers to a file of the cluster
 		}
 		open[target] = true
 	}

@@ -15,9 +15,9 @@ type Holder struct {
 	Version  int       `json:"v"`
 	Name     string    `json:"name"`             // name of the worker or coordinator
 	Instance string    `json:"instance"`         // unique for each process
-	Place    string    `json:"place,omitempty"`  // identity of the local lock file that is held in addition
-	Detail   string    `json:"detail,omitempty"` // for people: machine, process id
-	Since    time.Time `json:"since"`            // for people, by the store's clock
+	Place    string    `json:"place,omitempty"`  // identity of the lock file that the holder has locked on its machine
+	Detail   string    `json:"detail,omitempty"` // machine and process id, for error messages
+	Since    time.Time `json:"since"`            // when the holder acquired the lease, by the store's clock
 }
 
 // Lease is a lock that expires unless its holder renews it. The holder trusts the lease for two thirds of its time to
@@ -25,9 +25,9 @@ type Holder struct {
 // includes suspensions. The server ends the lease after the whole time to live. So the holder stops trusting the lease
 // first, then the lease ends, and only then can another process take it.
 //
-// A hypervisor that pauses a machine also stops the time since boot. The pause shows when the wall clock is corrected
-// afterwards: after such a jump, the lease is not trusted until it has been renewed. A pause after which no clock is
-// corrected goes unnoticed.
+// A hypervisor that pauses a machine also stops the time since boot. The holder notices the pause when the wall clock
+// is corrected afterwards. After such a jump, the lease is not trusted until it has been renewed. A pause after which
+// no clock is corrected goes unnoticed.
 type Lease struct {
 	bucket kv
 	key    string
@@ -41,7 +41,7 @@ type Lease struct {
 	ahead    time.Duration // [Clock.ahead] when the last successful renewal started
 	lost     bool
 	lostCh   chan struct{}
-	renewNow wake.Signal // renew before the next regular renewal
+	renewNow wake.Signal // asks for a renewal before the next regular one
 }
 
 // HeldError is returned for a lease that another process holds.
@@ -64,12 +64,12 @@ const SchedulerLock = "scheduler"
 type Leases struct{ *streams }
 
 // AcquireHost takes the lock of a Docker host. takeOver is 0, or the revision in the [HeldError] of a holder that is
-// known to have ended: its lock is taken over. Errors: *HeldError; unavailable.
+// known to have ended. With such a revision, AcquireHost takes the lock over. Errors: *HeldError; unavailable.
 func (ls *Leases) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
 	return ls.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
 }
 
-// AcquireScheduler takes the lock of the coordinator that schedules. Errors are those of AcquireHost.
+// AcquireScheduler takes the lock of the coordinator that schedules. Errors: *HeldError; unavailable.
 func (ls *Leases) AcquireScheduler(ctx context.Context, h Holder) (*Lease, error) {
 	return ls.acquire(ctx, protocol.BucketElections, SchedulerLock, h, 0)
 }
@@ -106,7 +106,7 @@ func (ls *Leases) acquire(ctx context.Context, bucket, key string, h Holder, tak
 		case value == nil && err != ErrConflict:
 			return nil, err
 		case value == nil:
-			takeOver = 0 // the lease was released, or the winner's write is not readable yet
+			takeOver = 0 // the lease was released, or the other process's write is not readable yet
 		case protocol.Decode(value, &held) != nil:
 			return nil, err
 		case held.Instance != h.Instance:
@@ -134,7 +134,7 @@ func (ls *Leases) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
 // trust returns how long the lease is trusted after the start of a renewal.
 func (l *Lease) trust() time.Duration { return l.ttl * 2 / 3 }
 
-// Token returns the fencing token, which is greater than that of every earlier holder.
+// Token returns the fencing token, which is greater than the token of every earlier holder.
 func (l *Lease) Token() uint64 { return l.token }
 
 // TTL returns how long the lease lasts without renewal.
@@ -146,13 +146,13 @@ func (l *Lease) Check() error {
 	return err
 }
 
-// jumpPart limits how far the wall clock may move against the time since boot before the lease must be renewed: by
-// 1/jumpPart of the lease's life. A shorter pause of the machine fits into the last third of that life, when the lease
-// is no longer trusted.
+// jumpPart limits how far the wall clock may move relative to the time since boot. If it moves by more than 1/jumpPart
+// of the lease's time to live, the lease must be renewed. A shorter pause of the machine fits into the last third of
+// the time to live, in which the lease is not trusted.
 const jumpPart = 12
 
-// Trusted returns the time since boot until which the lease may be trusted, as far as is known now, even if that time
-// has passed. Errors are those of Check.
+// Trusted returns the time since boot until which the lease may be trusted; that time may have passed. Error:
+// failed_precondition with reason lease_lost.
 func (l *Lease) Trusted() (until time.Duration, err error) {
 	ahead, boot := l.bucket.streams.clock.machine.ahead()
 	l.mu.Lock()
@@ -176,8 +176,8 @@ func (l *Lease) lostError(format string) error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, format, l.key)
 }
 
-// Lost returns a channel that is closed when another process has the lease or the lease has expired. A lost lease does
-// not come back.
+// Lost returns a channel that is closed when another process has the lease or the lease has expired. A lost lease stays
+// lost.
 func (l *Lease) Lost() <-chan struct{} { return l.lostCh }
 
 // Run renews the lease until ctx ends or the lease is lost. It does not release the lease.

@@ -45,7 +45,7 @@ func whenFenced(l *jetstream.Lease) <-chan time.Time {
 }
 
 // looks records the longest time between two checks in a test. If the machine stalls long enough, the test's lease ends
-// although the renewals have no fault.
+// although the renewals work.
 type looks struct {
 	last    time.Time
 	longest time.Duration
@@ -59,8 +59,8 @@ func (s *looks) look() {
 	s.last = now
 }
 
-// undisturbed repeats a measurement, under another name, if the machine stalled during it, because its result then
-// means nothing. If the machine stalls in every attempt, the test fails.
+// undisturbed repeats a measurement under another name if the machine stalled during the measurement. The result of
+// such a measurement means nothing. If the machine stalls in every attempt, the test fails.
 func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 	t.Helper()
 	for try := range 5 {
@@ -116,7 +116,7 @@ func TestASecondHolderLearnsWhoTheFirstIs(t *testing.T) {
 		}
 
 		// A process that knows that the first holder has ended takes over the lock at exactly that revision. Only one
-		// process can.
+		// process can succeed.
 		second, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), held.Revision)
 		must(t, err)
 		_, err = a.AcquireHost(t.Context(), d.tenant, holder("w3"), held.Revision)
@@ -291,7 +291,7 @@ func TestARenewalThatFindsItsOwnValueDoesNotRestoreTrust(t *testing.T) {
 	c := d.opened(t)
 	l, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
-	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
+	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // like a renewal whose answer was lost
 	must(t, err)
 	before := l.TrustedUntil()
 	if trusted, err := l.Renew(t.Context()); err != nil || trusted || l.TrustedUntil() != before {
@@ -310,7 +310,7 @@ func TestARenewalWithoutTrustIsRepeatedSoon(t *testing.T) {
 	c := d.opened(t)
 	l, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
-	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
+	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // like a renewal whose answer was lost
 	must(t, err)
 	before, began := l.TrustedUntil(), time.Now()
 	renewed(t, l)
@@ -320,7 +320,7 @@ func TestARenewalWithoutTrustIsRepeatedSoon(t *testing.T) {
 	}
 }
 
-// A process that stops during a renewal does not know its outcome.
+// A process that stops during a renewal does not know the renewal's outcome.
 func TestALeaseIsReleasedDuringARenewal(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		p := throughProxy(t, d)

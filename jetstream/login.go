@@ -22,8 +22,8 @@ import (
 // Login identifies a connection: a user with a password, or a token. The zero value is anonymous.
 type Login struct{ User, Password, Token string }
 
-// SplitLogin separates the login from a comma-separated list of NATS URLs, so that it can be read again at each attempt
-// to connect. If the URLs carry different logins, same is false and the URLs are returned unchanged.
+// SplitLogin separates the login from a comma-separated list of NATS URLs, so that the login can be read again at each
+// attempt to connect. If the URLs carry different logins, same is false and the URLs are returned unchanged.
 func SplitLogin(urls string) (without string, login Login, same bool) {
 	var found *url.Userinfo
 	for i, text := range splitURLs(urls) {
@@ -66,7 +66,7 @@ func checkURLs(urls string) error {
 		}
 		u, err := url.Parse(text)
 		if err != nil {
-			// The error of url.Parse contains the URL and so possibly a password.
+			// The error of url.Parse contains the URL, and therefore possibly a password.
 			return protocol.Invalid("nats", "could not parse one of the URLs: "+
 				"want nats://HOST:PORT, tls://HOST:PORT, ws://HOST:PORT or wss://HOST:PORT")
 		}
@@ -86,14 +86,14 @@ func checkURLs(urls string) error {
 }
 
 const (
-	awayPause  = 250 * time.Millisecond // between two attempts while NATS is unreachable
+	awayPause  = 250 * time.Millisecond // pause between two attempts while NATS is unreachable
 	awayJitter = 100 * time.Millisecond // largest random addition to awayPause
-	// While a server refuses the credentials, the pause between attempts grows from refusedPause to refusedMost, since
-	// new credentials may take long.
+	// While a server refuses the credentials, the pause between attempts grows from refusedPause to refusedMost,
+	// because new credentials may take long to arrive.
 	refusedPause = 500 * time.Millisecond
 	refusedMost  = 30 * time.Second
-	refusedAgain = time.Minute // between two log lines about a refusal
-	refusedCheck = time.Second // between two checks for new credentials, which are tried immediately
+	refusedAgain = time.Minute // pause between two log lines about a refusal
+	refusedCheck = time.Second // pause between two checks for new credentials, which are tried immediately
 )
 
 // credentials identify a connection and record whether the server accepts them. They are read again at each attempt
@@ -109,7 +109,7 @@ type credentials struct {
 	watched  bool // a goroutine watches the credentials for changes
 	login    Login
 	unread   error     // error of the last attempt to read the credentials
-	refused  error     // the server's refusal since the connection was lost; nil if there was none
+	refused  error     // the server's last refusal since the connection was lost; nil: no refusal
 	again    bool      // the credentials were refused or unreadable since the last pause
 	refusals int       // number of successive pauses that followed a refusal
 	said     time.Time // when the refusal was last logged
@@ -166,7 +166,8 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	return options, nil
 }
 
-// readFile records whether the client could read the credentials file, which it does at each attempt to connect.
+// readFile is an option of the client. With it, k notes whether the client could read the credentials file, at each
+// attempt to connect.
 func (k *credentials) readFile(o *nats.Options) error {
 	jwt, sign := o.UserJWT, o.SignatureCB
 	if _, err := jwt(); err != nil {
@@ -222,7 +223,7 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// refuse records that a server refused the credentials, logs that at most once a minute, and starts watching the
+// refuse records that a server refused the credentials, logs the refusal at most once a minute, and starts watching the
 // credentials.
 func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.mu.Lock()
@@ -247,9 +248,9 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.log.Error("NATS refuses this process's credentials; the process keeps trying to connect", attrs...)
 }
 
-// watch makes the client try changed credentials immediately, until a server accepts some. If the server's credentials
-// change before those of the process, the pause between attempts grows up to refusedMost. A worker that waited for such
-// a pause after its credentials changed could lose its host's lock.
+// watch makes the client try changed credentials immediately, until a server accepts the credentials. If the server's
+// credentials change before those of the process, the pause between attempts grows up to refusedMost. A worker that
+// waited for such a pause after its credentials changed could lose its host's lock.
 func (k *credentials) watch(nc *nats.Conn) {
 	before := k.fingerprint()
 	for {

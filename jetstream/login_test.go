@@ -20,7 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// issuer is an account, with the server that it is on, whose users have credentials files.
+// issuer is an account on a running server. It issues credentials files for the account's users.
 type issuer struct {
 	account nkeys.KeyPair
 	server  *server.Server

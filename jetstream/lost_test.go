@@ -13,7 +13,7 @@ import (
 )
 
 // Answers are core messages, which are lost with a server or a connection. A caller with much time must not spend all
-// of it on waiting for an answer that never comes.
+// its time waiting for an answer that never arrives.
 func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -86,7 +86,7 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	must(t, err)
 	defer stop()
 	nc := d.raw(t)
-	elect := func() { // when it returns, a round of calls that began after stop has ended
+	elect := func() { // while elect runs, at least one whole round of calls takes place
 		for range 2 {
 			must(t, nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil))
 			receive(t, 10*time.Second, "a call of OnLoss's function", called)

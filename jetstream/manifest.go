@@ -11,15 +11,16 @@ import (
 )
 
 // manifest lists the segments that hold the messages of one history that were moved out of the log. It is written by
-// compare-and-set, after a segment was stored and read back and before messages leave the log. So a crash can leave
-// messages in both places but never in neither, and if two coordinators compact a history, one wins.
+// compare-and-set, after a segment was stored and read back and before messages leave the log. A crash can therefore
+// leave messages both in the log and in a segment, but never loses messages. If two coordinators compact a history, one
+// of them gets [ErrConflict].
 type manifest struct {
 	Version  int            `json:"v"`
 	Segments []segment      `json:"segments,omitempty"` // the newest segments, in order
 	Pages    []manifestPage `json:"pages,omitempty"`    // lists of the older segments, in order
 
-	// Loose are objects that are not part of the history: one that is being stored, and those that were dropped. The
-	// next compaction removes them first.
+	// Loose are objects that are not part of the history: an object that is being stored, and the objects of dropped
+	// segments. The next compaction removes them first.
 	Loose []string `json:"loose,omitempty"`
 
 	store           *segments
@@ -48,7 +49,7 @@ const segmentsInManifest = 512
 func manifestKey(tenant, sandbox string) string { return tenant + "." + sandbox }
 func baseKey(tenant, sandbox string) string     { return manifestKey(tenant, sandbox) + ".base" }
 
-// manifest reads a history's manifest from the leader. If there is none, it returns an empty manifest.
+// manifest reads a history's manifest from the leader. If no manifest is stored, it returns an empty manifest.
 func (sg *segments) manifest(ctx context.Context, tenant, sandbox string) (*manifest, error) {
 	m := &manifest{Version: protocol.Version, store: sg, tenant: tenant, sandbox: sandbox}
 	value, revision, err := sg.kv(protocol.BucketHistories).get(ctx, manifestKey(tenant, sandbox))
@@ -66,7 +67,8 @@ func (sg *segments) manifest(ctx context.Context, tenant, sandbox string) (*mani
 	return m, protocol.CheckVersion(m.Version)
 }
 
-// write stores the manifest over the revision that was read. Error: [ErrConflict].
+// write replaces the stored manifest. Error: [ErrConflict] if the stored manifest no longer has the revision that was
+// read.
 func (m *manifest) write(ctx context.Context) error {
 	for len(m.Segments) >= 2*m.store.cache.inManifest {
 		if err := m.turnPage(ctx); err != nil {
@@ -109,7 +111,7 @@ func (m *manifest) page(ctx context.Context, key string) ([]segment, error) {
 	return l.Segments, protocol.CheckVersion(l.Version)
 }
 
-// last returns the newest record in a segment, 0 if there are no segments.
+// last returns the newest record that is in a segment, or 0 if there are no segments.
 func (m *manifest) last() uint64 {
 	if n := len(m.Segments); n > 0 {
 		return m.Segments[n-1].LastRecord
@@ -146,7 +148,7 @@ func (m *manifest) each(ctx context.Context, after uint64, visit func(s *segment
 	return err
 }
 
-// historyBase reads the state that replaces expired segments, nil if there is none.
+// historyBase reads the state that replaces expired segments. It returns nil if no such state is stored.
 func (sg *segments) historyBase(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
 	value, _, err := sg.kv(protocol.BucketHistories).get(ctx, baseKey(tenant, sandbox))
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {

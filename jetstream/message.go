@@ -22,7 +22,8 @@ type stored struct {
 	time     time.Time // when the message was stored; only set by reads of a single message
 }
 
-// streams reads and writes the messages of streams and buckets. Every part that stores something embeds it.
+// streams reads and writes the messages of streams and buckets. Every part of [Conn] that stores something embeds a
+// streams.
 type streams struct {
 	*core
 
@@ -115,8 +116,8 @@ func (s *streams) leaderGetOnce(ctx context.Context, stream string, query []byte
 	return m, nil
 }
 
-// Limits of one batched direct get, and of how many of them run at once on a connection. A server disconnects a client
-// that falls too far behind in reading the answers.
+// Limits of batched direct gets: the messages and bytes of one request, and the number of requests at once on a
+// connection. A server disconnects a client that falls too far behind in reading the answers.
 const (
 	directBatch   = 512
 	directBytes   = 2 << 20
@@ -147,7 +148,7 @@ func (s *streams) scan(ctx context.Context, stream, subject string, from uint64,
 
 var errUnanswered = protocol.Errorf(protocol.DeadlineExceeded, "", "no answer in time")
 
-// scanBatch sends one request. It visits the messages only after all of them have arrived, since visits may take long
+// scanBatch sends one request. It visits the messages only after all of them have arrived, because visits may take long
 // and would keep other readers waiting. next is the sequence after the last visited message.
 func (s *streams) scanBatch(ctx context.Context, stream, subject string, from uint64,
 	visit func(*stored) (bool, error)) (next uint64, more bool, err error) {
@@ -222,7 +223,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 	}
 }
 
-// nextAnswer waits for one message of an answer. The time limit is for each message, because a longer answer takes
+// nextAnswer waits for one message of an answer. The time limit applies to each message, because a longer answer takes
 // longer in total.
 func (s *streams) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
 	select {

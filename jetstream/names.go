@@ -7,7 +7,7 @@ import (
 )
 
 // SandboxName reads from the leader which sandbox holds a name, or held it last. hold is nil if nothing is stored about
-// the name. revision is for [Registry.TakeName].
+// the name. Callers pass revision to [Registry.TakeName].
 func (reg *Registry) SandboxName(ctx context.Context, tenant, name string) (
 	hold *protocol.NameHold, revision uint64, err error) {
 	value, revision, err := reg.kv(protocol.BucketNames).get(ctx, tenant+"."+name)
@@ -29,7 +29,7 @@ func (reg *Registry) TakeName(ctx context.Context, tenant, name string, revision
 	return reg.kv(protocol.BucketNames).put(ctx, tenant+"."+name, protocol.Encode(&hold), int64(revision))
 }
 
-// FreeName takes a name away from a sandbox. It does nothing if another sandbox holds the name.
+// FreeName removes a name from a sandbox. It does nothing if another sandbox holds the name.
 func (reg *Registry) FreeName(ctx context.Context, tenant, name, sandbox string) error {
 	hold, revision, err := reg.SandboxName(ctx, tenant, name)
 	if err != nil || hold == nil || hold.Sandbox != sandbox {

@@ -17,21 +17,21 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Boxfleet reads and writes objects in the format of NATS's object store, so that NATS's tools can be used. It does not
-// use the client's functions for objects. Those send chunks as fast as they can and fail if a server is slower, and
-// they stop reading too early if a replica is behind.
+// Boxfleet reads and writes objects in the format of NATS's object store, so that NATS's tools can be used. Boxfleet
+// does not use the client's functions for objects. These functions send chunks as fast as they can and fail if a server
+// is slower. They also stop reading too early if a replica is behind.
 
 // objectStore reads and writes the objects of an object store.
 type objectStore struct{ *streams }
 
-// objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if the object is
-// not stored. The entry's ModTime is when the entry was stored, by the server's clock.
+// objectInfo reads an object's entry from the leader, because a replica may be behind. It returns nil if the object is
+// not stored. The entry's ModTime is the time at which the entry was stored, by the server's clock.
 func (ob *objectStore) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
 	info, _, err := ob.objectAt(ctx, bucket, name)
 	return info, err
 }
 
-// objectAt is objectInfo with the entry's sequence.
+// objectAt is like objectInfo, but also returns the entry's sequence.
 func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
 	m, err := ob.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -90,7 +90,7 @@ func (ob *objectStore) putObject(ctx context.Context, bucket, name string, r io.
 	return ob.putObjectAs(ctx, bucket, name, nuid.Next(), r)
 }
 
-// putObjectAs is putObject with a given id, which must be unique.
+// putObjectAs is like putObject, but the caller chooses the object's id, which must be unique.
 func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
 	u := &upload{objects: ob, bucket: bucket, id: id}
 	if err := u.run(ctx, name, r); err != nil {
@@ -151,7 +151,7 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 	return u.send(ctx, meta, 0)
 }
 
-// send publishes a message and waits until at most this many are in flight.
+// send publishes a message and waits until no more messages are in flight than most allows.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	ack, err := u.objects.js.PublishMsgAsync(m)
 	if err != nil {
@@ -237,7 +237,7 @@ func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jets
 		if copied > before {
 			continue
 		}
-		// The replica that answered lacks the next chunk. The leader does not.
+		// The replica that answered lacks the next chunk, so read it from the leader.
 		m, err := ob.nextOnSubject(ctx, stream, subject, next)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			err = protocol.Errorf(protocol.Unavailable, "", "%s was removed while it was read", info.Name)
@@ -255,8 +255,8 @@ func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jets
 	return nil
 }
 
-// purgeChunks removes the chunks of an object. If it fails, the chunks remain: those of blobs expire, and those of
-// image files are removed by [ImageStore.RemoveUnwantedFiles].
+// purgeChunks removes the chunks of an object. If it fails, the chunks remain. Chunks of blobs expire, and
+// [ImageStore.RemoveUnwantedFiles] removes chunks of image files.
 func (ob *objectStore) purgeChunks(bucket, id string) error {
 	ctx, cancel := ob.bound(context.Background())
 	defer cancel()
@@ -267,8 +267,8 @@ func (ob *objectStore) purgeChunks(bucket, id string) error {
 	return translate(err, "remove the chunks of an object")
 }
 
-// removeParts removes the chunks of interrupted uploads. These are chunks whose object is not in complete, a set of
-// object ids, and whose object got no chunk for at least age.
+// removeParts removes the chunks of interrupted uploads. An upload counts as interrupted if its object's id is not in
+// complete and its last chunk is older than age.
 func (ob *objectStore) removeParts(
 	ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
 ) error {

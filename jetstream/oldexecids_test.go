@@ -13,8 +13,8 @@ import (
 // These functions write and read pages of exec ids as an earlier version of Boxfleet did.
 
 // WriteExecIDs stores the hashes of the ids of a sandbox's execs in a page and returns the page's new revision.
-// revision is that of the stored page. Both are 0 if unknown. Ids that any process has stored stay: if a page lost an
-// id, an exec with this id could be accepted a second time.
+// revision is the revision of the stored page. A revision of 0 means that it is unknown. Ids that any process has
+// stored stay: if a page lost an id, an exec with this id could be accepted a second time.
 func (c *Conn) WriteExecIDs(
 	ctx context.Context,
 	tenant, sandbox string,

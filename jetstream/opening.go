@@ -22,13 +22,13 @@ type fold struct {
 type opening struct {
 	fold
 	life  uint64 // connection.life when the opening was last compared with the log
-	again bool   // the log does not have what the journal folded before
+	again bool   // the log does not have the messages that the journal folded before
 }
 
 const (
 	// openingsAtOnce is how many histories one connection reads from their beginning at a time.
 	openingsAtOnce = 16
-	// shortHistory is how many messages are read before a snapshot is searched for, which costs two requests.
+	// shortHistory is how many messages are read before a snapshot is searched for. The search costs two requests.
 	shortHistory = directBatch
 	// fewNew is how many new messages are read one by one from the leader.
 	fewNew = 4
@@ -70,7 +70,8 @@ func (j *refresh) open(ctx context.Context) error {
 	return j.openAlone(ctx)
 }
 
-// openAlone continues to read a history from its beginning, and makes the result the journal's fold.
+// openAlone reads a history from its beginning, or continues the opening of an earlier attempt. It makes the result the
+// journal's fold.
 func (j *refresh) openAlone(ctx context.Context) error {
 	select {
 	case j.journals.openings <- struct{}{}:
@@ -175,7 +176,7 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 		return err
 	}
 	if err != nil || !s.Usable() {
-		return nil // there is no snapshot, or it is of another version
+		return nil // no usable snapshot is stored
 	}
 	held, err := j.journals.segments.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, s.position())
 	if err != nil {
@@ -193,7 +194,7 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 
 // startFromBase starts the opening from the state that replaces expired segments. If there is no such state, the
 // history of a deleted sandbox is being purged, or segments were lost. startFromBase then fails: nothing may be decided
-// on a state that lacks events, since event numbers would be used twice.
+// on a state that lacks events, because event numbers would be used twice.
 func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error {
 	s, err := j.journals.segments.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if err != nil {
@@ -299,7 +300,7 @@ func (j *refresh) catchUp(ctx context.Context) error {
 	}
 }
 
-// caughtUp records that the log has the position that was in doubt and all messages that are folded.
+// caughtUp notes that the log has the position that was in doubt and all messages that are folded.
 func (j *refresh) caughtUp(doubt Position) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -353,8 +354,8 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 	return broken, r.tail(ctx)
 }
 
-// startOver waits a moment. If the log still does not have a folded position, or if inAnyCase is set, startOver folds
-// the history again from its beginning. It reports whether it did.
+// startOver waits for recheckAfter. If the log still does not have a folded position, or if inAnyCase is set, startOver
+// folds the history again from its beginning. done says whether it did so.
 func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool) (done bool, err error) {
 	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)

@@ -12,7 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// manyBatches appends batches as fast as the server accepts them. Each has the acceptance and the end of one exec.
+// manyBatches appends batches as fast as the server accepts them. Each batch has the acceptance and the end of one
+// exec.
 func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
@@ -139,7 +140,7 @@ func TestALongHistoryStartsFromItsSnapshot(t *testing.T) {
 		_, err = j.Do(ctx, acceptExec("more"))
 		must(t, err)
 
-		// A snapshot of another history of the log is not used, nor one of another fold version.
+		// Snapshots of another history of the log, or of another fold version, are not used.
 		for name, spoil := range map[string]func(s *jetstream.Snapshot){
 			"of another batch":    func(s *jetstream.Snapshot) { s.Batch = "other" },
 			"of another sandbox":  func(s *jetstream.Snapshot) { s.Record++; s.Batch = "" },

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// able waits until NATS makes a consumer of the queue and stores a request. It tries each ten times a second, and
+// able waits until NATS makes a consumer of the queue and stores a request. It tries both ten times a second, and
 // returns the time at which both had succeeded.
 func (d *deployment) able(t *testing.T, id string) time.Time {
 	t.Helper()

@@ -16,7 +16,7 @@ import (
 const ChunkSize = 256 << 10
 
 // OutputWindow is how many chunks of one stream may be in flight. A chunk that was not stored, for example during an
-// election, is sent again. It is then stored after some of the chunks that follow it, at most this many.
+// election, is sent again. It is then stored after at most OutputWindow of the chunks that follow it.
 const OutputWindow = 16
 
 // Chunk is a piece of an exec's output.
@@ -25,11 +25,11 @@ type Chunk struct {
 	Offset int64  // offset of the first byte in the stream
 	Data   []byte
 
-	// At is when the chunk was stored; zero if the chunk was received live or is not stored yet.
+	// At is the time at which the chunk was stored; zero if the chunk was received live or is not stored yet.
 	At time.Time
 
 	// NextStdout and NextStderr are the offsets up to which each stream is stored without a gap once this chunk is
-	// stored. From the last chunk alone, a publisher thus knows where to continue.
+	// stored. A publisher therefore needs only the last chunk to know where to continue.
 	NextStdout, NextStderr int64
 }
 
@@ -75,7 +75,7 @@ func (o *OutputLog) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan
 func (c *connection) Reconnects() uint64 { return c.nc.Stats().Reconnects }
 
 // MayLoseOutput reports whether the server may lose output that it acknowledged shortly before it was killed, because a
-// single server writes output to disk a little later. [Conn.Open] must have succeeded.
+// single server acknowledges output before it writes the output to disk. [Conn.Open] must have succeeded.
 func (o *OutputLog) MayLoseOutput() bool { return o.singleReplica() }
 
 // OutputEnd reads the offsets up to which an exec's output is stored without a gap. Some later output may be stored
@@ -93,8 +93,8 @@ func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string)
 }
 
 // ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record of the output's
-// stream on. It returns the record after the last chunk. A chunk may come twice, and after some of the chunks that
-// follow it: callers compare offsets.
+// stream on. It returns the record after the last chunk. A chunk may come twice, or after chunks that follow it in the
+// output, so callers compare offsets.
 func (o *OutputLog) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
 	visit func(Chunk) error) (next uint64, err error) {
 	next = from

@@ -44,7 +44,7 @@ func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string
 	return nil
 }
 
-// reader concatenates chunks, and fails on a chunk that does not follow the one before.
+// reader concatenates chunks, and fails on a chunk that does not follow the previous chunk.
 type reader struct {
 	stdout, stderr bytes.Buffer
 	chunks         int
@@ -73,8 +73,8 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		stop, err := listener.LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
 		must(t, err)
 		defer stop()
-		// The server of this connection knows a subscription before later requests of the same connection. Other
-		// servers learn of it later.
+		// The server of this connection handles a subscription before later requests of the same connection. Other
+		// servers receive the subscription later.
 		probes := make(chan jetstream.Chunk, 1000)
 		stopProbes, err := listener.LiveOutput(d.tenant, "s1", "probe", func(k jetstream.Chunk) { probes <- k })
 		must(t, err)
@@ -119,7 +119,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		if err != stopped {
 			t.Fatal(err)
 		}
-		// next is the record after the last chunk that was visited, which is the chunk that was not added.
+		// next is the record after the last visited chunk. That chunk was not added, so the second read begins with it.
 		_, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", next-1, rest.add)
 		must(t, err)
 		if rest.chunks != 2*chunks {

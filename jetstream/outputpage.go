@@ -9,14 +9,15 @@ import (
 )
 
 // A page of output is found by its offset. The messages of a log are stored in the order of their offsets, except
-// messages that were sent again: such a message may come after up to outputReach bytes of later output. So the position
-// of a page is found by binary search, and earlier or later messages are searched only if a chunk is missing there.
+// messages that were sent again: such a message may come after up to outputReach bytes of later output. The position of
+// a page is therefore found by binary search. Earlier and later messages are searched only if the chunk is missing at
+// that position.
 
 const (
 	// outputReach is how many bytes of output may be stored while an earlier byte is still missing.
 	outputReach = OutputWindow * ChunkSize
-	// pageSteps is how many messages one page reads at most. Commands that print in many small pieces get shorter
-	// pages.
+	// pageSteps is the largest number of messages that are read for one page. Commands that print in many small pieces
+	// get shorter pages.
 	pageSteps = 64
 	// replicaPause is the pause before a replica that is behind its leader is read again.
 	replicaPause = 20 * time.Millisecond
@@ -55,7 +56,7 @@ func (o *OutputLog) OutputPage(ctx context.Context, tenant, sandbox, log, stream
 	return p.page, nil
 }
 
-// beyondEnd refuses an offset at which the command cannot have written yet.
+// beyondEnd refuses an offset that the output cannot have reached yet.
 func (p *outputPager) beyondEnd() error {
 	if p.at <= p.page.End || !p.page.Ended && p.at <= p.page.End+outputReach {
 		return nil
@@ -108,7 +109,7 @@ func (p *outputPager) read(ctx context.Context, total int64) error {
 }
 
 // empty makes the page of a log that no longer has messages. If the output has not ended, its length is then unknown: a
-// reader gets an empty page at its offset.
+// reader gets an empty page at the requested offset.
 func (p *outputPager) empty(total int64) error {
 	if total < 0 {
 		p.page.Oldest, p.page.End = p.at, p.at
@@ -136,7 +137,7 @@ func (p *outputPager) vouched(k *Chunk) int64 {
 	return k.NextStdout
 }
 
-// oldest reads the oldest message and records the oldest stored byte.
+// oldest reads the oldest message and sets the page's oldest stored byte.
 func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 	if first, err = p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
 		return nil, err
@@ -153,12 +154,13 @@ func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 }
 
 // bisect finds the first message at which the stream's position is beyond an offset. The position at last must be
-// beyond the offset. If the position at first is too, bisect returns first.
+// beyond the offset. If the position at first is also beyond the offset, bisect returns first.
 func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *stored) (*stored, error) {
 	if at, err := p.position(first); err != nil || at > offset {
 		return first, err
 	}
-	// The position at low is not beyond the offset. The position at found, the first message from high on, is.
+	// The position at low is not beyond the offset. The position at found, the first message from high on, is beyond
+	// it.
 	low, high := first.sequence, last.sequence
 	found := last
 	for high-low > 1 {
@@ -271,8 +273,8 @@ func (p *outputPager) search(ctx context.Context, first, last *stored) error {
 	return p.extend(ctx, from.sequence, err)
 }
 
-// scanTo visits the messages of the log from one sequence to another, and perhaps some after them. It waits for a
-// replica that is behind and does not have all of them yet.
+// scanTo visits the messages of the log from one sequence to another, and possibly later messages. If the replica that
+// answers does not have all of these messages yet, scanTo waits.
 func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*stored) (bool, error)) error {
 	ctx, cancel := p.output.bound(ctx)
 	defer cancel()

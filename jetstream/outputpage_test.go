@@ -118,13 +118,13 @@ func TestPagesOfOutputStoredOutOfOrder(t *testing.T) {
 			}
 		}
 	}
-	// While a chunk is in flight, the page ends before it and skips nothing.
+	// While a chunk is in flight, the page ends before the chunk and skips no output.
 	publishInOrder(t, c, d.tenant, "y", in[:2]...)
 	got, missing, err := pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 0, 100, -1)
 	if err != nil || string(got) != text[:4] || missing != 0 {
 		t.Errorf("before the gap: %q, %d missing, %v", got, missing, err)
 	}
-	publishInOrder(t, c, d.tenant, "y", in[3:5]...) // the missing chunk, and those after it again
+	publishInOrder(t, c, d.tenant, "y", in[3:5]...) // the missing chunk, and again the chunks after it
 	got, _, err = pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 4, 100, -1)
 	if err != nil || string(got) != text[4:12] {
 		t.Errorf("after the gap: %q, %v", got, err)
@@ -169,12 +169,12 @@ func TestAPageOfOutputReportsMissingBytes(t *testing.T) {
 	stream, err := js.Stream(t.Context(), protocol.StreamLogs)
 	must(t, err)
 	subject := natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x"))
-	must(t, stream.Purge(t.Context(), subject, natsjs.WithPurgeSequence(8))) // stdout up to 400
+	must(t, stream.Purge(t.Context(), subject, natsjs.WithPurgeSequence(8))) // removes stdout up to offset 400
 	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 30, 1000, 1000)
 	if err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 || p.Oldest != 400 {
 		t.Errorf("without the beginning: %d bytes, %+v, %v", len(p.Data), p, err)
 	}
-	for seq := uint64(13); seq <= 16; seq++ { // stdout 600 to 800
+	for seq := uint64(13); seq <= 16; seq++ { // removes stdout between the offsets 600 and 800
 		must(t, stream.DeleteMsg(t.Context(), seq))
 	}
 	got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, 450, 70, 1000)

@@ -29,7 +29,7 @@ type OutputRoom struct {
 const storedBeside = 34
 
 // OutputSizes reads the sizes of the chunks from a record on, without their data, and returns the record to continue
-// from. It fails if the stream no longer has what was read before; [IsRewound] recognizes this error.
+// from. It fails if the stream no longer has the messages that were read before; [IsRewound] recognizes this error.
 func (o *OutputLog) OutputSizes(ctx context.Context, from uint64, visit func(StoredOutput)) (next uint64, err error) {
 	ctx, enough := context.WithCancelCause(ctx)
 	defer enough(nil)

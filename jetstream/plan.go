@@ -27,8 +27,8 @@ type plan struct {
 
 // planned compares the wanted configuration with the current one. It changes nothing, and refuses everything that would
 // weaken the current configuration. deliberate says that an operator changes settings, which may lower ages and sizes.
-// Errors: failed_precondition with reason would_weaken, or with reason needs_migration for more replicas, and with the
-// field at fault.
+// Errors: failed_precondition with the field at fault and with reason would_weaken, or needs_migration if more replicas
+// are wanted.
 func planned(a Assets, existing map[string]found, deliberate bool) (plan, error) {
 	p := plan{standard: map[string]bool{}, late: map[string]bool{}}
 	replicas, err := plannedReplicas(a.Replicas, existing)
@@ -96,8 +96,8 @@ func plannedReplicas(wanted int, existing map[string]found) (int, error) {
 	}
 }
 
-// persistMode is async for output on a single server: workers publish lost output again, so output need not wait for
-// the disk as events do. The server allows no replicas for async streams and never changes a stream's mode.
+// persistMode is async for output on a single server: workers publish lost output again, so output, unlike events, need
+// not wait for the disk. The server allows no replicas for async streams and never changes a stream's mode.
 func persistMode(name string, replicas int) jetstream.PersistModeType {
 	if name == protocol.StreamLogs && replicas == 1 {
 		return jetstream.AsyncPersistMode
@@ -115,8 +115,8 @@ func (a *asset) sized() bool {
 	return false
 }
 
-// changed returns the new configuration of an existing stream, nil if it needs no change. late says that the only
-// change is a new default limit.
+// changed returns the new configuration of an existing stream, or nil if the stream needs no change. late says that the
+// only change is a new default limit.
 func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, late bool, err error) {
 	c, want := old.config, a.config
 	c.Metadata = maps.Clone(old.config.Metadata)
@@ -133,7 +133,7 @@ func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, 
 	if want.MaxMsgSize > 0 && c.MaxMsgSize > 0 {
 		c.MaxMsgSize = max(c.MaxMsgSize, want.MaxMsgSize)
 	}
-	late = !differs // a new description must not make the update fail
+	late = !differs // an update of the description alone must not make provisioning fail
 	if text := descriptionOf(c.Name, c.Description); text != c.Description {
 		c.Description, differs = text, true
 	}
@@ -156,7 +156,8 @@ func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, 
 	return &c, late, nil
 }
 
-// next returns the new value of a setting. current is its value now, 0 for no limit. bytes is the stream's size.
+// next returns the new value of a setting. current is the setting's value now; 0 means no limit. bytes is the stream's
+// size.
 func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
 	weaker := s.wanted != 0 && (current == 0 || s.wanted < current)
 	switch {
@@ -173,7 +174,7 @@ func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
 			formatBytes(bytes), s.format(s.wanted))
 	case deliberate:
 		return s.wanted, nil
-	case current == 0 && s.late: // the first limit, above the stream's size
+	case current == 0 && s.late: // the first limit of a stream that is smaller than the limit
 		return s.wanted, nil
 	}
 	return 0, s.refusal(

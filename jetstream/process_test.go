@@ -29,7 +29,7 @@ func serve(config string) {
 		panic(err)
 	}
 	fmt.Println("ready")
-	_, _ = bufio.NewReader(os.Stdin).ReadByte() // returns when the test closes stdin at its end
+	_, _ = bufio.NewReader(os.Stdin).ReadByte() // ReadByte returns when the test closes stdin at its end
 	os.Exit(0)
 }
 

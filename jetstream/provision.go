@@ -28,7 +28,8 @@ func (pr *Provisioner) Provision(ctx context.Context, a Assets) error {
 	return pr.provision(ctx, a, false)
 }
 
-// Change is Provision for an operator's command, which may lower ages and sizes. Only [Growth.Grow] changes replicas.
+// Change is like Provision, but may lower ages and sizes: an operator's command calls it. Only [Growth.Grow] changes
+// the number of replicas.
 func (pr *Provisioner) Change(ctx context.Context, a Assets) error { return pr.provision(ctx, a, true) }
 
 func (pr *Provisioner) provision(ctx context.Context, a Assets, deliberate bool) error {
@@ -61,7 +62,7 @@ func (pr *Provisioner) found(ctx context.Context, a *Assets) (map[string]found, 
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
 	}
-	for _, name := range append(names, streamMoving) { // last: it replaces the output's stream during a move
+	for _, name := range append(names, streamMoving) { // streamMoving replaces the output's stream during a move
 		info, err := pr.streamInfo(ctx, name)
 		switch {
 		case err == nil:
@@ -101,7 +102,7 @@ func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err e
 const leastFraction = 16
 
 // createAll makes the missing streams. If the server has too little room, it halves the size of all new streams with a
-// default size until they fit, including streams that it has already made.
+// default size until they fit. It also shrinks new streams that it has already made.
 func (pr *Provisioner) createAll(ctx context.Context, p *plan) (again bool, err error) {
 	fraction := int64(1)
 	fitted := func(cfg jetstream.StreamConfig) jetstream.StreamConfig {
@@ -146,7 +147,7 @@ func (pr *Provisioner) createStream(ctx context.Context, cfg jetstream.StreamCon
 	})
 }
 
-// apply sends an idempotent change until it is answered, since a starting cluster drops some requests. It returns the
+// apply sends an idempotent change until it is answered, because a starting cluster drops some requests. It returns the
 // server's error, not translated.
 func (pr *Provisioner) apply(ctx context.Context, doing string, change func(context.Context) error) error {
 	ctx, cancel := pr.bound(ctx)
@@ -187,7 +188,7 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 		cfg.Name, protocol.Bytes(cfg.MaxBytes))
 }
 
-// provisioned makes a stream, and retries while the cluster has no leader for it.
+// provisioned calls make, which makes or changes a stream. It retries while the cluster has no leader for the stream.
 func (pr *Provisioner) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)
@@ -198,7 +199,7 @@ func (pr *Provisioner) provisioned(ctx context.Context, name string, make func(c
 	}
 }
 
-// readAssets reads the deployment's properties again, since the deployment may have grown.
+// readAssets reads the deployment's properties again, because the deployment may have grown.
 func (pr *Provisioner) readAssets(ctx context.Context) error {
 	pr.mu.Lock()
 	pr.meta = nil

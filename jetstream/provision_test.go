@@ -72,7 +72,7 @@ func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
 	}
 }
 
-// someStreams has a stream or bucket of each kind. limited has those that get a size limit.
+// someStreams has a stream or bucket of each kind. limited has the streams and buckets that get a size limit.
 var (
 	someStreams = []string{
 		protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs,

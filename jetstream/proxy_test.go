@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// proxy is a TCP proxy between clients and a server. Tests make it break and disturb their connections.
+// proxy is a TCP proxy between clients and a server. Tests use it to break and disturb connections.
 type proxy struct {
 	listener net.Listener
 	server   string

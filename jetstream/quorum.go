@@ -24,8 +24,8 @@ import (
 // pointless, and the caller gets an error instead.
 const (
 	quorumAfter  = time.Second            // time without an answer after which the majority is checked
-	quorumPause  = 250 * time.Millisecond // between two checks
-	quorumFailed = 2 * time.Second        // how long checks must fail: a single one may fail because a machine is slow
+	quorumPause  = 250 * time.Millisecond // pause between two checks
+	quorumFailed = 2 * time.Second        // how long checks must fail; a single check may fail because a machine is slow
 	dialWithin   = 700 * time.Millisecond // time for the servers to greet or answer
 
 	serversRead = 5 * time.Second  // least time between two reads of the list of servers
@@ -38,12 +38,12 @@ type quorum struct {
 	*core
 
 	mu       sync.Mutex
-	servers  map[string]time.Time // when each server was last in the cluster's list, or configured
+	servers  map[string]time.Time // when the client last listed each server, as configured or discovered
 	greeted  map[string]bool      // for servers that only the cluster listed: whether the server ever greeted this process
 	read     time.Time            // when the list was last read
 	checking chan struct{}        // closed when the current check has ended
 	since    time.Time            // start of the first of the successive failed checks
-	why      string               // what the last check found missing; empty: there is a majority
+	why      string               // what the last check found missing; empty: nothing
 	at       time.Time            // when the last check ended
 }
 
@@ -52,8 +52,8 @@ func errNoQuorum(why string) error {
 	return protocol.Errorf(protocol.Unavailable, protocol.ReasonNoQuorum, "NATS: %s", why)
 }
 
-// whileQuorum bounds a call. If there is no answer for a while and no majority of the NATS servers, ctx ends with an
-// error of reason no_quorum as its cause.
+// whileQuorum bounds a call. If no answer arrives for a while, and no majority of the NATS servers can be reached, the
+// returned context ends. Its cause is then an error with reason no_quorum.
 func (q *quorum) whileQuorum(ctx context.Context) (context.Context, context.CancelFunc) {
 	q.rememberServers()
 	ctx, end := context.WithCancelCause(ctx)
@@ -75,7 +75,7 @@ func (q *quorum) orNoQuorum(err error) error {
 	if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) {
 		return err
 	}
-	go q.checkQuorum(context.Background()) // ends soon, since a check is bounded
+	go q.checkQuorum(context.Background()) // ends soon, because a check has a time limit
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.why == "" || time.Since(q.at) > quorumFailed || time.Since(q.since) < quorumFailed {
@@ -84,7 +84,8 @@ func (q *quorum) orNoQuorum(err error) error {
 	return errNoQuorum(q.why)
 }
 
-// checkQuorum returns what is missing for a majority, and since when. Concurrent callers share one check.
+// checkQuorum returns what is missing for a majority, and since when it has been missing. Concurrent callers share one
+// check.
 func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) {
 	q.mu.Lock()
 	if time.Since(q.at) < quorumPause {
@@ -158,8 +159,8 @@ func whyNoJetStream(err error) string {
 	return "JetStream does not answer: it is disabled on every server, or has no leader, or NATS is unreachable"
 }
 
-// rememberServers records the servers in the cluster's list. A server that dies leaves the list but still counts as
-// missing.
+// rememberServers records the servers in the cluster's list. A server that dies leaves the list, but still counts as a
+// member of the cluster.
 func (q *quorum) rememberServers() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -183,8 +184,8 @@ func (q *quorum) rememberServers() {
 	maps.DeleteFunc(q.greeted, func(s string, _ bool) bool { return q.servers[s].IsZero() })
 }
 
-// tryServer records whether a server can be reached from here at all. A cluster may list addresses of its own network,
-// which this process can never reach.
+// tryServer records whether this process can reach a server at all. A cluster may list addresses of its own network,
+// which are unreachable from other networks.
 func (q *quorum) tryServer(server string) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
 	defer cancel()

@@ -20,7 +20,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "0.0.1", map[string]jetstream.Endpoint{
 			protocol.EndpointGet: func(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
-				select { // waits for the log, as a coordinator does
+				select { // waits like a coordinator that waits for the log
 				case <-ctx.Done():
 				case <-time.After(20 * time.Second):
 				}
@@ -41,7 +41,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 		began := time.Now()
 		var err error
 		eventually.Holds(t, 20*time.Second, what+" reports the missing majority", func() bool {
-			err = f() // repeated as a client does
+			err = f() // repeats the call, as a client does
 			return err == nil || protocol.AsError(err).Reason == protocol.ReasonNoQuorum
 		})
 		took := time.Since(began)

@@ -11,9 +11,9 @@ import (
 // Registry holds the ids and names of sandboxes. An id is never used twice; a name belongs to one sandbox at a time.
 type Registry struct{ *streams }
 
-// ReserveSandbox reserves a sandbox id forever. If the id was already reserved, it returns that reservation, which
-// may be from an earlier attempt of the same request; otherwise nil. After an error the outcome is unknown; repeating
-// the call is safe.
+// ReserveSandbox reserves a sandbox id forever. If the id was already reserved, before is that reservation, which may
+// be from an earlier attempt of the same request. Otherwise before is nil. After an error the outcome is unknown;
+// repeating the call is safe.
 func (reg *Registry) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (
 	before *protocol.Reservation, err error) {
 	return reg.reserve(ctx, reg.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
@@ -43,7 +43,7 @@ func (reg *Registry) reserve(
 		if err != ErrConflict {
 			return nil, err
 		}
-		// In a cluster, the winning entry may not be readable yet.
+		// In a cluster, the stored entry may not be readable yet.
 		if !pause.Wait(ctx) {
 			return nil, protocol.Errorf(
 				protocol.Unavailable,
@@ -66,7 +66,7 @@ func (reg *Registry) SandboxReservation(ctx context.Context, tenant, sandbox str
 }
 
 // FollowReservations calls handle for every sandbox id that was reserved after a revision of the registry, and for each
-// new one, until ctx ends. caughtUp is called once, after all reservations that existed at the start were handled; it
+// new id, until ctx ends. caughtUp is called once, after all reservations that existed at the start were handled; it
 // may be nil.
 func (reg *Registry) FollowReservations(
 	ctx context.Context,

@@ -78,7 +78,7 @@ func (q *RequestQueue) Answers() (*Answers, error) {
 // say what the request waits for may arrive before the answer. Each call returns an inbox of its own, even for a
 // request that another call waits for.
 func (a *Answers) Expect(request string) (inbox string, answer <-chan *protocol.Reply, stop func()) {
-	ch := make(chan *protocol.Reply, 2) // for one reply of a waiting request, and the answer
+	ch := make(chan *protocol.Reply, 2) // room for one reply that says "still waiting", and for the answer
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next++
@@ -141,7 +141,7 @@ func (d *Delivery) CheckOrigin() error {
 	return nil
 }
 
-// answerType returns the content type of the answer to a payload: the payload's own if it is supported.
+// answerType returns the content type of the answer to a payload: JSON for a JSON payload, otherwise MessagePack.
 func answerType(header string, payload []byte) string {
 	if protocol.ContentTypeOf(header, payload) == protocol.ContentJSON {
 		return protocol.ContentJSON
@@ -178,20 +178,20 @@ const (
 	requestsHeld = 1024
 	endingHeld   = 64
 	requestsPull = 512
-	// requestAckWait is how long a dead coordinator's requests wait before they go to another one. Handling a request
-	// twice is harmless.
+	// requestAckWait is how long a dead coordinator's requests wait before they go to another coordinator. Handling a
+	// request twice is harmless.
 	requestAckWait = 4 * time.Second
 	// extendPeriod is how often the ack wait of held requests is extended.
 	extendPeriod = requestAckWait / 4
-	// trimPeriod is how often settled requests are removed.
+	// trimPeriod is how often acknowledged requests are removed.
 	trimPeriod = 250 * time.Millisecond
-	trimMost   = 2 * time.Second // longest pause while a request stays unsettled
+	trimMost   = 2 * time.Second // longest pause between removals while a request stays unacknowledged
 	// MaxAttempts is how often a request may fail because of a defect before it becomes a dead letter.
 	MaxAttempts = 6
 )
 
 // HandleRequest decides one request. A nil error means that the request was decided and answered. After an error the
-// request is delivered again, to another coordinator if there is one.
+// request is delivered again, possibly to another coordinator.
 type HandleRequest func(ctx context.Context, d *Delivery) error
 
 // Requests is one coordinator's side of the queue of requests.
@@ -203,19 +203,20 @@ type Requests struct {
 // Requests opens the queue of requests without reading anything yet.
 func (q *RequestQueue) Requests() *Requests { return &Requests{queue: q} }
 
-// ConsumeRequests is [Requests.Consume] for a coordinator that needs nothing else from the queue.
+// ConsumeRequests opens the queue and calls [Requests.Consume], for a coordinator that needs nothing else from the
+// queue.
 func (q *RequestQueue) ConsumeRequests(ctx context.Context, handle HandleRequest) error {
 	return q.Requests().Consume(ctx, handle)
 }
 
 // Consume calls handle with each request until ctx ends, concurrently for all delivered requests. At the end it waits
 // for the calls in flight. A request stays with this coordinator while handle runs. If the coordinator dies in handle,
-// the request goes to another one.
+// the request goes to another coordinator.
 //
 // The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
-// own, which cost a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
-// trimRequests removes many settled requests at once, up to four times a second. If the server restarts before that, it
-// delivers settled requests again, but no request is decided twice.
+// own, which takes a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
+// trimRequests removes many acknowledged requests at once, up to four times a second. If the server restarts before
+// that, it delivers acknowledged requests again, but no request is decided twice.
 func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	var settled atomic.Int64
 	background, stop := context.WithCancel(ctx)
@@ -244,9 +245,9 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	})
 }
 
-// ConsumeEnding calls handle with the cancels, stops and deletes, ahead of all waiting requests, until ctx ends. It
-// removes each decided request from the queue. Otherwise the other consumer would reach it later and decide it again,
-// on a newer state.
+// ConsumeEnding calls handle with each request to cancel, stop or delete, until ctx ends. These requests do not wait
+// for the other requests of the queue. ConsumeEnding removes each decided request from the queue. Otherwise Consume
+// would later deliver the request too, and it would be decided again on a newer state.
 func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) error {
 	var filters []string
 	for _, verb := range []string{protocol.VerbCancel, protocol.VerbStop, protocol.VerbDelete} {
@@ -306,7 +307,7 @@ func (q *Requests) decide(ctx context.Context, m jetstream.Msg, handle HandleReq
 	})
 }
 
-// RequestQueued reports whether a request of a verb for a sandbox is stored in the queue, settled or not.
+// RequestQueued reports whether a request of a verb for a sandbox is stored in the queue, decided or not.
 func (q *RequestQueue) RequestQueued(ctx context.Context, tenant, verb, sandbox string) (bool, error) {
 	for _, subject := range []string{
 		protocol.RequestSubject(tenant, verb, sandbox), protocol.UserRequestSubject(tenant, "*", verb, sandbox),
@@ -324,7 +325,6 @@ func (q *RequestQueue) LastRequest(ctx context.Context) (uint64, error) {
 	return q.lastSequence(ctx, protocol.StreamRequests)
 }
 
-// remove removes a request from the queue.
 func (q *RequestQueue) remove(ctx context.Context, sequence uint64) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()
@@ -337,8 +337,8 @@ func (q *RequestQueue) remove(ctx context.Context, sequence uint64) {
 	}
 }
 
-// trimRequests removes all requests before the first unsettled one. It begins after requests were settled, and repeats
-// the removal until the server reports all delivered requests as settled.
+// trimRequests removes all requests before the first unacknowledged one. It begins after requests were acknowledged,
+// and repeats the removal until the server reports that all delivered requests are acknowledged.
 func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	trimmed, retries := int64(0), backoff.New(trimPeriod, trimMost)
 	for pause := retries.Next(); backoff.Sleep(ctx, pause); {
@@ -351,9 +351,9 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 		}
 		all, err := q.trimRequestsOnce(ctx)
 		if err != nil && ctx.Err() == nil {
-			q.log.Warn("could not remove settled requests; retrying", "error", err)
+			q.log.Warn("could not remove acknowledged requests; retrying", "error", err)
 		}
-		if all && err == nil { // if not, repeat at longer intervals: a request may take long to settle
+		if all && err == nil { // otherwise repeat at longer intervals: deciding a request may take long
 			trimmed = n
 			retries.Reset()
 		}
@@ -361,8 +361,8 @@ func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) 
 	}
 }
 
-// trimRequestsOnce removes the requests that the server knows to be settled. all says whether these are all delivered
-// requests. The server may not have received the latest acknowledgements yet.
+// trimRequestsOnce removes the requests that the server knows to be acknowledged. all says whether these are all
+// delivered requests. The server may not have received the latest acknowledgements yet.
 func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()
@@ -383,7 +383,7 @@ func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err erro
 	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "remove settled requests")
 }
 
-// requestID returns a request's id: its own header, or the message id that simple clients set.
+// requestID returns a request's id, from Boxfleet's header or else from the message id, which simple clients set.
 func requestID(h nats.Header) string {
 	if id := headerOf(h, protocol.HeaderRequest); id != "" {
 		return id
@@ -422,7 +422,7 @@ func deadID(subject string, d *Delivery) string {
 type consumption struct {
 	stream string
 	config jetstream.ConsumerConfig
-	pull   int // messages to request ahead
+	pull   int // number of messages to request ahead
 	// handle is called with one message after another and must not block.
 	handle func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup)
 }
@@ -481,8 +481,8 @@ func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.
 	})
 }
 
-// settle acknowledges a decided message, and returns an undecided one to the queue. It reports whether the message was
-// acknowledged.
+// settle acknowledges a decided message, and returns an undecided message to the queue. It reports whether the message
+// was acknowledged.
 func (q *RequestQueue) settle(m jetstream.Msg, undecided error) bool {
 	var err error
 	if undecided == nil {

@@ -63,7 +63,7 @@ func waiting(t testing.TB, nc *nats.Conn) uint64 {
 
 func awaitEmptyQueue(t testing.TB, d *deployment) {
 	t.Helper()
-	nc := d.raw(t) // outside the condition: on a busy machine, connecting alone may take 5 s
+	nc := d.raw(t) // connect outside the condition: on a busy machine, connecting alone may take 5 s
 	eventually.Holds(t, 5*time.Second, "the queue is empty", func() bool { return waiting(t, nc) == 0 })
 }
 
@@ -109,7 +109,7 @@ func TestADeadCoordinatorsRequestGoesToAnother(t *testing.T) {
 		})
 		submit(t, next, d.tenant, "orphan", "")
 		receive(t, 5*time.Second, "the first delivery", taken)
-		dying.Close() // from now on it settles no request
+		dying.Close() // from now on it acknowledges no request
 		died := time.Now()
 		again := make(chan *jetstream.Delivery, 1)
 		background(t, func(ctx context.Context) error {
@@ -128,7 +128,7 @@ func TestADeadCoordinatorsRequestGoesToAnother(t *testing.T) {
 	})
 }
 
-// The server may report which requests are settled before it has processed the last acknowledgement.
+// The server may report which requests are acknowledged before it has processed the last acknowledgement.
 func TestARequestIsRemovedAfterALateAcknowledgement(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -150,7 +150,7 @@ func TestARequestIsRemovedAfterALateAcknowledgement(t *testing.T) {
 	background(t, func(ctx context.Context) error { c.TrimRequests(ctx, &settled); return nil })
 	_, err = asked.NextMsg(5 * time.Second)
 	must(t, err)
-	_, err = consumer.Info(t.Context()) // answers come in order: the server has reported that no request is settled
+	_, err = consumer.Info(t.Context()) // answers come in order: the server has reported that no request is acknowledged
 	must(t, err)
 	must(t, m.Ack())
 	awaitEmptyQueue(t, d)
@@ -308,7 +308,7 @@ func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 			ContentType: protocol.ContentJSON,
 			Payload:     []byte("{}"),
 		}
-		for range 3 { // by several coordinators, or by one after a crash
+		for range 3 { // several coordinators, or one coordinator after a crash, may store the same request
 			must(t, c.StoreDeadLetter(t.Context(), r, protocol.Errorf(protocol.Internal, "", "two\r\nlines")))
 		}
 		js, err := natsjs.New(d.raw(t))

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// followEverything starts a follower of each kind on a connection. heard has a channel for each, with what it received.
-// twice delivers the records that the follower of the log received a second time.
+// followEverything starts a follower of each kind on a connection. heard has a channel for each follower, which
+// delivers what the follower received. twice delivers the records that the follower of the log received a second time.
 func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
 	heard map[string]chan string, twice <-chan uint64) {
 	t.Helper()
@@ -64,8 +64,8 @@ func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
 	return heard, twiceFollowed
 }
 
-// Within three seconds of the server's return, every follower receives new messages, and it misses none. Followers of
-// the log receive no message twice.
+// Within three seconds of the server's return, every follower receives new messages, and no follower misses a message.
+// Followers of the log receive no message twice.
 func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -102,15 +102,15 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 	for round := range 2 {
 		id := fmt.Sprintf("after%d", round)
 		back := d.restart(t)
-		// Core messages reach only connected subscribers. OnReconnect tells their follower that it was disconnected.
+		// Core messages reach only connected subscribers. OnReconnect tells a subscriber that it was disconnected.
 		receive(t, 3*time.Second, "the call of OnReconnect's function", heard["reconnect"])
-		must(t, k.Flush(ctx)) // afterwards the server has the subscriptions of k
+		must(t, k.Flush(ctx)) // after Flush, the server has the subscriptions of k
 		write(id)
 		for name, ch := range heard {
 			if name == "reconnect" {
 				continue
 			}
-			for got := ""; got != id; { // a queue may deliver unsettled messages again
+			for got := ""; got != id; { // a queue may deliver unacknowledged messages again
 				got = receive(t, 3*time.Second-time.Since(back), name+" after the restart", ch)
 			}
 		}

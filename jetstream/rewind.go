@@ -13,11 +13,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The log can lose messages that were folded from it: when a backup is restored, or when a power loss costs the last
+// The log can lose messages that were already folded: when a backup is restored, or when a power loss destroys the last
 // acknowledged writes. A coordinator or a worker that kept running, or that started from a snapshot, has then folded
-// the end of a history that no longer exists. It cannot append to that history, since each append expects a record that
-// the log no longer has. So journals and followers check whether the log still has what they read. If not, the history
-// is folded again from its beginning.
+// the end of a history that no longer exists. It cannot append to that history, because each append expects a record
+// that the log no longer has. Journals and followers therefore check whether the log still has the messages that they
+// read. If not, the history is folded again from its beginning.
 
 // Position is a point in the log: a record and the id of its batch. The id distinguishes the record from a record with
 // the same number in another history of the log. The id is empty if it is unknown.
@@ -34,8 +34,8 @@ const recheckAfter = 250 * time.Millisecond
 type entry struct {
 	record     uint64
 	batch      *protocol.Batch // nil if the message names another sandbox than its subject
-	after      uint64          // the record that the writer of the message expected as the last one
-	afterKnown bool            // after was recorded
+	after      uint64          // the history's last record, as the message's writer expected it
+	afterKnown bool            // after has a value
 }
 
 func (l *EventLog) entryOf(m *stored) (entry, error) {
@@ -72,7 +72,8 @@ func (l *EventLog) lastEntry(ctx context.Context, tenant, sandbox string) (entry
 }
 
 // holds reports whether a position of a sandbox's history still exists, in the log or in a segment. If sandbox is
-// empty, the position may be of any sandbox, and only the log is checked. The positions of a purged history are gone.
+// empty, the position may belong to any sandbox, and only the log is checked. A position of a purged history no longer
+// exists.
 func (sg *segments) holds(ctx context.Context, tenant, sandbox string, p Position) (bool, error) {
 	m, err := sg.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {

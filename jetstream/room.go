@@ -15,7 +15,7 @@ import (
 type Room struct {
 	Bytes   int64  // size of the log
 	Limit   int64  // size at which the server refuses every append; 0: no limit
-	Reserve int64  // the last bytes below Limit, reserved for ends and deletes, not for new work
+	Reserve int64  // number of bytes below Limit that only ends and deletes may use, not new work
 	Short   string // why new work must wait although Limit is not near, such as a nearly full disk; may be empty
 	Failed  string // why the log accepts no append, such as a write error that the server remembers; may be empty
 }
@@ -33,13 +33,13 @@ func reserveOf(limit int64) int64 { return min(max(limit, 0)/8, reserveMost) }
 // Full reports whether nothing can be appended: neither new work nor ends and deletes.
 func (r Room) Full() bool { return r.Failed != "" || r.Limit > 0 && r.Bytes >= r.Limit }
 
-// RefusesNew reports whether new work must be refused or wait: the remaining room is for ends and deletes.
+// RefusesNew reports whether new work must be refused or wait: the remaining room is reserved for ends and deletes.
 func (r Room) RefusesNew() bool {
 	return r.Full() || r.Short != "" || r.Limit > 0 && r.Bytes >= r.Limit-r.Reserve
 }
 
-// Err returns nil while new work is accepted, otherwise resource_exhausted with reason log_full and the cause and
-// remedy.
+// Err returns nil while new work is accepted. Otherwise it returns resource_exhausted with reason log_full; the message
+// names the cause and the remedy.
 func (r Room) Err() error {
 	switch {
 	case !r.RefusesNew():
@@ -145,7 +145,7 @@ func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, e
 	return stream, nil
 }
 
-// setFailed records why the log accepts no append. An empty text means that it accepts appends.
+// setFailed records why the log accepts no append. An empty text means that the log accepts appends.
 func (k *roomState) setFailed(why string) (changed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -161,15 +161,15 @@ func (k *roomState) broken() string {
 	return k.failed
 }
 
-// SetDisk tells the connection how to measure the disk that the server writes to, if this process knows it.
+// SetDisk tells the connection how to measure the disk that the server writes to, if this process can measure it.
 func (h *StoreHealth) SetDisk(disk func() (free, size int64)) {
 	h.room.mu.Lock()
 	defer h.room.mu.Unlock()
 	h.room.disk = disk
 }
 
-// SetWorkMustWait sets why new work must wait although the log's limit is not near. An empty text means that it need
-// not wait.
+// SetWorkMustWait sets why new work must wait although the log's limit is not near. An empty text means that new work
+// need not wait.
 func (h *StoreHealth) SetWorkMustWait(why string) {
 	h.room.mu.Lock()
 	defer h.room.mu.Unlock()

@@ -2,12 +2,13 @@ package jetstream
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// scratch is a copy of the fold on which decisions are tried. A large sandbox's scratch is reused for the next append
-// and updated where it differs from the fold. So the cost of an append depends on what it changes, not on the number of
-// execs. A small sandbox's state is copied each time, which is cheaper than having every sandbox in memory twice.
+// scratch is a copy of the fold on which decisions are tried. A large sandbox's scratch is reused for the next append;
+// only the execs that differ from the fold are updated. The cost of an append therefore depends on what it changes, not
+// on the number of execs. A small sandbox's state is copied each time, which is cheaper than having every sandbox in
+// memory twice.
 type scratch struct {
 	state  *protocol.State     // only the commit in progress uses it
-	differ map[string]struct{} // execs that may differ in the fold; guarded by the journal's lock
+	differ map[string]struct{} // execs that may differ from the fold; guarded by the journal's lock
 }
 
 // reuseScratch is the number of execs at which a scratch is reused.
@@ -42,7 +43,7 @@ func (j *Journal) returnScratch(tried *protocol.State, events []protocol.Event) 
 	j.scratch.changed(events)
 }
 
-// changed records that the execs of these events may differ.
+// changed adds the execs of these events to the execs that may differ from the fold.
 func (s *scratch) changed(events []protocol.Event) {
 	if s == nil {
 		return
@@ -54,7 +55,7 @@ func (s *scratch) changed(events []protocol.Event) {
 	}
 }
 
-// trimmed records that the execs that a state is about to drop may differ.
+// trimmed adds the execs that the fold is about to drop to the execs that may differ from the fold.
 func (s *scratch) trimmed(state *protocol.State, keep int) {
 	if s == nil {
 		return

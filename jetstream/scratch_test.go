@@ -14,7 +14,7 @@ func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
 	decide := func(s *protocol.State, _ time.Time) (events []protocol.Event, _ error) {
-		for i := range execs { // only the missing ones: Do calls decide again if they take several messages
+		for i := range execs { // only the missing execs: Do calls decide again if the events take several messages
 			if s.Execs[fmt.Sprint("active", i)] != nil {
 				continue
 			}

@@ -201,8 +201,8 @@ func (sg *segments) segmentContent(ctx context.Context, s *segment) ([]byte, err
 	return content, err
 }
 
-// removeSegment removes a segment's object, or the parts that a crash left. It writes nothing, because a write would fail
-// in a full bucket.
+// removeSegment removes a segment's object, or the parts of it that a crash left. It writes nothing, because a write
+// would fail in a full bucket.
 func (sg *segments) removeSegment(ctx context.Context, object string) error {
 	if err := sg.purge(
 		ctx,
@@ -220,13 +220,13 @@ func segmentChunks(object string) string { return object[strings.LastIndex(objec
 
 // segmentCache caches the messages of recently read segments.
 type segmentCache struct {
-	full, inManifest int // segmentSize and segmentsInManifest; tests use smaller ones
+	full, inManifest int // segmentSize and segmentsInManifest; tests set smaller values
 
 	loading singleflight.Group
 
 	mu    sync.Mutex
 	size  int64
-	order list.List // of *cachedSegment, the last used first
+	order list.List // elements of type *cachedSegment, the most recently used first
 	byID  map[string]*list.Element
 }
 
@@ -294,7 +294,7 @@ func (sg *segments) segmentMessages(ctx context.Context, s *segment) ([]segmentM
 	}
 }
 
-// readMoved visits the messages of a history between two records that were moved to segments.
+// readMoved visits the messages of a history that were moved to segments and are between two records.
 func (sg *segments) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64,
 	visit func(e *entry) (bool, error)) error {
 	for try := 1; ; try++ {
@@ -353,7 +353,7 @@ func (sg *segments) movedEntry(ctx context.Context, tenant, sandbox string, reco
 	return found, err
 }
 
-// segmentsBefore returns the last record of the segments that end before an event, 0 if there are none.
+// segmentsBefore returns the last record of the segments that end before an event, or 0 if no segment does.
 func (sg *segments) segmentsBefore(
 	ctx context.Context, tenant, sandbox string, event uint64,
 ) (record uint64, err error) {

@@ -36,7 +36,7 @@ func (c *connection) checkServer(ctx context.Context) error {
 	return nil
 }
 
-// awaitServer is checkServer, but it waits for JetStream if wait is set. A server whose disk was full has JetStream
+// awaitServer is like checkServer, but waits for JetStream if wait is set. A server whose disk was full has JetStream
 // disabled until it is restarted.
 func (c *connection) awaitServer(ctx context.Context, wait bool) error {
 	for {

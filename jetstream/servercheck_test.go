@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// plainServer runs a NATS server with settings of an operator.
+// plainServer runs a NATS server after set has changed its settings, as an operator may.
 func plainServer(t *testing.T, set func(*server.Options)) string {
 	t.Helper()
 	o := &server.Options{

@@ -23,8 +23,8 @@ import (
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
 // readService is a service in the sense of NATS: `nats service info boxfleet` shows it. The client's package for
-// services answers the queries of an endpoint one after another, or else counts neither errors nor times. So Boxfleet
-// implements the protocol of services itself.
+// services either answers the queries of an endpoint one after another, or counts neither errors nor times. Boxfleet
+// therefore implements the protocol of services itself.
 type readService struct {
 	queries   *Queries
 	identity  micro.ServiceIdentity
@@ -34,8 +34,8 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
-// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait as messages. The
-// NATS client drops messages beyond its own limit, which also limits the memory that a flood of queries takes.
+// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait in the NATS client.
+// The client drops queries beyond its own limit, which also limits the memory that a flood of queries takes.
 const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"
@@ -179,7 +179,6 @@ func (s *readService) stats() any {
 	return stats
 }
 
-// count counts an answered query.
 func (s *readService) count(e *micro.EndpointStats, began time.Time, failed *protocol.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +256,7 @@ func (s *readService) ask(ctx context.Context, endpoint Endpoint, tenant string,
 	return endpoint(ctx, tenant, q)
 }
 
-// headerRoom is the room for the headers of an answer.
+// headerRoom is how many bytes the headers of an answer may take.
 const headerRoom = 4 << 10
 
 // headerText turns a text into the value of a header: one line, short enough to leave room for other headers.
@@ -277,7 +276,7 @@ func headerText(s string) string {
 // nothing about who wrote it.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
-// Query sends a query to the read service. Errors: those of the service; unavailable if no coordinator runs.
+// Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs.
 func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
 	q.Version = protocol.Version
 	subject := protocol.APISubject(tenant, endpoint)

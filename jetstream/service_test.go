@@ -101,14 +101,14 @@ func TestTheReadServiceReportsItsStatistics(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, k := d.opened(t), d.opened(t)
-	var inside atomic.Int64 // nanoseconds spent in the endpoint
+	var inside atomic.Int64 // time spent in the endpoint, in nanoseconds
 	serving := make(chan struct{})
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "1.2.3-rc.1", map[string]jetstream.Endpoint{
 			protocol.EndpointGet: func(ctx context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 				began := time.Now()
 				defer func() { inside.Add(int64(time.Since(began))) }()
-				if err := k.Flush(ctx); err != nil { // takes measurable time
+				if err := k.Flush(ctx); err != nil { // Flush takes measurable time
 					return nil, err
 				}
 				if q.Sandbox == "none" {

@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Snapshot is the fold of a sandbox's history at a record. It saves a starting process the replay of the history. It
-// may be lost: the log remains the source of truth. A snapshot without a state says that the state is too large for a
-// message and must be folded from the history.
+// Snapshot is the fold of a sandbox's history at a record. A starting process reads it instead of the whole history. A
+// snapshot may be lost: the log remains the source of truth. A snapshot without a state says that the state is too
+// large for a message and must be folded from the history.
 type Snapshot struct {
 	Version int             `json:"v"`
 	Record  uint64          `json:"record"`
@@ -27,7 +27,7 @@ func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
 // Usable reports whether the snapshot has a state, and this version of the code would have folded the same state.
 func (s *Snapshot) Usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
 
-// checkpointKey is the key of the record up to which the snapshots of all sandboxes are current.
+// checkpointKey is the key of the checkpoint: the record up to which the snapshots of all sandboxes are current.
 const checkpointKey = "_checkpoint"
 
 // maxSnapshot is the size in bytes above which a snapshot leaves out ended execs.
@@ -41,9 +41,9 @@ type Snapshots struct {
 	segments *segments
 }
 
-// WriteSnapshot replaces a sandbox's snapshot and returns the new revision. revision is that of the stored snapshot.
-// Both are 0 if unknown. A newer snapshot is not replaced. A snapshot too large for a message is stored without its
-// state. WriteSnapshot may change s.State.
+// WriteSnapshot replaces a sandbox's snapshot and returns the new revision, or 0 if it wrote nothing. revision is the
+// revision of the stored snapshot, or 0 if unknown. A newer snapshot is not replaced. A snapshot too large for a
+// message is stored without its state. WriteSnapshot may change s.State.
 func (sn *Snapshots) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (
 	uint64, error) {
 	data := protocol.Encode(s)
@@ -194,7 +194,7 @@ func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandb
 			visit(tenant, sandbox, s)
 		}
 	})
-	for _, n := range newer { // the checkpoint does not cover these
+	for _, n := range newer { // the checkpoint does not cover these snapshots
 		if err != nil {
 			break
 		}
@@ -226,7 +226,7 @@ func (sn *Snapshots) reaches(ctx context.Context, p Position, last uint64) (bool
 	return e.isAt(p), err
 }
 
-// reachesNow is reaches with the log's current last record.
+// reachesNow is like reaches, but reads the log's last record itself.
 func (sn *Snapshots) reachesNow(ctx context.Context, p Position) (bool, error) {
 	last, err := sn.lastSequence(ctx, protocol.StreamEvents)
 	if err != nil {

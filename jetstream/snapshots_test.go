@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshots reads all snapshots of a tenant. Those that are unusable are nil.
+// snapshots reads all snapshots of a tenant. Unusable snapshots are nil.
 func snapshots(t testing.TB, c *jetstream.Conn, tenant string) (from uint64, all map[string]*jetstream.Snapshot) {
 	t.Helper()
 	all = map[string]*jetstream.Snapshot{}
@@ -38,7 +38,7 @@ func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 		next, err := c.WriteSnapshot(ctx, d.tenant, "s1", j.Snapshot(), 0)
 		must(t, err)
 		if next <= was {
-			t.Fatalf("the next revision is %d, not after %d", next, was)
+			t.Fatalf("the next revision is %d, want more than %d", next, was)
 		}
 		for _, revision := range []uint64{was, 0} {
 			late := *old
@@ -55,7 +55,7 @@ func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 		if len(d.servers) == 1 && from != j.Position().Record+1 {
 			t.Errorf("the log is to be followed from record %d, want %d", from, j.Position().Record+1)
 		}
-		// A page of exec ids keeps the ids that another process stored, in its order.
+		// A page of exec ids keeps the ids that another process stored, in the order in which it stored them.
 		ids := func() (got []uint64) {
 			must(t, c.ReadExecIDs(ctx, func(tenant, _ string, _ int, hashes []uint64) {
 				if tenant == d.tenant {

@@ -17,8 +17,8 @@ import (
 
 const (
 	checkWithin = 1800 * time.Millisecond // time for one check: a stream without a leader does not answer
-	warnPercent = 80                      // how full something may be without a warning
-	plenty      = 20 << 30                // a disk with this much free never counts as nearly full
+	warnPercent = 80                      // percentage of a limit from which a warning is given
+	plenty      = 20 << 30                // a disk with this many free bytes never counts as nearly full
 )
 
 // storageCheck is a check of the storage, running or finished.
@@ -35,10 +35,10 @@ type StoreHealth struct {
 	checked *storageCheck // the last check; guarded by mu
 }
 
-// Storage returns the current state of the storage: leaders, replicas in sync, used and free space. What it cannot
-// determine becomes a problem in the result, so that it always returns a result, within 4 s or when ctx ends. Calls
-// that overlap or follow within a second share one check. Otherwise a caller that times out and asks again would never
-// get a result.
+// Storage returns the current state of the storage: leaders, replicas in sync, used and free space. If Storage cannot
+// determine something, the result lists a problem. It always returns a result, within 4 s or when ctx ends. Calls that
+// overlap or follow within a second share one check. Otherwise a caller that times out and asks again would never get a
+// result.
 func (h *StoreHealth) Storage(ctx context.Context) *protocol.Storage {
 	h.mu.Lock()
 	l := h.checked

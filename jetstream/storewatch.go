@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	probePeriod  = 500 * time.Millisecond // between two checks for appends that got no answer
-	probeAnyway  = 5 * time.Second        // between two probes if all appends got an answer
-	reportPeriod = 30 * time.Second       // between two checks of the storage
-	firstReport  = 5 * time.Second        // a starting cluster's replicas need a moment to get in sync
+	probePeriod  = 500 * time.Millisecond // pause between two checks for appends that got no answer
+	probeAnyway  = 5 * time.Second        // pause between two probes if all appends got an answer
+	reportPeriod = 30 * time.Second       // pause between two checks of the storage
+	firstReport  = 5 * time.Second        // time before the first check: a starting cluster's replicas must get in sync
 	recoverPause = 2 * time.Second        // first pause between attempts to recover the log
 	recoverMost  = 30 * time.Second
 
@@ -24,11 +24,11 @@ const (
 )
 
 // WatchStore checks until ctx ends whether the event log accepts writes, and otherwise recovers it. A server's file
-// store remembers a write error, such as that of a full disk, and refuses all later writes. If the server runs in this
-// process, restart restarts it; otherwise restart is nil. In a cluster, WatchStore has another server lead the log. If
-// the log is on a single separate server, WatchStore only logs that a person must restart that server.
+// store remembers a write error, such as a full disk, and refuses all later writes. If the server runs in this process,
+// restart restarts it; otherwise restart is nil. In a cluster, WatchStore asks the log's leader to hand over to another
+// server. If the log is on a single separate server, WatchStore only logs that a person must restart that server.
 //
-// WatchStore also logs what [StoreHealth.Storage] reports as less safe than it should be, each time that changes.
+// WatchStore also logs what [StoreHealth.Storage] reports as less safe than it should be, each time the report changes.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)
@@ -67,9 +67,9 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 	return ctx.Err()
 }
 
-// RecoverStore recovers an event log that refuses writes although it has room. It calls restart if that is not nil. In
-// a cluster it has another server become the leader. Error: failed_precondition with reason server_settings, naming the
-// single server that a person must restart.
+// RecoverStore recovers an event log that refuses writes although it has room. It calls restart unless restart is nil.
+// Otherwise, in a cluster, it asks the log's leader to hand over to another server. Error: failed_precondition with
+// reason server_settings if there is only one server; the message names the server, which a person must restart.
 func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)
@@ -107,7 +107,8 @@ func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	return err.Error(), true
 }
 
-// reportStorage logs the problems and warnings of the storage if they differ from those logged last.
+// reportStorage logs the problems and warnings of the storage if they have changed since the last report, said. It
+// returns the new report.
 func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
 	s := h.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")

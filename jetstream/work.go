@@ -28,10 +28,10 @@ func (n *Notifications) NotifyWithoutBatch(worker, tenant, sandbox string) error
 	return translate(n.nc.PublishMsg(m), "notify "+worker)
 }
 
-// Work calls handle with each notification for a worker, in the order of each sender, until stop has returned. b is nil
-// if the notification carries no batch. handle must not block. Notifications are lost while no worker listens. A worker
-// says in its heartbeats that it has started to listen, or that it may have missed notifications according to
-// [Conn.OnReconnect].
+// Work calls handle with each notification for a worker, in the order in which each coordinator sent them, until stop
+// has returned. b is nil if the notification carries no batch. handle must not block. Notifications are lost while no
+// worker listens. A worker's heartbeats therefore say that it has started to listen, or that it may have missed
+// notifications, see [Conn.OnReconnect].
 func (n *Notifications) Work(
 	worker string, handle func(tenant, sandbox string, b *protocol.Batch),
 ) (stop func(), err error) {
@@ -66,7 +66,8 @@ func (n *Notifications) Work(
 	}, nil
 }
 
-// newestOf returns the batch of a notification, nil if it has none. The subject names the sandbox.
+// newestOf returns the batch of a notification, or nil if the notification carries no batch. The subject names the
+// sandbox.
 func newestOf(data []byte, tenant, sandbox string) (*protocol.Batch, error) {
 	item := &protocol.WorkItem{}
 	if err := protocol.Decode(data, item); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notification is what a worker receives.
+// notification is a notification as a worker receives it.
 type notification struct {
 	tenant, sandbox string
 	batch           *protocol.Batch

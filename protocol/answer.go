@@ -32,9 +32,9 @@ type answer struct {
 	Awaited   *[]string   `json:"awaited,omitempty"`
 }
 
-// EncodeAnswer encodes a reply in the given content type. always is one of the constants above, or "" for none:
-// JSON contains that field even if it is empty, except in a reply that only reports waiting, and except for a
-// list that an error replaces.
+// EncodeAnswer encodes a reply in the given content type. always is one of the constants above, or "". JSON contains
+// that field even if it is empty, with two exceptions: a reply that only reports waiting, and a list in a reply with an
+// error.
 func EncodeAnswer(contentType string, r *Reply, always string) []byte {
 	if ContentTypeOf(contentType, nil) != ContentJSON {
 		return Encode(r)

@@ -17,7 +17,7 @@ const (
 	FailedPrecondition Code = "failed_precondition" // valid request, wrong state
 	ResourceExhausted  Code = "resource_exhausted"  // a limit is reached; the request may succeed later
 	Unavailable        Code = "unavailable"         // a component did not answer; retry
-	DeadlineExceeded   Code = "deadline_exceeded"   // the allowed time ran out
+	DeadlineExceeded   Code = "deadline_exceeded"   // a time limit has passed
 	Cancelled          Code = "cancelled"           // ended on request
 	PermissionDenied   Code = "permission_denied"   // the operator's policy forbids it
 	OutOfRange         Code = "out_of_range"        // a sequence or offset past the end, or no longer retained
@@ -167,7 +167,7 @@ func Invalid(field, format string, args ...any) *Error {
 	return &Error{Code: InvalidArgument, Field: field, Message: Redacted(fmt.Sprintf(format, args...))}
 }
 
-// AsError returns the *Error in err's chain. An error without one becomes [Internal]; nil stays nil.
+// AsError returns the *Error in err's chain. Any other error becomes an [Internal] error; nil stays nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil

@@ -9,12 +9,13 @@ import (
 // Kind is the kind of an event.
 type Kind string
 
-// The kinds. [Transitions] lists in which states each is legal and who may write it.
+// The kinds. Each comment ends with the fields of [Event] that the kind sets. [Transitions] lists in which states each
+// kind is legal, and who may write it.
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
-	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation; Spec if its defaults apply
-	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room; it is placed again: Error
-	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again elsewhere: Reason
+	SandboxAssigned        Kind = "sandbox.assigned"         // the worker has no room, it is placed again: Error
+	SandboxRefused         Kind = "sandbox.refused"          // host lost or drained, it is created again: Reason
+	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again on another host: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
 	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Phase.Boot
@@ -24,7 +25,7 @@ const (
 	SandboxResumeRequested Kind = "sandbox.resume_requested" //
 	SandboxFailed          Kind = "sandbox.failed"           // Error
 	SandboxExtended        Kind = "sandbox.extended"         // Phase.ExpiresAt
-	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request changed nothing but is recorded: Phase.Verb, Exec
+	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request that changed nothing: Phase.Verb, Exec
 	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
 	SandboxHook            Kind = "sandbox.hook"             // on_delete ended: Phase.ExitCode, Output; Error if it failed
 	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
@@ -83,25 +84,25 @@ type SandboxDetails struct {
 	Isolation  string       `json:"isolation,omitempty"` // OCI runtime: runc, runsc, …
 	Container  string       `json:"container,omitempty"` // the Engine's container id
 	Subnet     string       `json:"subnet,omitempty"`
-	Boot       string       `json:"boot,omitempty"`                // one per start of the supervisor
+	Boot       string       `json:"boot,omitempty"`                // boot of the supervisor
 	ExpiresAt  time.Time    `json:"expires_at,omitempty,omitzero"` // when the ttl expires
-	ExitCode   *int         `json:"exit_code,omitempty"`           // of a hook; nil: unknown
+	ExitCode   *int         `json:"exit_code,omitempty"`           // exit code of a hook; nil: unknown
 	Output     []byte       `json:"output,omitempty"`              // end of a hook's output, at most [MaxLastOutput] bytes
-	Digest     string       `json:"digest,omitempty"`              // of the image, from its registry
+	Digest     string       `json:"digest,omitempty"`              // digest of the image, from its registry
 	Ports      []Port       `json:"ports,omitempty"`               // the published ports
 
-	Pull *PullProgress `json:"pull,omitempty"` // of an image, in phase image
+	Pull *PullProgress `json:"pull,omitempty"` // progress of the image's pull, in phase image
 	// BuiltIn lists the fields of the accepted spec that no layer sets, so that they have built-in defaults.
 	BuiltIn []string `json:"built_in,omitempty"`
-	Verb    string   `json:"verb,omitempty"` // of a request that changed nothing
+	Verb    string   `json:"verb,omitempty"` // verb of a request that changed nothing
 	Exec    string   `json:"exec,omitempty"` // id of the exec that the request named
-	Name    string   `json:"name,omitempty"` // of the accepted sandbox
+	Name    string   `json:"name,omitempty"` // name of the accepted sandbox
 }
 
 // ExecDetails is what an exec event adds to the state.
 type ExecDetails struct {
 	ID          string    `json:"id"`
-	State       ExecState `json:"state"` // after the event
+	State       ExecState `json:"state"` // state of the exec after the event
 	Spec        *ExecSpec `json:"spec,omitempty"`
 	Boot        string    `json:"boot,omitempty"`             // supervisor boot that runs it
 	ExitCode    *int      `json:"exit_code,omitempty"`        // nil: unknown; 128+n: killed by signal n
@@ -112,7 +113,7 @@ type ExecDetails struct {
 	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was retained
 	// OOMKills counts the sandbox's processes that the kernel's OOM killer ended while the exec ran.
 	OOMKills int `json:"oom_kills,omitempty"`
-	// Inline reports that Stdout and Stderr hold the whole output and the log stream has none.
+	// Inline reports that Stdout and Stderr hold the whole output and that the log stream has no output of the exec.
 	Inline bool   `json:"inline,omitempty"`
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
@@ -133,11 +134,11 @@ type PrimaryDetails struct {
 type ServiceDetails struct {
 	Name     string `json:"name"`
 	Hook     int    `json:"hook,omitempty"`      // index in post_start, from 1
-	ExitCode *int   `json:"exit_code,omitempty"` // of the hook or the command; nil: unknown
+	ExitCode *int   `json:"exit_code,omitempty"` // exit code of the hook or the command; nil: unknown
 	Output   []byte `json:"output,omitempty"`    // end of the hook's output, at most [MaxLastOutput] bytes
 
-	// Ends is how often the command has ended since its container started, in service.ended. ExitCode is
-	// that of the last run.
+	// Ends is how often the command has ended since its container started, in service.ended. ExitCode is the exit code
+	// of the last run.
 	Ends int    `json:"ends,omitempty"`
 	Boot string `json:"boot,omitempty"` // the start of the container, in service.ended
 }
@@ -148,7 +149,7 @@ type Batch struct {
 	Version int     `json:"v"`
 	Tenant  string  `json:"tenant"`
 	Sandbox string  `json:"sandbox"`
-	ID      string  `json:"id"` // unique per append, so that a writer recognizes its own after a lost answer
+	ID      string  `json:"id"` // unique per append; by it a writer recognizes its batch after a lost answer
 	Writer  string  `json:"writer"`
 	Token   uint64  `json:"token,omitempty"`
 	Events  []Event `json:"events"`
@@ -156,8 +157,8 @@ type Batch struct {
 	Record uint64 `json:"-"` // stream sequence of the message, filled in by the reader
 }
 
-// DecodeBatch decodes a message of the event log and fills in its events as [Batch.Fill] does. record is the
-// stream sequence of the message. Errors: those of [Decode] and [Batch.Check].
+// DecodeBatch decodes a message of the event log and fills in its events as [Batch.Fill] does. record is the stream
+// sequence of the message. It returns the errors of [Decode] and [Batch.Check].
 func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	b := &Batch{}
 	if err := Decode(data, b); err != nil {
@@ -170,7 +171,7 @@ func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	return b, nil
 }
 
-// Check rejects a batch of an unknown version, one without events, and one whose events do not have consecutive
+// Check rejects a batch of an unknown version, a batch without events, and a batch whose events do not have consecutive
 // sequences from 1 or more. Errors: failed_precondition for the version, otherwise invalid_argument.
 func (b *Batch) Check() error {
 	if err := CheckVersion(b.Version); err != nil {
@@ -217,8 +218,8 @@ func (b *Batch) First() uint64 { return b.Events[0].Sequence }
 // Last returns the sequence of the batch's last event. It panics on a batch without events.
 func (b *Batch) Last() uint64 { return b.Events[len(b.Events)-1].Sequence }
 
-// Headers returns message headers that summarize the batch for people. Their size does not grow with the number
-// of events, because a server accepts at most 64 KiB of headers. It panics on a batch without events.
+// Headers returns message headers that summarize the batch for a person who reads the stream. Their size does not grow
+// with the number of events, because a server accepts at most 64 KiB of headers. It panics on a batch without events.
 func (b *Batch) Headers() map[string]string {
 	sequence := strconv.FormatUint(b.First(), 10)
 	if len(b.Events) > 1 {

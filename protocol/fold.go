@@ -26,7 +26,7 @@ type Transition struct {
 // Transitions is the state machine of a sandbox; [State.Apply] rejects every other event. Further rules:
 //   - Each assignment increments the generation, except that a resume assigns the same host and generation
 //     again. A sandbox is prepared, ready and restarted only while it is assigned.
-//   - A sandbox stops only after a stop request, and there is at most one at a time.
+//   - A sandbox stops only after a stop request, and has at most one such request at a time.
 //   - An exec is accepted only while the sandbox is ready and no stop or delete has been requested.
 //   - A sandbox becomes stopped, failed or deleted only when all of its execs have ended.
 //   - A sandbox is refused only while it is assigned. It is replaced only while it is desired ready and none

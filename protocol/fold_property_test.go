@@ -228,7 +228,7 @@ func checkTrim(t failer, s *State, keep int) {
 	}
 }
 
-// checkReplay encodes the history as messages, decodes them and folds them. The result must be the state want. Between
+// checkReplay encodes the history as messages, decodes them and folds them. The result must be equal to want. Between
 // messages it sometimes replaces the state with a decoded snapshot of the state.
 func checkReplay(t failer, c choices, want *State, history []Event) {
 	t.Helper()

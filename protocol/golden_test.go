@@ -14,10 +14,9 @@ var update = flag.Bool("update", false, "rewrite testdata with the current outpu
 
 // goldenValues holds one representative value of every envelope.
 //
-// testdata/v1 pins the bytes of version 1 forever. The files of version 2 will go below
-// testdata/v2, and those of version 1 stay: they must still decode, since a fleet runs versions N
-// and N-1 side by side during an upgrade. A new optional field must not change a file here; it
-// gets a file of its own.
+// testdata/v1 pins the bytes of version 1 forever. The files of version 2 will go below testdata/v2, and the files of
+// version 1 stay: they must still decode, since a fleet runs versions N and N-1 side by side during an upgrade. A new
+// optional field must not change a file here; it gets a file of its own.
 func goldenValues() map[string]any {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 678901234, time.UTC)
 	code := 137

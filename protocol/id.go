@@ -38,9 +38,8 @@ var prefixPattern = regexp.MustCompile(`\A[0-7][0-9a-hjkmnp-tv-z]{3,24}\z`)
 // IsIDPrefix reports whether text has the form of a prefix of a generated id.
 func IsIDPrefix(text string) bool { return prefixPattern.MatchString(text) }
 
-// ValidateName checks a sandbox name: a valid id that does not have the form of a generated one. Of a tenant's
-// sandboxes that are pending, ready or stopped, at most one has a given name. Errors: invalid_argument with the
-// given field.
+// ValidateName checks a sandbox name: a valid id that does not have the form of a generated id. At most one of a
+// tenant's pending, ready and stopped sandboxes has a given name. Errors: invalid_argument with the given field.
 func ValidateName(field, name string) error {
 	if err := ValidateID(field, name); err != nil {
 		return err

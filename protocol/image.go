@@ -5,7 +5,7 @@ import "time"
 // PullProgress is the progress of an image pull. Unknown values are 0: layer sizes become known one by one.
 type PullProgress struct {
 	Image      string `json:"image"`           // full reference
-	Done       Bytes  `json:"done,omitempty"`  // downloaded
+	Done       Bytes  `json:"done,omitempty"`  // bytes downloaded
 	Total      Bytes  `json:"total,omitempty"` // size of the layers to download, as far as known
 	Layers     int    `json:"layers,omitempty"`
 	LayersDone int    `json:"layers_done,omitempty"`
@@ -33,7 +33,7 @@ type WantedImage struct {
 
 // Origins of an image on a host.
 const (
-	ImagePulled   = "pulled"   // for a sandbox
+	ImagePulled   = "pulled"   // pulled for a sandbox
 	ImagePrePull  = "pre_pull" // requested by the worker's configuration
 	ImageImported = "imported"
 )
@@ -45,8 +45,8 @@ const (
 	ImageFailed  = "failed" // will be retried
 )
 
-// HostImages is a worker's report on the images of its host. Images are those that the worker manages; Names
-// cover every image on the host.
+// HostImages is a worker's report on the images of its host. Images lists the images that the worker manages. Names has
+// the names of every image on the host.
 type HostImages struct {
 	Version  int         `json:"v"`
 	Worker   string      `json:"worker"`

@@ -26,8 +26,8 @@ type HostDrain struct {
 type HostForget struct {
 	Since time.Time `json:"since"`
 	Done  bool      `json:"done,omitempty"`
-	// Token is the fencing token under which the host was forgotten. A worker with a greater token means that the
-	// host has come back.
+	// Token is the fencing token under which the host was forgotten. If a worker has a greater token, the host has come
+	// back.
 	Token   uint64 `json:"token,omitempty"`
 	Refused *Error `json:"refused,omitempty"` // why the host cannot be forgotten yet
 }

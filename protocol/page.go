@@ -14,7 +14,7 @@ type EventPage struct {
 // bytes.
 type OutputPage struct {
 	Stream string `json:"stream"`
-	Offset int64  `json:"offset"` // of the first byte of Data in the stream
+	Offset int64  `json:"offset"` // offset of the first byte of Data in the stream
 	Data   []byte `json:"data"`   // at most as many bytes as requested; may be fewer
 	Next   int64  `json:"next"`   // offset at which the next page starts
 	Oldest int64  `json:"oldest"` // offset of the first retained byte

@@ -72,7 +72,7 @@ const (
 
 // Image pull policies.
 const (
-	PullMissing = "missing" // only if the host does not have it; the default
+	PullMissing = "missing" // pull only if the host does not have the image; the default
 	PullAlways  = "always"
 	PullNever   = "never"
 )
@@ -89,16 +89,16 @@ type Service struct {
 	Image   string            `json:"image"`
 	Command []string          `json:"command,omitempty"` // replaces the image's command
 	Env     map[string]string `json:"env,omitempty"`
-	User    string            `json:"user,omitempty"` // default: the image's
+	User    string            `json:"user,omitempty"` // default: the image's user
 	CPU     float64           `json:"cpu,omitempty"`
 	Memory  Bytes             `json:"memory,omitempty"`
 	PIDs    int64             `json:"pids,omitempty"`
 	Disk    Bytes             `json:"disk,omitempty"`
 	// hardened or standard (default). Images of services often start as root and then switch to another user.
 	Profile string `json:"profile,omitempty"`
-	// default: the image's; without any health check, the service is ready as soon as it runs
+	// default: the image's health check; without any health check, the service is ready as soon as it runs
 	Healthcheck *Healthcheck `json:"healthcheck,omitempty"`
-	// run in the primary container once the service is healthy; the service is ready when they have ended
+	// commands that run in the primary container once the service is healthy; the service is ready when all have ended
 	PostStart []Hook `json:"post_start,omitempty"`
 }
 
@@ -125,10 +125,10 @@ type Healthcheck struct {
 	// CMD and arguments, or CMD-SHELL and one line; NONE alone disables the image's health check
 	Test          []string `json:"test"`
 	Interval      Duration `json:"interval,omitempty"`       // default 30s
-	Timeout       Duration `json:"timeout,omitempty"`        // of one test; default 30s
-	Retries       int      `json:"retries,omitempty"`        // consecutive failures until it is unhealthy; default 3
+	Timeout       Duration `json:"timeout,omitempty"`        // limit of one test; default 30s
+	Retries       int      `json:"retries,omitempty"`        // consecutive failures until unhealthy; default 3
 	StartPeriod   Duration `json:"start_period,omitempty"`   // failures during this time do not count
-	StartInterval Duration `json:"start_interval,omitempty"` // between tests during the start period; default 5s
+	StartInterval Duration `json:"start_interval,omitempty"` // time between tests during the start period; default 5s
 }
 
 // ServiceState is the state of a service.
@@ -298,7 +298,7 @@ func (t Totals) Plus(u Totals) Totals {
 	return Totals{CPU: t.CPU + u.CPU, Memory: t.Memory + u.Memory, Disk: t.Disk + u.Disk, PIDs: t.PIDs + u.PIDs}
 }
 
-// GPUCount returns how many GPUs a valid spec requests: -1 for all of the host's.
+// GPUCount returns how many GPUs a valid spec requests: -1 means all GPUs of the host.
 func (s *SandboxSpec) GPUCount() int {
 	if s.GPUs == "all" {
 		return -1

@@ -38,7 +38,7 @@ func TestAnEmptyAllowListIsRejected(t *testing.T) {
 	}
 }
 
-// A port may be published at several host ports, at most once at one that Docker chooses.
+// A port may be published at several host ports. Docker may choose at most one of these host ports.
 func TestPortConflictsDoNotDependOnOrder(t *testing.T) {
 	given, chosen, other := Port{Container: 80, Host: 8080}, Port{Container: 80},
 		Port{Container: 80, Host: 8081, Protocol: ProtocolTCP}

@@ -17,7 +17,7 @@ type PrimaryStatus struct {
 	Since    time.Time    `json:"since"`               // when State began
 	Boot     string       `json:"boot,omitempty"`      // supervisor boot of the current or last run
 	Restarts int          `json:"restarts,omitempty"`  // earlier runs in this boot
-	ExitCode *int         `json:"exit_code,omitempty"` // of the last ended run; nil: none, or unknown
+	ExitCode *int         `json:"exit_code,omitempty"` // exit code of the last ended run; nil: none or unknown
 	Reason   string       `json:"reason,omitempty"`    // why that run ended: oom_killed, or why it could not start
 	Error    *Error       `json:"error,omitempty"`     // why it could not start
 }
@@ -38,8 +38,8 @@ func (s *State) applyPrimary(e *Event) error {
 	return nil
 }
 
-// primaryEnded records that the sandbox's own command ended with its container, unless an event has already
-// reported its end.
+// primaryEnded records that the sandbox's own command ended with its container, unless an event has already reported
+// the command's end.
 func (b *Sandbox) primaryEnded(e *Event) {
 	if b.Primary == nil || b.Primary.State == PrimaryHasEnded {
 		return

@@ -42,12 +42,13 @@ var privateRanges = prefixes(
 	"240.0.0.0/4",     // reserved
 )
 
-// PrivateRanges returns the ranges that are not part of the public internet. A sandbox reaches only those that
-// both its spec and its host's operator allow.
+// PrivateRanges returns the ranges that are not part of the public internet. A sandbox reaches such a range only if
+// both its spec and its host's operator allow the range.
 func PrivateRanges() []netip.Prefix { return slices.Clone(privateRanges) }
 
 // IsPrivateRange reports whether a range lies entirely within one private range. A range that includes public
-// addresses, such as 0.0.0.0/0, does not; in a policy, such a range means only its public addresses.
+// addresses, such as 0.0.0.0/0, does not lie within a private range. In a policy, such a range means only its public
+// addresses.
 func IsPrivateRange(p netip.Prefix) bool { return IsWithinAny(p, privateRanges) }
 
 // IsWithinAny reports whether a range lies entirely within one range of a list.

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// After a host refused a sandbox, placement skips the host for refusalFirst. Each further refusal doubles the
+	// After a host has refused a sandbox, placement skips the host for refusalFirst. Each further refusal doubles the
 	// time, up to refusalMost.
 	refusalFirst = 2 * time.Second
 	refusalMost  = time.Minute

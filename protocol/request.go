@@ -26,7 +26,7 @@ type Reply struct {
 	Error    *Error   `json:"error,omitempty"`
 	Sandbox  *Sandbox `json:"sandbox,omitempty"`
 	Exec     *Exec    `json:"exec,omitempty"`
-	Sequence uint64   `json:"sequence,omitempty"` // of the sandbox's last event at the time of the reply
+	Sequence uint64   `json:"sequence,omitempty"` // sequence of the sandbox's last event at the time of the reply
 	Changed  bool     `json:"changed,omitempty"`  // this request changed something
 	Waiting  *Error   `json:"waiting,omitempty"`  // why the request is not decided yet; the outcome follows
 
@@ -67,7 +67,7 @@ type Query struct {
 	Digest  string   `json:"digest,omitempty"`  // of an upload
 }
 
-// Endpoints of the read service.
+// Endpoints of the read service. Each comment lists the fields of [Query] that the endpoint uses.
 const (
 	EndpointPing    = "ping"
 	EndpointGet     = "get"     // Sandbox
@@ -86,7 +86,7 @@ const (
 	EndpointUploaded = "uploaded" // Digest
 
 	EndpointDefaults = "defaults"
-	EndpointAwaited  = "awaited" // Images; across all tenants, for workers
+	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
 )
 
 // Ping identifies the coordinator that answered and describes its deployment.
@@ -111,8 +111,8 @@ type Ping struct {
 type Storage struct {
 	Streams  []StreamStorage `json:"streams,omitempty"`
 	Bytes    int64           `json:"bytes,omitempty"`     // used by all streams, counting one replica of each
-	MaxBytes int64           `json:"max_bytes,omitempty"` // the account's limit; 0: none
-	DiskFree int64           `json:"disk_free,omitempty"` // on the embedded server's disk; 0: unknown
+	MaxBytes int64           `json:"max_bytes,omitempty"` // the account's limit; 0: no limit
+	DiskFree int64           `json:"disk_free,omitempty"` // free space on the embedded server's disk; 0: unknown
 	DiskSize int64           `json:"disk_size,omitempty"`
 	Problems []string        `json:"problems,omitempty"` // what is wrong now, one sentence each
 	Warnings []string        `json:"warnings,omitempty"` // what may soon be wrong, one sentence each
@@ -124,7 +124,7 @@ type StreamStorage struct {
 	Leader   string   `json:"leader,omitempty"` // server name; empty: none, or a single server without a cluster
 	Replicas int      `json:"replicas,omitempty"`
 	InSync   int      `json:"in_sync,omitempty"` // replicas that are up to date, including the leader
-	Behind   []string `json:"behind,omitempty"`  // servers of the other replicas
+	Behind   []string `json:"behind,omitempty"`  // servers whose replicas are not up to date
 	Messages uint64   `json:"messages"`
 	Bytes    int64    `json:"bytes"`
 	MaxBytes int64    `json:"max_bytes,omitempty"` // 0: no limit
@@ -211,15 +211,15 @@ type Host struct {
 	// Loopback ports that may be published, "FIRST-LAST". Empty: an older worker, which publishes any.
 	Ports string `json:"ports,omitempty"`
 
-	// Registries that the worker pulls images from, as host or host:port. docker.io is Docker Hub, and public
-	// stands for every registry at public addresses. Empty: an older worker, which pulls from any.
+	// Registries that the worker pulls images from, as host or host:port. docker.io is Docker Hub, and public means
+	// every registry at a public address. Empty: an older worker, which pulls from any.
 	Registries []string `json:"registries,omitempty"`
 
 	// The worker can read segments, the parts of histories that are no longer in the event log. Otherwise the
 	// log retains the whole history of its sandboxes.
 	ReadsSegments bool `json:"reads_segments,omitempty"`
 
-	// The coordinator fills in these and the following fields.
+	// The coordinator fills in State and all following fields.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`
 	UsedCPU   float64   `json:"used_cpu,omitempty"`
@@ -240,8 +240,8 @@ type Host struct {
 	Execs    int            `json:"execs,omitempty"`    // number of their execs that have not ended
 }
 
-// MaxSkew is the difference between a machine's wall clock and the store's above which it is reported. Boxfleet
-// makes no decisions by these clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
+// MaxSkew is the largest difference between a machine's wall clock and the store's that is not reported. Boxfleet makes
+// no decisions by these clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
 const MaxSkew = 5 * time.Second
 
 // Values of [Host.Firewall].
@@ -284,7 +284,7 @@ type Heartbeat struct {
 type Reservation struct {
 	Version     int       `json:"v"`
 	Request     string    `json:"request"`     // id of the request that reserved it
-	Fingerprint string    `json:"fingerprint"` // of the requested spec
+	Fingerprint string    `json:"fingerprint"` // fingerprint of the requested spec
 	Time        time.Time `json:"time"`
 }
 
@@ -298,11 +298,11 @@ type NameHold struct {
 	Stored uint64 `json:"stored"`
 	Before string `json:"before,omitempty"` // the previous sandbox with this name
 
-	BeforeStored uint64 `json:"before_stored,omitempty"` // Stored of Before
+	BeforeStored uint64 `json:"before_stored,omitempty"` // value of Stored for the previous holder
 }
 
-// Validate checks that a request has the fields that its verb needs, no others, and a valid spec. Errors: those
-// of the specs, with Field as a path in the payload.
+// Validate checks that a request has the fields that its verb needs, no others, and a valid spec. It returns the errors
+// of [SandboxSpec.Validate] and [ExecSpec.Validate], with Field as the path in the payload.
 func (r *Request) Validate(verb string) error { return WithPayloadField(verb, r.validate(verb)) }
 
 func (r *Request) validate(verb string) error {

@@ -65,8 +65,8 @@ func (s *State) applySandbox(e *Event) error {
 	return nil
 }
 
-// checkSandbox rejects an event that lacks required details, or that [Transitions] allows but one of the further
-// rules documented there does not.
+// checkSandbox rejects an event that lacks required details, and an event that breaks one of the further rules
+// documented at [Transitions].
 func (s *State) checkSandbox(e *Event, d *SandboxDetails) error {
 	b := &s.Sandbox
 	switch e.Kind {
@@ -149,7 +149,7 @@ func (b *Sandbox) assigned(e *Event, d *SandboxDetails) {
 	}
 }
 
-// ready records what runs. A restart repeats only the details that changed.
+// ready sets the fields that describe the running container. A restart repeats only the details that changed.
 func (b *Sandbox) ready(e *Event, d *SandboxDetails) {
 	setIf(&b.Image, d.Image)
 	setIf(&b.Isolation, d.Isolation)

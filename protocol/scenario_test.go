@@ -67,8 +67,7 @@ func TestFoldScenarios(t *testing.T) {
 	}
 }
 
-// playScenario folds the events of a scenario and returns the scenario with the outcomes written
-// below each.
+// playScenario folds the events of a scenario. It returns the scenario with the outcome of each event below the event.
 func playScenario(text []byte) ([]byte, error) {
 	var out bytes.Buffer
 	s := &State{}

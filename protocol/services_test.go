@@ -98,7 +98,7 @@ func TestADisabledHealthCheckHasNoDefaults(t *testing.T) {
 	}
 }
 
-// A replaced sandbox starts its services again; on the same host, they keep their status.
+// A replaced sandbox starts its services again. If the sandbox stays on its host, the services keep their status.
 func TestServicesRestartOnAnotherHost(t *testing.T) {
 	spec := goodSandbox()
 	spec.RequiredServices = Services{"db": {Image: "postgres", PostStart: []Hook{{Command: []string{"true"}}}}}

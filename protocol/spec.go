@@ -12,7 +12,7 @@ import (
 
 // Limits of a spec. A spec outside them is rejected with invalid_argument.
 const (
-	MaxSpecBytes    = 256 << 10 // an encoded request
+	MaxSpecBytes    = 256 << 10 // bytes of an encoded request
 	MaxArgs         = 4096
 	MaxArgsBytes    = 128 << 10
 	MaxEnv          = 1024
@@ -59,10 +59,10 @@ type SandboxSpec struct {
 	// primary command, run by the supervisor as User in Cwd; empty: the sandbox only waits for execs
 	Command []string          `json:"command,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`    // added to the image's environment
-	Labels  map[string]string `json:"labels,omitempty"` // for selectors; without meaning to Boxfleet
-	// name, uid, or either with ":group"; default: the image's
+	Labels  map[string]string `json:"labels,omitempty"` // for selectors; they mean nothing to Boxfleet
+	// name, uid, or either with ":group"; default: the image's user
 	User   string  `json:"user,omitempty"`
-	Cwd    string  `json:"cwd,omitempty"`    // absolute; default: the image's
+	Cwd    string  `json:"cwd,omitempty"`    // absolute; default: the image's cwd
 	CPU    float64 `json:"cpu,omitempty"`    // cores, 0.01 or more; default 1
 	Memory Bytes   `json:"memory,omitempty"` // bytes, 16 MiB or more; default 512 MiB
 	PIDs   int64   `json:"pids,omitempty"`   // processes and threads; default 2048
@@ -74,7 +74,7 @@ type SandboxSpec struct {
 	ReadOnly bool    `json:"read_only,omitempty"` // make the root file system read-only
 	Tmpfs    []Tmpfs `json:"tmpfs,omitempty"`     // in-memory file systems
 	Profile  string  `json:"profile,omitempty"`   // hardened (default) or standard
-	Runtime  string  `json:"runtime,omitempty"`   // OCI runtime; default: the Engine's
+	Runtime  string  `json:"runtime,omitempty"`   // OCI runtime; default: the Engine's default
 	// when to pull images: missing (default), always or never
 	Pull    string   `json:"pull,omitempty"`
 	Network *Network `json:"network,omitempty"` // what it may connect to; default: public addresses
@@ -94,12 +94,12 @@ type SandboxSpec struct {
 	// host labels that must all match: KEY=VALUE, KEY!=VALUE or "KEY in (VALUE, VALUE)"
 	Placement []string `json:"placement,omitempty"`
 
-	RequiredServices Services `json:"required_services,omitempty"` // by name; the sandbox is ready only when they are
+	RequiredServices Services `json:"required_services,omitempty"` // by name; the sandbox waits until all are ready
 	OptionalServices Services `json:"optional_services,omitempty"` // by name; the sandbox does not wait for them
 }
 
-// Mount binds a file or directory of the host into the sandbox, without the file systems mounted below it.
-// Source must be below an entry of the worker's allow-list, and for Writable that entry must be rw.
+// Mount binds a file or directory of the host into the sandbox, without the file systems mounted below it. Source must
+// be below an entry of the worker's allow-list, and that entry must be rw if Writable is set.
 type Mount struct {
 	Source   string `json:"source"`             // absolute path on the host
 	Target   string `json:"target"`             // absolute path in the sandbox
@@ -109,8 +109,8 @@ type Mount struct {
 // Copy extracts an uploaded tree, a tar stream in the object store, into a container of the sandbox before the
 // container's first start.
 type Copy struct {
-	Digest string `json:"digest"`         // "sha256-" and 64 hex digits, of the tar stream
-	Size   Bytes  `json:"size,omitempty"` // of the tar stream in bytes; for progress only
+	Digest string `json:"digest"`         // digest of the tar stream: "sha256-" and 64 hex digits
+	Size   Bytes  `json:"size,omitempty"` // size of the tar stream in bytes; only shows progress
 	Target string `json:"target"`         // absolute directory in the container; created if missing
 	// uid or uid:gid that owns everything in the copy; default: the ids in the tar stream
 	Owner   string `json:"owner,omitempty"`
@@ -121,11 +121,11 @@ type Copy struct {
 type ExecSpec struct {
 	Command []string          `json:"command"`           // argv, never a shell string
 	Env     map[string]string `json:"env,omitempty"`     // added to the sandbox's environment
-	Cwd     string            `json:"cwd,omitempty"`     // absolute; default: the sandbox's
-	User    string            `json:"user,omitempty"`    // default: the sandbox's
+	Cwd     string            `json:"cwd,omitempty"`     // absolute; default: the sandbox's cwd
+	User    string            `json:"user,omitempty"`    // default: the sandbox's user
 	Service string            `json:"service,omitempty"` // run in this service's container; default: the primary container
 	Stdin   []byte            `json:"stdin,omitempty"`   // at most 128 KiB, followed by end of file
-	Timeout Duration          `json:"timeout,omitempty"` // wall-clock time from the start; 0: none
+	Timeout Duration          `json:"timeout,omitempty"` // wall-clock time from the start; 0: no limit
 	// StartTimeout limits the time from acceptance to start, by the coordinator's clock. After it, the exec
 	// fails with deadline_exceeded, reason start_timeout. Default 2m.
 	StartTimeout Duration `json:"start_timeout,omitempty"`
@@ -172,7 +172,7 @@ func (s *ExecSpec) StartWithin() time.Duration {
 	return s.StartTimeout.Std()
 }
 
-// Resolve fills in every default except that of StartTimeout.
+// Resolve fills in every default except the default of StartTimeout.
 func (s *ExecSpec) Resolve() {
 	setDefault(&s.Grace, DefaultGrace)
 	setDefault(&s.OutputLimit, DefaultOutputLimit)

@@ -26,8 +26,8 @@ const (
 	HookFailed = "failed"
 )
 
-// ReservesName reports whether a sandbox in this state reserves its name. A sandbox never returns from the other
-// states to one of these.
+// ReservesName reports whether a sandbox in this state reserves its name. A sandbox in any other state never returns to
+// one that does.
 func (s SandboxState) ReservesName() bool {
 	return s == StatePending || s == StateReady || s == StateStopped
 }
@@ -63,7 +63,7 @@ type Sandbox struct {
 	State  SandboxState `json:"state"`
 	// target of the current transition: ready, stopped or deleted; failed: none
 	Desired  SandboxState `json:"desired"`
-	Sequence uint64       `json:"sequence"`        // of its last event
+	Sequence uint64       `json:"sequence"`        // sequence of its last event
 	Request  string       `json:"request"`         // id of the create request
 	Actor    string       `json:"actor,omitempty"` // user who created it
 	Reason   string       `json:"reason,omitempty"`
@@ -81,10 +81,10 @@ type Sandbox struct {
 	Container      string                   `json:"container,omitempty"`
 	Subnet         string                   `json:"subnet,omitempty"`
 	Boot           string                   `json:"boot,omitempty"`
-	Digest         string                   `json:"digest,omitempty"` // of the image, from its registry
+	Digest         string                   `json:"digest,omitempty"` // digest of the image, from its registry
 	Ports          []Port                   `json:"ports,omitempty"`  // published ports
 	Services       map[string]ServiceStatus `json:"services,omitempty"`
-	Primary        *PrimaryStatus           `json:"primary,omitempty"` // of its own command, if it has one
+	Primary        *PrimaryStatus           `json:"primary,omitempty"` // status of its own command, if it has one
 	CreatedAt      time.Time                `json:"created_at"`
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
@@ -127,7 +127,7 @@ type Exec struct {
 	State       ExecState `json:"state"`
 	Request     string    `json:"request"`
 	Actor       string    `json:"actor,omitempty"` // user who requested it
-	Sequence    uint64    `json:"sequence"`        // of its last event
+	Sequence    uint64    `json:"sequence"`        // sequence of its last event
 	Record      uint64    `json:"record"`          // stream sequence of the message with its last event
 	Boot        string    `json:"boot,omitempty"`
 	ExitCode    *int      `json:"exit_code,omitempty"` // nil: unknown, or not ended
@@ -183,8 +183,8 @@ func (s *State) Clone() *State {
 	return &c
 }
 
-// Update makes s equal to the state to. s must be a clone of an earlier or later version of to, and execs must
-// name every exec that may differ. The cost grows with the number of execs.
+// Update makes s equal to *to. s must be a clone of an earlier or later version of *to, and execs must name every exec
+// that may differ. The cost grows with the number of execs.
 func (s *State) Update(to *State, execs map[string]struct{}) {
 	own := s.Execs
 	if own == nil {

@@ -201,7 +201,7 @@ const (
 	DeadFilter        = root + "dead.*.*.*"
 )
 
-// AppendTransform maps subjects of [AppendFilter] to those under which events are stored.
+// AppendTransform maps subjects of [AppendFilter] to the subjects under which events are stored.
 const AppendTransform = root + "event.{{wildcard(2)}}.{{wildcard(3)}}"
 
 // SplitRequestSubject splits a request subject. user is empty for the form without one; ok is false for any other

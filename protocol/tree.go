@@ -15,8 +15,8 @@ const (
 	MaxTreeName    = 255  // bytes of one path component
 )
 
-// Owners returns the ids that own everything in the copy, or -1, -1 to keep those in its tar stream. The
-// default gid is the uid. ok is false if Owner is invalid.
+// Owners returns the ids that own everything in the copy, or -1, -1 to keep the ids in its tar stream. The default gid
+// is the uid. ok is false if Owner is invalid.
 func (c *Copy) Owners() (uid, gid int, ok bool) {
 	if c.Owner == "" {
 		return -1, -1, true
@@ -33,8 +33,8 @@ func (c *Copy) Owners() (uid, gid int, ok bool) {
 	return user, group, err == nil
 }
 
-// parseID parses a uid or gid in canonical decimal form. It rejects the largest value, which the kernel
-// reserves to mean none.
+// parseID parses a uid or gid in canonical decimal form. It rejects the largest value, which means "no id" to the
+// kernel.
 func parseID(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n == 1<<32-1 || strconv.FormatUint(n, 10) != s {

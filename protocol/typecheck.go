@@ -14,9 +14,9 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// The errors of the decoders mention Go types, and those of the msgpack decoder do not name the field. When
-// decoding fails, the payload is therefore decoded again without a type and compared with the expected type. The
-// error then names the first mismatched field by its path in the payload.
+// The errors of the decoders mention Go types, and the errors of the msgpack decoder do not name the field. When
+// decoding fails, the payload is therefore decoded again without a type and compared with the expected type. The error
+// then names the first mismatched field by its path in the payload.
 
 // firstMismatch returns an error for the first field of a JSON or msgpack payload that does not fit the type of
 // v, or nil if it finds none.

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Use records what one request id was used for in a sandbox. Field names are short, and the verb of an exec is
-// omitted, because a busy sandbox stores many.
+// Use records what one request id was used for in a sandbox. Field names are short, and the verb of an exec is omitted,
+// because a busy sandbox stores many uses.
 type Use struct {
 	ID   string `json:"i"`
-	Verb string `json:"v,omitempty"` // empty with Exec: [VerbExec]; empty without: unknown, from an older snapshot
+	Verb string `json:"v,omitempty"` // empty: VerbExec if Exec is set; otherwise unknown, from an older snapshot
 	Exec string `json:"x,omitempty"` // id of the exec, for an exec or a cancel
 	At   int64  `json:"t,omitempty"` // time of the resulting event, Unix seconds
 }
@@ -66,8 +66,8 @@ func (u Uses) find(id string) *Use {
 	return nil
 }
 
-// with returns the uses plus one, without those that exceed the limits. It drops whole blocks, so it may keep
-// up to one block more than keptUses.
+// with returns the uses and one more, without the uses that exceed the limits. It drops whole blocks, so it may keep up
+// to one block above the limit keptUses.
 func (u Uses) with(use Use) Uses {
 	first := 0
 	for ; first < len(u)-1; first++ {

@@ -11,7 +11,7 @@ import (
 // maxDepth limits the nesting of lists and maps. A reply nests 7 levels deep.
 const maxDepth = 32
 
-// Limits of the times that RFC 3339 can express, and thus every reader, with room for any time zone.
+// Limits of the times that RFC 3339 can express, with room for any time zone. Every reader can express these times.
 var (
 	minTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
 	maxTime = time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).Unix()

@@ -17,7 +17,7 @@ var WorkerDefaults = []string{
 	"network", "mounts", "tools", "idle_ttl", "create_timeout", "grace",
 }
 
-// noWorkerDefault explains why the other fields cannot have one.
+// noWorkerDefault explains why the other fields cannot have a worker's default.
 var noWorkerDefault = map[string]string{
 	"image":             "each request names its image",
 	"command":           "the request decides what a sandbox runs",
@@ -55,7 +55,7 @@ func ValidateWorkerDefaults(s *SandboxSpec) error {
 
 const workerDefaults = "worker.defaults"
 
-// AsWorkerDefault renames the field of an error from "spec..." to "worker.defaults...". It returns nil for nil.
+// AsWorkerDefault renames the field of an error from "spec..." to "worker.defaults...". It returns nil if err is nil.
 func AsWorkerDefault(err error) error {
 	if err == nil {
 		return nil

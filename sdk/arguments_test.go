@@ -38,7 +38,7 @@ func argumentsAreRefusedByTheirField(t *testing.T, f *fleet.Fleet) {
 	wantField(t, err, "request_timeout")
 }
 
-// wantField checks that an argument was refused with the name of its field.
+// wantField checks that err refuses an argument and names this field.
 func wantField(t *testing.T, err error, field string) {
 	t.Helper()
 	wantCodeAndField(t, err, protocol.InvalidArgument, field)

@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// condition reports whether a sandbox in this state is what the caller waits for. own is the error that the sandbox
-// itself failed with. If condition returns an error, the wait ends: the sandbox will not reach the awaited state unless
-// another request asks for it.
+// condition reports whether a sandbox has reached the state that the caller waits for. own is the error that the
+// sandbox itself failed with. An error from the condition ends the wait: only another request could bring the sandbox
+// to that state.
 type condition func(state SandboxState, own *Error) (done bool, err error)
 
 func untilReady(state SandboxState, own *Error) (bool, error) {
@@ -30,7 +30,7 @@ func untilDeleted(state SandboxState, _ *Error) (bool, error) {
 	return state == protocol.StateDeleted, nil
 }
 
-// endedError returns the error of a sandbox that will never be ready or stopped again, nil for any other state.
+// endedError returns why a sandbox will never be ready or stopped again. It returns nil if the sandbox may still be.
 func endedError(state SandboxState, own *Error) error {
 	switch state {
 	case protocol.StateFailed:
@@ -45,8 +45,8 @@ func endedError(state SandboxState, own *Error) error {
 	return nil
 }
 
-// change is a request to change a sandbox. The call ends when the sandbox meets the condition until or, with
-// settings.acceptedOnly, when the request is accepted.
+// change is a request to change a sandbox. The call returns when the sandbox meets the condition in the field until.
+// With settings.acceptedOnly it returns when the request is accepted.
 type change struct {
 	sandbox  *Sandbox
 	verb     string
@@ -55,7 +55,7 @@ type change struct {
 	until    condition
 }
 
-// do sends the request and waits for its effect or its acceptance.
+// do sends the request. It returns when the sandbox has changed or, with acceptedOnly, when the request is accepted.
 func (c change) do(ctx context.Context) error {
 	s, mode := c.sandbox, findForever
 	if c.settings.acceptedOnly {
@@ -80,7 +80,7 @@ func (c change) do(ctx context.Context) error {
 			return err
 		}
 		s.learn(reply.Sandbox)
-		if !reply.Changed { // the effect may be older than the follower
+		if !reply.Changed { // the sandbox may have changed before the follower started
 			if isSuperseded(c.verb, reply.Sandbox) {
 				return nil
 			}
@@ -102,8 +102,8 @@ func withFollower(ctx context.Context, s *Sandbox, doing string, do func(*follow
 	return do(w)
 }
 
-// isSuperseded reports whether a repeated stop or resume was carried out earlier and then undone by a request for the
-// opposite. The opposite is accepted only once the first change is done, so nothing is left to wait for.
+// isSuperseded reports whether a repeated stop or resume was carried out earlier and later undone by the opposite
+// request. The opposite request is accepted only after the first change is done, so there is nothing to wait for.
 func isSuperseded(verb string, b *SandboxInfo) bool {
 	switch verb {
 	case protocol.VerbStop:
@@ -157,16 +157,16 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 	}
 	info := s.Info()
 	info.State, info.Sequence, info.Reason, info.Error = e.State, e.Sequence, e.Reason, e.Error
-	info.Record = e.Record - 1 // read this message again: it may hold further events
+	info.Record = e.Record - 1 // read this message again: it may hold more events after e
 	s.learn(&info)
 }
 
-// WaitReady waits until the sandbox is ready. Changes that happened after the handle's last call count, too. Ending ctx
+// WaitReady waits until the sandbox is ready. It also notices changes since the last call on this handle. Ending ctx
 // ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason sandbox_stopped
 // or sandbox_deleted if the sandbox is stopped or deleted; not_found.
 func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
 
-// WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are those of [Sandbox.WaitReady].
+// WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are the same as for [Sandbox.WaitReady].
 func (s *Sandbox) WaitStopped(ctx context.Context) error { return waitUntil(ctx, s, untilStopped) }
 
 // WaitDeleted waits until the sandbox is deleted. Ending ctx ends only the wait. Errors: not_found if the sandbox never

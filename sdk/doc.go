@@ -13,13 +13,13 @@
 //	Client.Images     for operators: import and list images
 //	Client.Raw        requests, queries and batches in the form that travels over NATS
 //
-// A sandbox has an id, which is never used again, and may have a name ([WithName]), which another sandbox can take once
-// this one has failed or is deleted. [Client.Sandbox] takes either; the handle then stays with that one sandbox.
+// A sandbox has an id, which is never used again. It may also have a name ([WithName]). When the sandbox has failed or
+// is deleted, another sandbox can take the name. [Client.Sandbox] accepts an id or a name; the handle then stays with
+// that one sandbox.
 //
 // # Lists, events and output
-//
 // Every list and every stream is an iter.Seq2 of items and errors. It ends after the first error, when its context
-// ends, or when the caller leaves the loop. [ReadAll] collects a list into a slice. Calls whose name ends in Page
+// ends, or when the caller leaves the loop. [ReadAll] collects a list into a slice. Calls with names that end in Page
 // return one page. With [WithFollow] a sequence of events, output or logs continues with the items that are added
 // later.
 //
@@ -28,9 +28,9 @@
 // Every error matches *[Error] with errors.As. If a context ended the call, the error also matches context.Canceled or
 // context.DeadlineExceeded with errors.Is. A command that exits non-zero is a result, not an error.
 //
-// A call that waits for a sandbox or an exec gives up only when its context ends. That ends only the call: sandboxes
+// A call that waits for a sandbox or an exec gives up only when its context ends. Only the call ends then: sandboxes
 // and execs continue. Each call documents what remains if its context ends too early. To repeat a call that sends a
-// request, pass the same [WithRequestID]: the second call then returns the sandbox or exec of the first.
+// request, pass the same [WithRequestID]: the second call then returns the sandbox or exec of the first call.
 //
 // # How a call travels
 //
@@ -42,10 +42,10 @@
 //	        ├── the state of a sandbox ── Create, Stop, WaitReady …
 //	        └── Events: the history and what follows in one sequence
 //
-// For each sandbox that is in use, a client has one subscription to the sandbox's history: the sandbox's feed. All
-// calls about that sandbox share the feed. A call registers with the feed before it sends its request, so it misses no
-// event and need not poll. After a reconnect or a gap the feed reads the missing events from the history.
+// A client has one subscription to the history of each sandbox that it uses: the sandbox's feed. All calls about that
+// sandbox share the feed. A call registers with the feed before it sends its request. It therefore misses no event and
+// need not poll. After a reconnect or a gap the feed reads the missing events from the history.
 //
-// Of this module, the package imports protocol, spec, jetstream, imageref, imagetar, backoff and wake. It links neither
-// the Docker client nor the NATS server.
+// In this module, the package imports only protocol, spec, jetstream, imageref, imagetar, backoff and wake. It links
+// neither the Docker client nor the NATS server.
 package sdk

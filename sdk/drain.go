@@ -11,10 +11,10 @@ import (
 
 const (
 	// drainIdle is how long a tail waits for the next live chunk of an ended exec before it reads the log. Chunks and
-	// events travel on different subscriptions, so live chunks may arrive after the event that ended the exec.
+	// events arrive on different subscriptions: live chunks may come after the event that ended the exec.
 	drainIdle = 50 * time.Millisecond
-	// maxLogLag is how long output may be missing in the log after the exec has ended: the replica that answers a read
-	// may lag behind.
+	// maxLogLag is how long the log may lack output of an exec that has ended. The replica that answers a read may lag
+	// behind.
 	maxLogLag = 5 * time.Second
 )
 
@@ -39,7 +39,7 @@ func (t *tail) drain(ctx context.Context, e *Event) error {
 	return t.checkOffsets(d)
 }
 
-// drainLive takes live chunks until the output is complete or no more arrive.
+// drainLive takes live chunks until the output is complete or no chunk arrives for drainIdle.
 func (t *tail) drainLive(ctx context.Context) error {
 	if t.live == nil {
 		return nil
@@ -71,8 +71,8 @@ func (t *tail) drainLog(ctx context.Context) error {
 	})
 }
 
-// readKept passes to the sink what the log has now of a running exec's output. Where bytes are missing before stored
-// ones, they may be stored a little later: see [jetstream.OutputWindow].
+// readKept passes to the sink the output of a running exec that the log has now. If bytes are missing before stored
+// bytes, they may still be stored a little later: see [jetstream.OutputWindow].
 func (t *tail) readKept(ctx context.Context) error {
 	read := false
 	complete := func() bool {
@@ -86,7 +86,7 @@ func (t *tail) readKept(ctx context.Context) error {
 	})
 }
 
-// readUntil reads the log again and again until enough returns true. If the log gets nothing new for maxLogLag,
+// readUntil reads the log again and again until enough returns true. If nothing new is stored in the log for maxLogLag,
 // readUntil returns missing().
 func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func() error) error {
 	within := t.client.giveUpAfter()
@@ -102,7 +102,7 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 			return err
 		case err != nil && ctx.Err() == nil && time.Now().After(giveUp):
 			return unreadable("exec "+t.exec, err)
-		case err != nil: // NATS may be electing a leader; that time does not count as a lag of the log
+		case err != nil: // NATS may be electing a leader; the log is not lagging then
 			if !backoff.Sleep(ctx, retryPause) {
 				return ctx.Err()
 			}

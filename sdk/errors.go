@@ -7,8 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// typedError is an *Error together with the error of another type that caused it, so that errors.Is and errors.As find
-// both.
+// typedError contains an *Error and the error of another type that caused it. errors.Is and errors.As find both errors.
 type typedError struct {
 	typed *Error
 	cause error
@@ -17,8 +16,8 @@ type typedError struct {
 func (f *typedError) Error() string   { return f.typed.Error() }
 func (f *typedError) Unwrap() []error { return []error{f.typed, f.cause} }
 
-// failed turns err into the error that callers of this package get: one that contains an *Error and, if ctx ended the
-// call, also the error of ctx.
+// failed turns err into an error for callers of this package: it always contains an *Error. If ctx ended the call, it
+// also contains the error of ctx.
 func failed(ctx context.Context, err error, doing string) error {
 	if done := (*typedError)(nil); err == nil || errors.As(err, &done) {
 		return err
@@ -57,8 +56,8 @@ func isContextEnd(err error) bool {
 	return code == protocol.DeadlineExceeded || code == protocol.Cancelled
 }
 
-// isFinal reports whether a transient error is returned at once instead of retried. This is so if too few NATS servers
-// are running: the caller should learn of that instead of waiting.
+// isFinal reports whether a transient error is returned at once instead of retried: too few NATS servers are running.
+// The caller should learn this instead of waiting.
 func isFinal(err error) bool {
 	return err != nil && protocol.AsError(err).Reason == protocol.ReasonNoQuorum
 }

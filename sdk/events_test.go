@@ -21,7 +21,7 @@ func eventsReplayAndFollowInOneSequence(t *testing.T, f *fleet.Fleet) {
 		if e.Sequence != next || e.Replay != (e.Sequence <= there) || e.State == "" {
 			t.Fatalf("got event %d, replay %v of %d, state %q; want event %d", e.Sequence, e.Replay, there, e.State, next)
 		}
-		if next == there { // all further events happen while the follower waits
+		if next == there { // all other events happen while the follower waits
 			go func() {
 				if _, err := s.Exec(ctx, command("true")); err != nil {
 					t.Error(err)

@@ -12,24 +12,24 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// exclusion says which entries of a tree to leave out. Of several patterns that match an entry, the last one decides.
+// exclusion says which entries of a tree to leave out. If several patterns match an entry, the last pattern decides.
 type exclusion []excludePattern
 
 type excludePattern struct {
-	glob    []string // one for each name of a path; "**" matches any number of directories
+	glob    []string // one glob for each name in a path; "**" matches any number of directories
 	include bool     // the pattern began with "!"
 	dirs    bool     // the pattern ended with "/": it matches directories only
 }
 
 // CheckExclude checks the patterns of [WithExclude]. Its error is invalid_argument naming "exclude[i]". The patterns
-// are those of a .gitignore:
+// have the syntax of a .gitignore file:
 //
-//   - a pattern without a slash, or with one only at its end, matches a name at any depth: *.pyc, .venv
+//   - a pattern that has no slash, or only one at its end, matches a name at any depth: *.pyc, .venv
 //   - any other pattern matches a path from the root of the tree: /bin, docs/*.pdf
-//   - * and ? match within a name, [a-z] matches one character, ** any number of directories; a /** at the end matches
-//     everything in a directory but not the directory itself
-//   - a slash at the end matches only directories, and so leaves out everything below them
-//   - ! at the beginning includes again what an earlier pattern left out, unless its directory is left out
+//   - * and ? match within a name, [a-z] matches one character, ** matches any number of directories; a /** at the end
+//     matches everything in a directory but not the directory itself
+//   - a pattern with a slash at the end matches only directories, and so leaves out everything below them
+//   - ! at the beginning includes again what an earlier pattern left out, unless a directory above is left out
 //   - a backslash escapes the next character; spaces at the end, empty patterns and patterns that begin with # are
 //     ignored
 //
@@ -54,7 +54,8 @@ func parseExclude(patterns []string) (exclusion, error) {
 	return e, nil
 }
 
-// trimSpaces removes the spaces at the end. If a backslash escapes the first of them, it keeps all.
+// trimSpaces removes the spaces at the end. If a backslash escapes the first of these spaces, trimSpaces keeps all of
+// them.
 func trimSpaces(text string) string {
 	trimmed := strings.TrimRight(text, " ")
 	if strings.HasSuffix(trimmed, `\`) {
@@ -84,8 +85,8 @@ func parsePattern(text string) (p excludePattern, ok bool) {
 	return p, !slices.ContainsFunc(p.glob, func(name string) bool { return !doublestar.ValidatePattern(name) })
 }
 
-// nameGlob translates one name of a pattern for doublestar. { and } are literal. Several stars in a row mean the same
-// as one, unless the name consists of stars only.
+// nameGlob translates one name of a pattern into a glob of doublestar. { and } are literal. Several stars in a row mean
+// the same as one star, unless the name consists only of stars.
 func nameGlob(name string) string {
 	if len(name) > 1 && strings.Trim(name, "*") == "" {
 		return "**"
@@ -117,7 +118,7 @@ func (e exclusion) matches(name string, dir bool) bool {
 	return out
 }
 
-// matchNames matches a path name by name, so that only ** matches across a slash.
+// matchNames compares a path with a glob name by name, so only ** matches across a slash.
 func matchNames(glob, names []string) bool {
 	if len(glob) == 0 || len(names) == 0 {
 		return len(glob) == len(names)

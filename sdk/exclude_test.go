@@ -95,8 +95,8 @@ func TestPatternsExcludeWhatGitIgnores(t *testing.T) {
 	}
 }
 
-// leftOut returns the names that an exclusion leaves out, themselves or with their directory. Names of directories end
-// with a slash and precede their entries.
+// leftOut returns the names that an exclusion leaves out, including the names below an excluded directory. In names, a
+// directory ends with a slash and comes before its entries.
 func leftOut(e exclusion, names []string) (out []string) {
 	for _, name := range names {
 		bare, dir := strings.CutSuffix(name, "/")
@@ -110,10 +110,10 @@ func leftOut(e exclusion, names []string) (out []string) {
 	return out
 }
 
-// gitTree is a repository whose only ignore rules are those of its .gitignore.
+// gitTree is a git repository that ignores files only by its .gitignore.
 type gitTree struct{ dir string }
 
-// gitIn creates a repository. Whoever works on this one has git.
+// gitIn creates a repository with the git command, which every developer of this repository has.
 func gitIn(t *testing.T, dir string) *gitTree {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
@@ -161,7 +161,7 @@ func (g *gitTree) ignored(t *testing.T, patterns, names []string) (out []string)
 	cmd := g.command("check-ignore", "--stdin", "-z")
 	cmd.Stdin = strings.NewReader(bare)
 	answer, err := cmd.Output()
-	if err != nil && cmd.ProcessState.ExitCode() != 1 { // 1: nothing is ignored
+	if err != nil && cmd.ProcessState.ExitCode() != 1 { // exit code 1: git ignores no name
 		t.Fatalf("git check-ignore: %v", err)
 	}
 	ignored := strings.Split(string(answer), "\x00")

@@ -35,7 +35,7 @@ func newExec(s *Sandbox, info *ExecInfo) *Exec {
 //
 // Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors: invalid_argument naming the
 // field; not_found; failed_precondition if the sandbox is not ready; already_exists naming the field id if the id was
-// used in this sandbox before, or naming the field request if the request id was used for something else; those of
+// used in this sandbox before, or naming the field request if the request id was used for something else; the errors of
 // [Exec.Output].
 func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (*Result, error) {
 	o := settingsOf(opts, ExecOption.forExec)
@@ -64,7 +64,7 @@ func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (
 // to learn whether it was, repeat the call with the same [WithRequestID]. Without a deadline Start gives up after
 // [RequestTries] times the request timeout.
 //
-// Options: [WithID], [WithRequestID]. Errors are those of [Sandbox.Exec].
+// Options: [WithID], [WithRequestID]. Errors are the same as for [Sandbox.Exec].
 func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption) (*Exec, error) {
 	o := settingsOf(opts, StartOption.forStart)
 	id, err := prepareExec(ctx, s, o, &spec, findBounded)
@@ -96,8 +96,9 @@ func execRequest(sandbox string, spec *ExecSpec, o *settings) Request {
 }
 
 // RunCode runs code with an interpreter of the sandbox's image, such as "python3", "node" or "sh". The code is passed
-// on stdin, never through a shell or an argument, and is at most [protocol.MaxStdin] bytes. Options, errors and the
-// effect of ctx are those of [Sandbox.Exec]; an interpreter that is not a plain name fails with invalid_argument.
+// on stdin, never through a shell or an argument. It has at most [protocol.MaxStdin] bytes. Options, errors and the
+// effect of ctx are the same as for [Sandbox.Exec]. An interpreter that is not a plain name also fails with
+// invalid_argument.
 func (s *Sandbox) RunCode(ctx context.Context, interpreter, code string, opts ...ExecOption) (*Result, error) {
 	if err := protocol.ValidateInterpreter("interpreter", interpreter); err != nil {
 		return nil, err
@@ -127,16 +128,16 @@ func (x *Exec) ID() string { return x.id }
 // Sandbox returns the handle of the exec's sandbox.
 func (x *Exec) Sandbox() *Sandbox { return x.sandbox }
 
-// Info returns the exec as of the last call on this handle: the call that made the handle, [Exec.Refresh],
-// [Exec.Cancel] or [Exec.Wait], which sets the final state. Info does not change by itself while the exec runs or ends;
-// call Refresh for the current state.
+// Info returns the state of the exec that the last call on this handle saw. The call is the one that made the handle,
+// [Exec.Refresh], [Exec.Cancel] or [Exec.Wait], which sets the final state. Info does not change by itself while the
+// exec runs or ends; call Refresh for the current state.
 func (x *Exec) Info() ExecInfo {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.info
 }
 
-// learn keeps the state in an answer, unless the handle knows a newer one.
+// learn stores the state from an answer, unless the handle knows a newer state.
 func (x *Exec) learn(info *ExecInfo) {
 	x.sandbox.saw(info.Sequence)
 	x.mu.Lock()
@@ -200,7 +201,7 @@ func (x *Exec) Cancel(ctx context.Context, opts ...RequestOption) error {
 
 // Wait waits for the end of the exec, no matter who started it or when, and updates Info. The writers of [WithStdout]
 // and [WithStderr] get the whole output or, with [WithOffset], the output after the given offsets. Ending ctx ends only
-// the wait. Result and errors are those of [Sandbox.Exec].
+// the wait. Result and errors are the same as for [Sandbox.Exec].
 //
 // Options: [WithStdout], [WithStderr], [WithCollect], [WithOffset].
 func (x *Exec) Wait(ctx context.Context, opts ...WaitOption) (*Result, error) {

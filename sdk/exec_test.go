@@ -72,7 +72,7 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 func outputIsCompleteHoweverItIsRead(t *testing.T, f *fleet.Fleet) {
 	const size = 3<<20 + 17
 	ctx, s := f.Context(time.Minute), f.Create("output")
-	// All byte values, in both streams at once.
+	// The exec prints all byte values, on both streams at once.
 	spec := shell(fmt.Sprintf("head -c %d /dev/urandom | tee /tmp/o & head -c %d /dev/urandom | tee /tmp/e >&2; "+
 		"wait; md5sum < /tmp/o > /tmp/so; md5sum < /tmp/e > /tmp/se", size, size/2))
 	var stdout, stderr bytes.Buffer
@@ -174,7 +174,7 @@ func anExecCanBeWaitedForAgain(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// Leaving a loop over output does not wait for the end of the exec, whether the output is live or from the log.
+// A caller can leave a loop over output before the exec ends, whether the output is live or from the log.
 func aLoopOverOutputCanBeLeftEarly(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("left")
 	x, err := s.Start(ctx, shell("echo here; sleep 1000"))

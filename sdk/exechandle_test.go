@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A handle made from the id of an exec alone does everything that the handle of its start does.
+// A handle made from only the id of an exec can do everything that the handle returned by Start can do.
 func anExecIsReachedByItsID(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("by-id")
 	script := "echo out; echo err >&2; until test -e /tmp/go; do sleep 0.02; done; echo late; exit 3"

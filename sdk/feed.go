@@ -10,23 +10,24 @@ import (
 )
 
 const (
-	// feedLinger is how long a feed without users stays subscribed, so that a next call about the same sandbox need not
-	// subscribe.
+	// feedLinger is how long a feed without users stays subscribed. Another call about the same sandbox in this time
+	// need not subscribe.
 	feedLinger = 5 * time.Second
 	// firstCheck is the delay after which a new feed reads the history once. In a cluster, a server may learn of the
-	// subscription only after the request that followed has had an effect, and then delivers no batch of that effect.
+	// subscription after the effect of a request that was sent later. That server does not deliver the batches of this
+	// effect.
 	firstCheck = 500 * time.Millisecond
 	// minRecheck is how long a feed with users may be silent before it reads the history. The leader of the log first
-	// stores a batch and then publishes it. If it dies in between, subscribers do not get the batch. The pause doubles
-	// each time the feed has stayed silent.
+	// stores a batch and then publishes it. If the leader dies in between, subscribers do not get the batch. The pause
+	// doubles after each silent pause.
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
 )
 
-// recheckPause is the current pause between two rechecks.
+// recheckPause is the current pause between two rechecks of a feed.
 type recheckPause time.Duration
 
-// next returns the pause until the next recheck. silent says that nothing has arrived since the last one.
+// next returns the pause until the next recheck. silent means that nothing has arrived since the last recheck.
 func (p *recheckPause) next(silent bool) time.Duration {
 	d := minRecheck
 	if silent {
@@ -36,9 +37,9 @@ func (p *recheckPause) next(silent bool) time.Duration {
 	return d
 }
 
-// feed is a client's one live subscription to a sandbox's history, which all calls about the sandbox share. It delivers
-// batches in order, each at least once, beginning with the first batch that arrives or with the event that a caller
-// passes to coverFrom. After a gap, a reconnect or a silence it reads the history.
+// feed is a client's only live subscription to a sandbox's history. All calls about the sandbox share the feed. It
+// delivers batches in order, each at least once. It begins with the first batch that arrives or with the event that a
+// caller passes to coverFrom. After a gap, a reconnect or a silence it reads the history.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -47,25 +48,25 @@ type feed struct {
 	mu          sync.Mutex
 	users       int
 	idle        *time.Timer // runs while there are no users
-	check       *time.Timer // until the next recheck
+	check       *time.Timer // runs until the next recheck
 	settled     bool        // the first recheck has run
-	checked     uint64      // the value of live at the last recheck
+	checked     uint64      // what live was at the last recheck
 	pause       recheckPause
 	closed      bool
 	unsubscribe func()
-	execs       map[string][]chan protocol.Event // waiters for the end of an exec, by exec id
+	execs       map[string][]chan protocol.Event // waiters for the end of an exec; the key is the exec's id
 	followers   map[*follower]struct{}
 
-	last, record uint64 // last event and record of the newest batch delivered; 0: none yet
-	first        uint64 // first event delivered
+	last, record uint64 // last event and record of the newest delivered batch; 0: no batch yet
+	first        uint64 // first event that was delivered
 	live         uint64 // newest event that arrived on the subscription
-	missed       bool   // batches may have been lost while last was 0
+	missed       bool   // batches may have been lost before the first delivered batch
 	repairing    bool
-	again        bool // the running repair must read once more
+	again        bool // the running repair must read the history again
 }
 
-// feed returns the feed of a sandbox, subscribed. The caller must release it. A request that is sent on the same
-// connection afterwards reaches the server after the subscription.
+// feed returns the subscribed feed of a sandbox. The caller must release the feed. A request that the caller sends
+// later on the same connection reaches the server after the subscription.
 func (c *Client) feed(sandbox string) (*feed, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +88,7 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	switch {
 	case f.check == nil:
 		f.check = time.AfterFunc(firstCheck, f.recheck)
-	case time.Duration(f.pause) > minRecheck: // a new user begins with the shortest pause
+	case time.Duration(f.pause) > minRecheck: // a new user starts with the shortest pause
 		f.check.Reset(f.pause.next(false))
 	}
 	f.users++
@@ -187,9 +188,9 @@ func (f *feed) deliver(b *protocol.Batch) {
 	}
 }
 
-// coverFrom makes the feed deliver everything that follows the event of this sequence. record is the record of that
-// event, 0 if it is not known. If the feed began later, it reads the batches in between from the history. coverFrom
-// does nothing for sequence 0.
+// coverFrom makes the feed deliver everything after the event with this sequence. record is the record of that event,
+// or 0 if unknown. If the feed began later, it reads the batches in between from the history. coverFrom does nothing
+// for sequence 0.
 func (f *feed) coverFrom(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,15 +206,15 @@ func (f *feed) coverFrom(sequence, record uint64) {
 	}
 }
 
-// replay delivers again what follows an event, for a caller that registered when the feed may have delivered it
-// already.
+// replay delivers again everything after an event. A caller needs it if the feed may have delivered those batches
+// before the caller registered.
 func (f *feed) replay(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rewind(sequence, record)
 }
 
-// rewind sets the feed back to an event and reads the history after it. f.mu is held.
+// rewind sets the feed back to an event and reads the history after that event. f.mu is held.
 func (f *feed) rewind(sequence, record uint64) {
 	f.live = max(f.live, f.last)
 	if f.first == 0 || f.first > sequence+1 {
@@ -225,8 +226,8 @@ func (f *feed) rewind(sequence, record uint64) {
 	f.repair()
 }
 
-// recheck reads the history once after the feed has subscribed. Later it reads the history whenever the feed has users
-// and nothing has arrived since the last recheck.
+// recheck reads the history once after the feed has subscribed. Later it reads the history each time that the feed has
+// users and nothing has arrived since the last recheck.
 func (f *feed) recheck() {
 	f.mu.Lock()
 	silent := f.settled && f.live == f.checked
@@ -241,8 +242,8 @@ func (f *feed) recheck() {
 	}
 }
 
-// mayHaveMissed is called when live batches of this feed may have been lost. One read of the history serves all
-// followers.
+// mayHaveMissed tells the feed that live batches may have been lost. Once the feed has delivered a batch, one read of
+// the history serves all followers.
 func (f *feed) mayHaveMissed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -296,8 +297,8 @@ func (f *feed) repairOnce() bool {
 		}
 		f.record = max(f.record, b.Record)
 	}
-	// If a batch arrived during the read, the read may have been too early for it: read again. If a batch arrived before
-	// the read and the read found nothing, the log has lost the batch.
+	// If a batch arrived during the read, the read may have come before that batch was stored: read again. If a batch
+	// arrived before the read and the read found nothing, the log has lost the batch.
 	if f.again || f.last < f.live && (f.live > live || len(batches) > 0) {
 		return false
 	}
@@ -305,7 +306,7 @@ func (f *feed) repairOnce() bool {
 	return true
 }
 
-// mayHaveMissed is called when live batches of any feed may have been lost.
+// mayHaveMissed tells all feeds that live batches may have been lost.
 func (c *Client) mayHaveMissed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

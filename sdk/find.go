@@ -8,18 +8,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// findMode says how long find asks again while no coordinator answers.
+// findMode says how long find retries while no coordinator answers.
 type findMode int
 
 const (
 	findOnce    findMode = iota
-	findBounded          // until the context ends or, if it has no deadline, for giveUpAfter
-	findForever          // until the context ends
+	findBounded          // retry until the context ends or, if it has no deadline, for giveUpAfter
+	findForever          // retry until the context ends
 )
 
 // find returns the sandbox's id. If the handle knows only a name or the beginning of an id, find asks a coordinator.
-// Requests must name the sandbox by its id: otherwise a repeated request could reach another sandbox that has taken the
-// name since.
+// Requests must name the sandbox by its id: another sandbox may take the name before a request is repeated.
 func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
 	ref, found := s.ref()
 	if found {
@@ -43,7 +42,7 @@ func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
 	}
 }
 
-// resolve reads the sandbox that ref refers to by its id, its name or, with Options.IDPrefixes, the beginning of its
+// resolve reads the sandbox that ref refers to. ref is an id, a name or, with Options.IDPrefixes, the beginning of an
 // id.
 func (c *Client) resolve(ctx context.Context, ref string) (*SandboxInfo, error) {
 	if err := protocol.ValidateID("sandbox", ref); err != nil {

@@ -45,7 +45,7 @@ func TestAgainstAFleet(t *testing.T) {
 	}
 }
 
-// wantError checks that an error is typed, its code and, unless reason is empty, its reason.
+// wantError checks that err is an *Error with this code and, unless reason is empty, this reason.
 func wantError(t *testing.T, err error, code protocol.Code, reason string) {
 	t.Helper()
 	var typed *protocol.Error

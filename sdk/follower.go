@@ -13,7 +13,8 @@ import (
 const followerBuffer = 256
 
 // follower returns the batches of a sandbox's history that come after an event, in order and each once. It never ends
-// by itself. Except for push and mayHaveMissed, which the feed calls, only one goroutine may use it.
+// by itself. Only one goroutine may use a follower; only the methods push and mayHaveMissed, which the feed calls, are
+// safe for concurrent use.
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch
@@ -23,8 +24,8 @@ type follower struct {
 	backlog      []*protocol.Batch
 }
 
-// follow makes a follower that starts after the event last. record is the record of that event, 0 if it is not known.
-// The follower returns live batches only, until it learns that it may have missed some. The caller must close it.
+// follow makes a follower that starts after the event last. record is the record of that event, or 0 if unknown. The
+// follower returns live batches only, until it learns that it may have missed batches. The caller must close it.
 func (f *feed) follow(last, record uint64) *follower {
 	w := &follower{feed: f, last: last, record: record,
 		live: make(chan *protocol.Batch, followerBuffer), missing: wake.New()}

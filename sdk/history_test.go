@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A client that waits for something in a sandbox with thousands of past execs reads only what follows, not the 3 MB
-// before it.
+// A client that waits for something in a sandbox with thousands of past execs reads only new events, not the 3 MB of
+// history before them.
 func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
 	if _, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("past")); err != nil {
@@ -29,7 +29,7 @@ func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 		seed.Past{N: execs, Output: make([]byte, 1<<10)}); err != nil {
 		t.Fatal(err)
 	}
-	// The exec ignores TERM, so that the wait lasts longer than the first check of a feed.
+	// The exec ignores TERM, so the wait lasts longer than the first check of a feed.
 	run := func() error {
 		x := shell("trap '' TERM; sleep 100 & wait; wait")
 		x.Grace = protocol.Duration(time.Second)

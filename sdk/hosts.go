@@ -13,14 +13,14 @@ import (
 )
 
 // Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so its methods are for
-// operators. The methods accept the name of the host's worker or the host id.
+// operators. The methods accept the name of a host's worker or a host id.
 type Hosts struct{ client *Client }
 
-// Hosts returns the calls about hosts.
+// Hosts gives access to the calls about hosts.
 func (c *Client) Hosts() *Hosts { return &Hosts{c} }
 
-// List reads all hosts in the state that a coordinator knows now. The sequence ends with the first error. Errors:
-// unavailable if no coordinator is running.
+// List reads all hosts as a coordinator knows them now. The sequence ends after the first error. Errors: unavailable if
+// no coordinator is running.
 func (h *Hosts) List(ctx context.Context) iter.Seq2[*Host, error] {
 	return pages("", func(page string) (*Page[*Host], error) {
 		reply, err := h.client.query(ctx, protocol.EndpointHosts, protocol.Query{Page: page})
@@ -51,7 +51,7 @@ func (h *Hosts) Get(ctx context.Context, name string) (*Host, error) {
 // maxNamed is how many workers an error lists.
 const maxNamed = 20
 
-// unknownHost returns the error for a worker or host that the fleet does not have.
+// unknownHost returns the error for a worker or host that is not in the fleet.
 func unknownHost(field, name string, hosts []*Host) error {
 	names := make([]string, len(hosts))
 	for i, host := range hosts {
@@ -67,9 +67,9 @@ func unknownHost(field, name string, hosts []*Host) error {
 	return &Error{Code: protocol.NotFound, Field: field, Message: message}
 }
 
-// Cordon stops giving a host new work, including resumes of sandboxes that are stopped on it. What runs on the host
-// continues. The cordon lasts until [Hosts.Uncordon], across restarts of the worker. If ctx ends first, the change may
-// still be made; repeating the call is safe. Errors: not_found.
+// Cordon stops giving a host new work, including resumes of sandboxes that are stopped on it. Sandboxes and execs that
+// run on the host continue. The cordon survives restarts of the worker and lasts until [Hosts.Uncordon]. If ctx ends
+// first, the change may still be made; repeating the call is safe. Errors: not_found.
 func (h *Hosts) Cordon(ctx context.Context, name string) error {
 	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned = true
@@ -77,8 +77,8 @@ func (h *Hosts) Cordon(ctx context.Context, name string) error {
 	})
 }
 
-// Uncordon ends a cordon, and a drain with it. Sandboxes that the drain has ended are not restored. If ctx ends first,
-// the change may still be made; repeating the call is safe. Errors: not_found.
+// Uncordon ends a cordon and any drain of the host. Sandboxes that the drain has ended are not restored. If ctx ends
+// first, the change may still be made; repeating the call is safe. Errors: not_found.
 func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned, w.Drain = false, nil
@@ -88,9 +88,11 @@ func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 
 // Drain cordons a host and empties it. A sandbox with on_host_loss replace is recreated on another host as soon as it
 // has no active exec and another host accepts it. For all other sandboxes the drain waits until they end or are
-// stopped. When deadline has passed, counted from now, the remaining sandboxes are ended with reason drained: a sandbox
-// with on_host_loss replace is recreated on another host, one with fail fails, one with wait is stopped. A deadline of
-// 0 sets no limit; if the host is already being drained, it keeps the earlier deadline.
+// stopped.
+//
+// deadline counts from now. When it has passed, the remaining sandboxes are ended with reason drained: a sandbox with
+// on_host_loss replace is recreated on another host, a sandbox with fail fails, a sandbox with wait is stopped. A
+// deadline of 0 sets no limit. If the host is already being drained, the earlier deadline stays.
 //
 // Drain returns once the drain is recorded; [Hosts.WaitDrained] waits for its end. If ctx ends first, the change may
 // still be made; repeating the call is safe. Errors: invalid_argument; not_found.
@@ -135,7 +137,7 @@ func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)
 		case host.Drain != nil && host.Sandboxes == 0:
 			return nil
 		case host.Drain == nil:
-			w, err := h.client.conn.OperatorIntent(ctx, host.HostID) // coordinators may not know of the drain yet
+			w, err := h.client.conn.OperatorIntent(ctx, host.HostID) // coordinators may not have read the drain yet
 			if err == nil && w.Drain == nil {
 				return protocol.Errorf(protocol.FailedPrecondition, "",
 					"worker %s is not being drained: no drain was begun, or it was undone", name)
@@ -152,10 +154,11 @@ func hasProgressed(before, now *Host) bool {
 	return before == nil || before.Sandboxes != now.Sandboxes || before.Execs != now.Execs || before.State != now.State
 }
 
-// Forget gives up a lost host for good, and waits until the fleet has decided what becomes of its sandboxes. Those that
-// were being deleted become deleted. Those with on_host_loss replace are recreated on another host. All others, stopped
-// ones included, fail with reason host_forgotten. If the host returns later, its worker removes the remains before it
-// takes work. Ending ctx ends only the wait. Errors: failed_precondition for a host that is not lost; not_found.
+// Forget gives up a lost host for good, and waits until the fleet has decided what happens to its sandboxes. Sandboxes
+// that were being deleted become deleted. Sandboxes with on_host_loss replace are recreated on another host. All other
+// sandboxes, including stopped ones, fail with reason host_forgotten. If the host returns later, its worker removes the
+// remains before it takes work. Ending ctx ends only the wait. Errors: failed_precondition for a host that is not lost;
+// not_found.
 func (h *Hosts) Forget(ctx context.Context, name string) error {
 	host, err := h.Get(ctx, name)
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Images imports images into the fleet, so that it needs no registry, and lists what the hosts have. Images belong to
-// the fleet, not to a tenant, so its methods are for operators.
+// Images imports images into the fleet and lists the images of the hosts. A fleet that has imported its images needs no
+// registry. Images belong to the fleet, not to a tenant, so its methods are for operators.
 type Images struct{ client *Client }
 
-// Images returns the calls about images.
+// Images gives access to the calls about images.
 func (c *Client) Images() *Images { return &Images{c} }
 
-// List reads the imported images, sorted by name. The sequence ends with the first error.
+// List reads the imported images, sorted by name. The sequence ends after the first error.
 func (i *Images) List(ctx context.Context) iter.Seq2[*ImportedImage, error] {
 	return listOf(func() ([]*ImportedImage, error) {
 		imported, _, err := i.read(ctx)
@@ -32,8 +32,8 @@ func (i *Images) List(ctx context.Context) iter.Seq2[*ImportedImage, error] {
 	})
 }
 
-// OnHosts reads which pulled and imported images each worker manages, sorted by worker. Images that were brought to a
-// host in other ways are not listed. The sequence ends with the first error.
+// OnHosts reads which pulled and imported images each worker manages, sorted by worker. Images that came to a host in
+// other ways are not listed. The sequence ends after the first error.
 func (i *Images) OnHosts(ctx context.Context) iter.Seq2[*HostImages, error] {
 	return listOf(func() ([]*HostImages, error) {
 		_, hosts, err := i.read(ctx)
@@ -48,9 +48,9 @@ func (i *Images) read(ctx context.Context) (imported []*ImportedImage, hosts []*
 	return imported, hosts, failed(ctx, err, "list images")
 }
 
-// Import uploads an image and distributes it to the fleet's hosts under the name ref, NAME or NAME:TAG. It replaces an
-// earlier import under that name. Names inside the content are ignored. Hosts keep the image until [Images.Remove]; a
-// host that joins later gets it too. [Images.Wait] waits for the hosts.
+// Import uploads an image and distributes it to the fleet's hosts under the name ref, which is NAME or NAME:TAG. It
+// replaces an earlier import under that name. Names inside the content are ignored. Hosts keep the image until
+// [Images.Remove]. A host that joins later also gets the image. [Images.Wait] waits for the hosts.
 //
 // The content is a tar, plain or compressed with gzip, bzip2 or zstd: an archive that docker save wrote, an OCI image
 // layout, or a root file system. Import reads the content two or more times and seeks to its start each time. If ctx
@@ -81,7 +81,7 @@ func (i *Images) Import(ctx context.Context, ref string, content io.ReadSeeker, 
 	if err = retryUpload(ctx, put); err == nil {
 		err = i.client.conn.WantImage(ctx, image)
 	}
-	if err == nil { // removing another image with the same content may have deleted the file before WantImage
+	if err == nil { // the removal of another image with the same content may have deleted the file
 		err = retryUpload(ctx, put)
 	}
 	return image, failed(ctx, err, "upload the image")
@@ -116,7 +116,7 @@ func inspectContent(ctx context.Context, image *ImportedImage, content io.Reader
 	size := &countingWriter{w: sum}
 	info, err := imagetar.Inspect(io.TeeReader(&contextReader{ctx, content}, size))
 	if err == nil {
-		_, err = io.Copy(size, content) // a decompressor may stop before the end
+		_, err = io.Copy(size, content) // read the rest, too: a decompressor may stop before the end
 	}
 	if err != nil {
 		return failed(ctx, err, "read the image")
@@ -128,7 +128,7 @@ func inspectContent(ctx context.Context, image *ImportedImage, content io.Reader
 	return nil
 }
 
-// checkWorkers refuses workers that the fleet does not know, since no host would ever get the image for them.
+// checkWorkers refuses workers that are not in the fleet: no host would ever get the image for them.
 func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	if len(workers) == 0 {
 		return nil
@@ -145,8 +145,8 @@ func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	return nil
 }
 
-// Remove makes the fleet forget an imported image. Hosts remove it once no sandbox uses it. If ctx ends first, the
-// image may still be removed; repeating the call is safe. Errors: invalid_argument; not_found.
+// Remove makes the fleet forget an imported image. Hosts remove the image when no sandbox uses it. If ctx ends first,
+// the image may still be removed; repeating the call is safe. Errors: invalid_argument; not_found.
 func (i *Images) Remove(ctx context.Context, ref string) error {
 	full, err := imageref.Full("ref", ref)
 	if err != nil {
@@ -158,10 +158,10 @@ func (i *Images) Remove(ctx context.Context, ref string) error {
 const imagePoll = 500 * time.Millisecond
 
 // Wait waits until each host has an imported image or has failed once to get it, and returns the outcomes by worker. It
-// waits only for hosts that are ready, or for those of the workers that the import named. If it has no host to wait
-// for, it returns at once. Wait continues during outages of coordinators and NATS. If report is not nil, Wait calls it
-// with each change. Ending ctx ends only the wait, which then returns the outcomes so far and an error. Errors:
-// invalid_argument if image is nil; those of [Hosts.List].
+// waits only for hosts that are ready, or for the workers that the import named. If there is no such host, it returns
+// at once. Wait continues during outages of coordinators and NATS. If report is not nil, Wait calls it with each
+// change. Ending ctx ends only the wait, which then returns the outcomes so far and an error. Errors: invalid_argument
+// if image is nil; the errors of [Hosts.List].
 func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(worker string, i HostImage)) (
 	map[string]HostImage, error) {
 	found := map[string]HostImage{}

@@ -14,7 +14,7 @@ type Page[T any] struct {
 }
 
 // ReadAll reads a list to its end and returns its items. If the list ends with an error, ReadAll returns the error and
-// the items that came before it. Do not use it on a followed sequence that does not end by itself.
+// the items before the error. Do not use ReadAll for a followed sequence that does not end by itself.
 func ReadAll[T any](list iter.Seq2[T, error]) ([]T, error) {
 	var all []T
 	for item, err := range list {
@@ -26,7 +26,7 @@ func ReadAll[T any](list iter.Seq2[T, error]) ([]T, error) {
 	return all, nil
 }
 
-// pages reads a list page by page, starting with the page that this token names.
+// pages reads a list page by page, starting with the page that the token page names.
 func pages[T any](page string, read func(page string) (*Page[T], error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for next := page; ; {
@@ -56,8 +56,8 @@ func listOf[T any](read func() ([]T, error)) iter.Seq2[T, error] {
 	})
 }
 
-// List reads the tenant's sandboxes, newest first, fetching pages as they are needed. The sequence ends with the first
-// error. A sandbox that is created or deleted during the reading may or may not be listed.
+// List reads the tenant's sandboxes, newest first. It fetches each page when the caller's loop needs it. The sequence
+// ends after the first error. A sandbox that is created or deleted during the reading may or may not be listed.
 //
 // Options: [WithLabels], [WithName], [WithStates], [WithPageSize], [WithPage]. Errors: invalid_argument naming the
 // field; unavailable if no coordinator is running.
@@ -66,7 +66,7 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) iter.Seq2[*Sandbo
 	return pages(s.page, func(page string) (*Page[*Sandbox], error) { return listPage(ctx, c, s, page) })
 }
 
-// ListPage reads one page of the sandboxes. Options and errors are those of [Client.List].
+// ListPage reads one page of the sandboxes. Options and errors are the same as for [Client.List].
 func (c *Client) ListPage(ctx context.Context, opts ...ListOption) (*Page[*Sandbox], error) {
 	s := settingsOf(opts, ListOption.forList)
 	return listPage(ctx, c, s, s.page)
@@ -78,7 +78,7 @@ func listPage(ctx context.Context, c *Client, s *settings, page string) (*Page[*
 			return nil, err
 		}
 	}
-	if err := protocol.ValidateHostLabels("labels", s.labels); err != nil { // sandboxes and hosts have the same rules
+	if err := protocol.ValidateHostLabels("labels", s.labels); err != nil { // the rules for sandboxes are the same
 		return nil, err
 	}
 	reply, err := c.query(ctx, protocol.EndpointList, protocol.Query{
@@ -93,8 +93,8 @@ func listPage(ctx context.Context, c *Client, s *settings, page string) (*Page[*
 	return found, nil
 }
 
-// Execs reads the sandbox's execs, newest first, fetching pages as they are needed. The sequence ends with the first
-// error.
+// Execs reads the sandbox's execs, newest first. It fetches each page when the caller's loop needs it. The sequence
+// ends after the first error.
 //
 // Options: [WithExecStates], [WithPageSize], [WithPage]. Errors: not_found; invalid_argument; unavailable if no
 // coordinator is running.
@@ -103,7 +103,7 @@ func (s *Sandbox) Execs(ctx context.Context, opts ...ExecsOption) iter.Seq2[*Exe
 	return pages(o.page, func(page string) (*Page[*Exec], error) { return execsPage(ctx, s, o, page) })
 }
 
-// ExecsPage reads one page of the sandbox's execs. Options and errors are those of [Sandbox.Execs].
+// ExecsPage reads one page of the sandbox's execs. Options and errors are the same as for [Sandbox.Execs].
 func (s *Sandbox) ExecsPage(ctx context.Context, opts ...ExecsOption) (*Page[*Exec], error) {
 	o := settingsOf(opts, ExecsOption.forExecs)
 	return execsPage(ctx, s, o, o.page)

@@ -11,12 +11,13 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// lookupTimeout limits one read of the effect of a request.
+// lookupTimeout is the time limit of one attempt to read the effect of a request.
 const lookupTimeout = 2 * time.Second
 
-// lookUpUntil waits for the answer to a stored request. At growing intervals it looks for the effect of the request, in
-// case the request was decided and only its answer was lost. It returns true if it has found the effect or ctx has
-// ended, and false once the time ends has passed. While the fleet reports that the request waits, it moves ends back.
+// lookUpUntil waits for the answer to a stored request. At growing intervals it also looks for the effect of the
+// request, because only the answer may have been lost. It returns true if it has found the effect or if ctx has ended.
+// It returns false when the time ends has passed. In mode submitForever, each report of the fleet that the request
+// waits postpones ends.
 func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
 		if !backoff.Sleep(ctx, min(interval, time.Until(ends))) {
@@ -35,12 +36,12 @@ func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool
 	}
 }
 
-// lookUp asks the read service for the effect of the request. It returns nil if the request has had none yet.
+// lookUp asks the read service for the effect of the request. It returns nil if there is no effect yet.
 func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	r := &s.request
-	// Look for an extension first, so that the sandbox that is read afterwards includes it.
+	// Look for an extension first: the sandbox that is read afterwards then includes it.
 	extended := r.Verb == protocol.VerbExtend && s.hasExtended(ctx)
 	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
 	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {
@@ -69,7 +70,8 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	return nil
 }
 
-// isDone reports whether a sandbox or exec is in the state that a request of this verb asks for, or on its way there.
+// isDone reports whether a sandbox or exec has reached the state that a request of this verb asks for, or is changing
+// to it.
 func isDone(reply *protocol.Reply, verb string) bool {
 	switch verb {
 	case protocol.VerbCancel:
@@ -84,21 +86,21 @@ func isDone(reply *protocol.Reply, verb string) bool {
 	return false
 }
 
-// isOurs reports whether this request made the sandbox or exec that was found under its id. The same request id may
-// have been used for a different sandbox spec or exec.
+// isOurs reports whether this request made the sandbox or exec with its id. A request with the same id may have had a
+// different sandbox spec or exec spec.
 func isOurs(reply *protocol.Reply, r *Request) bool {
 	if r.Verb == protocol.VerbCreate {
-		b := reply.Sandbox // compare what it was accepted with: its spec may include defaults
+		b := reply.Sandbox // compare the spec that was accepted: the sandbox's own spec may include defaults
 		return b.Request == r.ID && b.Name == r.Payload.Name && spec.Says(*b.AcceptedSpec(), *r.Payload.Sandbox)
 	}
 	wanted, found := *r.Payload.Exec, reply.Exec.Spec
 	wanted.Resolve()
-	wanted.Stdin, found.Stdin = nil, nil // stdin is not kept once the exec has ended
+	wanted.Stdin, found.Stdin = nil, nil // the fleet does not keep stdin after the end of the exec
 	return reply.Exec.Request == r.ID && bytes.Equal(protocol.Encode(&wanted), protocol.Encode(&found))
 }
 
 // hasExtended reports whether the history holds the extension that this request asks for. If the handle does not know a
-// record to start from, hasExtended returns false rather than read the whole history. The request is then sent again,
+// record to start from, hasExtended returns false instead of reading the whole history. The request is then sent again,
 // and a coordinator answers it.
 func (s *submission) hasExtended(ctx context.Context) bool {
 	if s.request.after == 0 {

@@ -16,8 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// If the log has lost a part of the output, every way to read the output returns an error instead of waiting for that
-// part for ever.
+// If the log has lost a part of the output, every way to read the output returns an error instead of waiting for ever.
 func TestMissingOutputIsAnError(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -37,7 +36,7 @@ func TestMissingOutputIsAnError(t *testing.T) {
 	if _, err := client.Create(ctx, spec, sdk.WithID("s")); err != nil {
 		t.Fatal(err)
 	}
-	// Each exec writes 2 MiB; one of them keeps running.
+	// Each exec writes 2 MiB. One of the execs keeps running.
 	s, execs := client.Sandbox("s"), map[string]*sdk.Exec{}
 	for name, script := range map[string]string{"middle": "", "end": "", "runs": "; sleep 1000"} {
 		x, err := s.Start(ctx, shell("head -c 2097152 /dev/zero"+script), sdk.WithID(name))
@@ -114,7 +113,7 @@ func TestMissingOutputIsAnError(t *testing.T) {
 	if err := js.DeleteStream(ctx, protocol.StreamLogs); err != nil {
 		t.Fatal(err)
 	}
-	delete(execs, "runs") // while the exec runs, a follower may wait
+	delete(execs, "runs") // a follower may wait while the exec runs
 	for _, err := range client.Sandbox("s").Logs(ctx) {
 		wantUnreadable(t, err)
 	}
@@ -130,7 +129,7 @@ func wantUnreadable(t *testing.T, err error) {
 	}
 }
 
-// A client with several waiting requests logs one warning for all of them.
+// A client with several waiting requests logs one warning for all of these requests.
 func TestAWaitingClientLogsWhy(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -149,7 +148,7 @@ func TestAWaitingClientLogsWhy(t *testing.T) {
 	defer calls.Wait()
 	defer leave()
 	for range 10 {
-		calls.Go(func() { _, _ = client.Create(waiting, f.Spec()) }) // ends when waiting is cancelled
+		calls.Go(func() { _, _ = client.Create(waiting, f.Spec()) }) // returns when the context waiting is cancelled
 	}
 	select {
 	case <-logged.more:
@@ -163,11 +162,11 @@ func TestAWaitingClientLogsWhy(t *testing.T) {
 	}
 }
 
-// lines collects what is logged.
+// lines is a log output that the test can read.
 type lines struct {
 	mu   sync.Mutex
 	all  bytes.Buffer
-	more chan struct{} // gets a value once something was logged; its capacity is 1
+	more chan struct{} // has a value if something was logged; its capacity is 1
 }
 
 func (l *lines) Write(data []byte) (int, error) {

@@ -46,7 +46,7 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := handle.Delete(ctx); err != nil { // of the first sandbox
+	if err := handle.Delete(ctx); err != nil { // deletes the first sandbox
 		t.Error(err)
 	}
 	if found, err := f.Client.Get(ctx, "web"); err != nil || found.ID() != second.ID() ||

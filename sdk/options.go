@@ -7,27 +7,28 @@ import (
 )
 
 // Each call has its own option interface, so passing an option to a call that does not support it fails to compile. The
-// type of an option for several calls embeds their interfaces. If an option is given twice, the last one counts.
+// type of an option for several calls embeds the interfaces of these calls. If an option is given twice, the last one
+// counts.
 
-// CreateOption changes [Client.Create].
+// CreateOption is an option of [Client.Create].
 type CreateOption interface{ forCreate(*settings) }
 
-// StartOption changes [Sandbox.Start].
+// StartOption is an option of [Sandbox.Start].
 type StartOption interface{ forStart(*settings) }
 
-// ExecOption changes [Sandbox.Exec] and [Sandbox.RunCode].
+// ExecOption is an option of [Sandbox.Exec] and [Sandbox.RunCode].
 type ExecOption interface{ forExec(*settings) }
 
-// WaitOption changes [Exec.Wait].
+// WaitOption is an option of [Exec.Wait].
 type WaitOption interface{ forWait(*settings) }
 
-// ChangeOption changes [Sandbox.Stop], [Sandbox.Resume] and [Sandbox.Delete].
+// ChangeOption is an option of [Sandbox.Stop], [Sandbox.Resume] and [Sandbox.Delete].
 type ChangeOption interface{ forChange(*settings) }
 
-// RequestOption changes the calls that return once their request is accepted: [Sandbox.Extend] and [Exec.Cancel].
+// RequestOption is an option of the calls that return when the request is accepted: [Sandbox.Extend], [Exec.Cancel].
 type RequestOption interface{ forRequest(*settings) }
 
-// DeleteByLabelsOption changes [Client.DeleteByLabels].
+// DeleteByLabelsOption is an option of [Client.DeleteByLabels].
 type DeleteByLabelsOption interface{ forDeleteByLabels(*settings) }
 
 // ListOption selects sandboxes in [Client.List] and [Client.ListPage].
@@ -36,22 +37,22 @@ type ListOption interface{ forList(*settings) }
 // ExecsOption selects execs in [Sandbox.Execs] and [Sandbox.ExecsPage].
 type ExecsOption interface{ forExecs(*settings) }
 
-// EventsOption changes [Sandbox.Events] and [Exec.Events].
+// EventsOption is an option of [Sandbox.Events] and [Exec.Events].
 type EventsOption interface{ forEvents(*settings) }
 
-// OutputOption changes [Exec.Output].
+// OutputOption is an option of [Exec.Output].
 type OutputOption interface{ forOutput(*settings) }
 
-// LogsOption changes [Sandbox.Logs].
+// LogsOption is an option of [Sandbox.Logs].
 type LogsOption interface{ forLogs(*settings) }
 
-// LogsPageOption changes [Sandbox.LogsPage].
+// LogsPageOption is an option of [Sandbox.LogsPage].
 type LogsPageOption interface{ forLogsPage(*settings) }
 
-// UploadOption changes [Client.Upload].
+// UploadOption is an option of [Client.Upload].
 type UploadOption interface{ forUpload(*settings) }
 
-// ImportOption changes [Images.Import].
+// ImportOption is an option of [Images.Import].
 type ImportOption interface{ forImport(*settings) }
 
 // IDOption is the type of [WithID].
@@ -122,7 +123,8 @@ type ProgressOption interface {
 	ImportOption
 }
 
-// option implements all option interfaces. Its constructors return only those of the calls that take the option.
+// option implements all option interfaces. Each constructor returns only the interfaces of the calls that accept the
+// option.
 type option func(*settings)
 
 func (o option) forCreate(s *settings)         { o(s) }
@@ -141,7 +143,7 @@ func (o option) forLogsPage(s *settings)       { o(s) }
 func (o option) forUpload(s *settings)         { o(s) }
 func (o option) forImport(s *settings)         { o(s) }
 
-// WithID gives the sandbox or the exec its id: 1 to 64 characters of A-Z a-z 0-9 _ -. An id is never used twice, not
+// WithID sets the id of the sandbox or the exec: 1 to 64 characters of A-Z a-z 0-9 _ -. An id is never used twice, not
 // even after a delete: a second use fails with already_exists. The default is the request id of the call; see
 // [WithRequestID].
 func WithID(id string) IDOption {
@@ -149,19 +151,19 @@ func WithID(id string) IDOption {
 }
 
 // WithName gives a new sandbox a name, which has the same form as an id. [Client.Sandbox] and [Client.Get] find the
-// sandbox by either. Of a tenant's sandboxes that are pending, ready or stopped, only one can have a given name; once
-// it has failed or is deleted, another sandbox can take the name. A name must differ from every id ever used and must
-// not look like a generated id.
+// sandbox by its id or its name. Only one sandbox of a tenant that is pending, ready or stopped can have a given name.
+// When that sandbox has failed or is deleted, another sandbox can take the name. A name must differ from every id ever
+// used and must not look like a generated id.
 //
-// In a list it selects the sandboxes that have this name or, if they have failed or are deleted, had it.
+// In a list, WithName selects the sandboxes that have this name, and the failed and deleted sandboxes that had it.
 func WithName(name string) NameOption {
 	return option(func(s *settings) { s.name = &name })
 }
 
-// WithRequestID gives the request its id. A caller that lost its connection or was restarted can repeat the call with
-// the same request id and gets the same sandbox or exec. If the first request was refused, the repeated one is decided
-// afresh. A request id belongs to one request for one sandbox: using it for another verb or exec fails with
-// already_exists. The default is a new id.
+// WithRequestID sets the id of the request. A caller that lost its connection or was restarted can repeat the call with
+// the same request id and gets the same sandbox or exec. If the first request was refused, the fleet decides the
+// repeated request again. A request id belongs to one request for one sandbox: using it for another verb or exec fails
+// with already_exists. The default is a new id.
 func WithRequestID(id string) RequestIDOption {
 	return option(func(s *settings) { s.request = &id })
 }
@@ -174,16 +176,16 @@ func WithWait(wait bool) UntilDoneOption {
 
 // WithYAML gives Create a spec as one YAML document in the format of docs/spec.md. The spec argument of Create is
 // merged over the document as spec.Merge does: scalars replace, maps are merged, lists are appended. env holds the
-// values of the variables $VAR in the text; nil means that no variable is set. The document's id and name apply unless
-// [WithID] and [WithName] give others. Copies with a source on this machine are uploaded first; relative paths start at
-// the working directory.
+// values of the variables $VAR in the text; nil means that no variable is set. [WithID] and [WithName] override the
+// document's id and name. Copies with a source on this machine are uploaded first; relative paths start at the working
+// directory.
 func WithYAML(document []byte, env map[string]string) CreateOption {
 	return option(func(s *settings) { s.yaml, s.env = document, env })
 }
 
-// WithStdout streams the exec's stdout into w as it arrives, byte for byte. The call's own goroutine makes all writes,
-// one after another, and none after the call has returned. If a write fails, the call ends with its error and the exec
-// keeps running. A slow writer does not slow the exec.
+// WithStdout streams the exec's stdout into w as it arrives, byte for byte. The goroutine that made the call also makes
+// all writes, one after another, and none after the call has returned. If a write fails, the call ends with the error
+// of the write and the exec keeps running. A slow writer does not slow the exec.
 func WithStdout(w io.Writer) ResultOption {
 	return option(func(s *settings) { s.stdout = w })
 }
@@ -193,8 +195,8 @@ func WithStderr(w io.Writer) ResultOption {
 	return option(func(s *settings) { s.stderr = w })
 }
 
-// WithCollect limits how many bytes the [Result] holds of stdout and of stderr, each. The default is
-// [DefaultCollect]; 0 collects nothing. A stream that has a writer is not collected.
+// WithCollect limits how many bytes of each of stdout and stderr the [Result] holds. The default is [DefaultCollect]; 0
+// collects nothing. A stream that has a writer is not collected.
 func WithCollect(limit int64) ResultOption {
 	return option(func(s *settings) { s.collect = limit })
 }
@@ -204,7 +206,7 @@ func WithLabels(labels map[string]string) ListOption {
 	return option(func(s *settings) { s.labels = labels })
 }
 
-// WithStates selects the sandboxes in any of these states. Without states it selects every state but deleted.
+// WithStates selects the sandboxes in any of these states. Without states it selects all sandboxes except deleted ones.
 func WithStates(states ...SandboxState) ListOption {
 	return option(func(s *settings) { s.states = texts(states) })
 }
@@ -220,25 +222,26 @@ func WithPageSize(items int) PageOption {
 	return option(func(s *settings) { s.pageSize = items })
 }
 
-// WithPage starts with the page that token names: the Next of the preceding [Page]. The default, also for an empty
-// token, is the first page.
+// WithPage starts with the page that token names: the field Next of the preceding [Page]. The default, also for an
+// empty token, is the first page.
 func WithPage(token string) PageOption {
 	return option(func(s *settings) { s.page = token })
 }
 
-// WithFrom starts with the event of this number. The default, also for 0, is 1.
+// WithFrom starts with the event that has this number. The default, also for 0, is 1.
 func WithFrom(sequence uint64) EventsOption {
 	return option(func(s *settings) { s.from = max(sequence, 1) })
 }
 
-// WithFollow says whether the sequence continues with items that are added later (true) or ends with those that exist
-// now (false, the default). Each call documents what ends a followed sequence.
+// WithFollow says whether the sequence continues with items that are added later (true) or ends with the items that
+// exist now (false, the default). Each call documents what ends a followed sequence.
 func WithFollow(follow bool) FollowOption {
 	return option(func(s *settings) { s.follow = follow })
 }
 
-// WithOffset starts one stream, [Stdout] or [Stderr], at a byte offset. The default is 0, the first byte ever printed.
-// To resume an interrupted read, pass the offset after the last byte that arrived, once for each stream.
+// WithOffset starts one stream, [Stdout] or [Stderr], at a byte offset. The default is 0, the first byte that was ever
+// printed. To resume an interrupted read, use WithOffset once for each stream, with the offset after the last byte that
+// arrived.
 func WithOffset(stream string, offset int64) OffsetOption {
 	return option(func(s *settings) {
 		if s.offsets == nil {
@@ -248,31 +251,32 @@ func WithOffset(stream string, offset int64) OffsetOption {
 	})
 }
 
-// WithService selects a service of the sandbox instead of the sandbox's own container: its output in [Sandbox.Logs] and
-// [Sandbox.LogsPage], its container as the destination in [Client.Upload].
+// WithService selects a service of the sandbox instead of the sandbox's own container. [Sandbox.Logs] and
+// [Sandbox.LogsPage] then read the output of the service; [Client.Upload] then prepares a copy into its container.
 func WithService(name string) ServiceOption {
 	return option(func(s *settings) { s.service = name })
 }
 
 // WithExclude leaves out the files and directories that the patterns match. A directory is left out with everything
-// below it. The patterns are those of a .gitignore; see [CheckExclude].
+// below it. The patterns have the syntax of a .gitignore file; see [CheckExclude].
 func WithExclude(patterns ...string) UploadOption {
 	return option(func(s *settings) { s.exclude = append(s.exclude, patterns...) })
 }
 
-// WithOwner sets the owner that all files get in the sandbox: uid or uid:gid, as numbers. By default they keep the ids
-// that they have on this machine.
+// WithOwner sets the owner that all files get in the sandbox: uid or uid:gid, as numbers. By default each file keeps
+// the numeric ids of its owner on this machine.
 func WithOwner(owner string) UploadOption {
 	return option(func(s *settings) { s.owner = owner })
 }
 
-// WithProgress reports the progress of an upload: the bytes sent so far and the bytes to send. The call's own goroutine
-// calls report every so often. It does not call report if the fleet already has the content.
+// WithProgress reports the progress of an upload: the bytes sent so far and the bytes to send. The goroutine that made
+// the call also calls report, from time to time. It never calls report if the fleet already has the content.
 func WithProgress(report func(sent, total int64)) ProgressOption {
 	return option(func(s *settings) { s.progress = report })
 }
 
-// WithChanges applies Dockerfile instructions, such as "ENV A=1", to the image made from a root file system.
+// WithChanges applies Dockerfile instructions, such as "ENV A=1", to the image that an import makes from a root file
+// system.
 func WithChanges(instructions ...string) ImportOption {
 	return option(func(s *settings) { s.changes = append(s.changes, instructions...) })
 }
@@ -283,7 +287,7 @@ func WithWorkers(names ...string) ImportOption {
 	return option(func(s *settings) { s.workers = append(s.workers, names...) })
 }
 
-// settings holds the options of one call. Each call reads only the fields of the options that it takes.
+// settings holds the options of one call. Each call reads only the fields of the options that it supports.
 type settings struct {
 	// requests
 	id, name, request *string // nil: not given
@@ -314,11 +318,10 @@ type settings struct {
 	progress                  func(sent, total int64)
 }
 
-// DefaultCollect is how many bytes of stdout and of stderr, each, a [Result] holds unless [WithCollect] says otherwise:
-// 1 MiB.
+// DefaultCollect is how many bytes of each of stdout and stderr a [Result] holds by default: 1 MiB. See [WithCollect].
 const DefaultCollect = 1 << 20
 
-// settingsOf applies options to the default settings. apply is the method of their interface, such as
+// settingsOf applies options to the default settings. apply is the method of the option interface, such as
 // ListOption.forList.
 func settingsOf[O any](opts []O, apply func(O, *settings)) *settings {
 	s := &settings{collect: DefaultCollect, from: 1}

@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-// The options of each call are part of its type, so the compiler refuses the others.
+// A call accepts only its own option type, so the compiler refuses options of other calls.
 func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
-	takers := map[string]string{ // the options of each call, without the With
+	takers := map[string]string{ // for each call, the names of its options without "With"
 		"c.Create(ctx, sdk.SandboxSpec{}, %)": "ID Name RequestID Wait YAML",
 		"s.Start(ctx, sdk.ExecSpec{}, %)":     "ID RequestID",
 		"s.Exec(ctx, sdk.ExecSpec{}, %)":      "ID RequestID Stdout Stderr Collect",
@@ -71,7 +71,7 @@ func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
 	}
 }
 
-// exportData returns a lookup of the compiled packages that the SDK is made of.
+// exportData returns a lookup function for the compiled packages that the SDK imports.
 func exportData(t *testing.T) func(path string) (io.ReadCloser, error) {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}",

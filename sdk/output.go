@@ -19,18 +19,18 @@ const (
 // Chunk is a piece of output: bytes as the command wrote them, cut at any point.
 type Chunk struct {
 	Stream string `json:"stream"` // [Stdout] or [Stderr]
-	Offset int64  `json:"offset"` // position of the first byte of Data in its stream, from 0
+	Offset int64  `json:"offset"` // position of the first byte of Data in its stream; the stream starts at 0
 	Data   []byte `json:"data"`
 
 	// At is when the chunk was stored, by the store's clock. Only [Sandbox.Logs] sets it.
 	At time.Time `json:"at,omitzero"`
 }
 
-// Output reads the exec's output, no matter when it ran: each stream in order, without gap or repeat. With [WithFollow]
-// the sequence continues until the exec has ended; without WithFollow it ends with the output that is stored now. It
-// also ends when ctx ends or after the first error.
+// Output reads the exec's output, no matter when the exec ran: each stream in order, without gaps or repeats. With
+// [WithFollow] the sequence continues until the exec has ended. Without WithFollow it ends with the output that is
+// stored now. It also ends when ctx ends or after the first error.
 //
-// To resume after an interruption, pass to [WithOffset] the offset after the last byte of each stream.
+// To resume an interrupted read, pass to [WithOffset] the offset after the last byte of each stream that arrived.
 //
 // Options: [WithFollow], [WithOffset]. Errors: not_found; out_of_range with reason output_not_kept if the log has lost
 // part of the output, and with reason sequence_beyond_end for an offset beyond the end of an exec that has ended;
@@ -84,9 +84,9 @@ func (x *Exec) output(ctx context.Context, o *settings, s *yielder) error {
 }
 
 // OutputPage asks a coordinator, once, for a piece of one stream of the exec's output, starting at the byte offset.
-// limit is the number of bytes, 1 to [protocol.MaxOutputPage]; 0 means the maximum. The page may hold fewer bytes; it
-// holds none if the exec has not printed more yet. OutputPage is for clients that may not read the streams;
-// [Exec.Output] reads the streams directly and can follow.
+// limit is the number of bytes, 1 to [protocol.MaxOutputPage]; 0 means the maximum. The page may hold fewer bytes. It
+// is empty if the exec has not printed more yet. OutputPage is for clients without permission to read the stream in
+// NATS; [Exec.Output] reads that stream directly and can follow the output.
 //
 // Errors: not_found; out_of_range with reason sequence_beyond_end for an offset beyond the end; resource_exhausted with
 // reason too_many_reads.
@@ -103,11 +103,11 @@ func (x *Exec) OutputPage(ctx context.Context, stream string, offset int64, limi
 	return reply.Output, nil
 }
 
-// yielder is the sink that yields chunks to the caller's loop.
+// yielder is a sink that yields chunks to the caller's loop.
 type yielder struct {
 	yield   func(Chunk, error) bool
 	stopped bool      // the caller has left its loop
-	at      time.Time // when the chunk that is being written was stored
+	at      time.Time // when the current chunk was stored
 }
 
 func (s *yielder) write(stream string, offset int64, data []byte) error {
@@ -120,8 +120,9 @@ func (s *yielder) write(stream string, offset int64, data []byte) error {
 
 func (s *yielder) wants(string) bool { return !s.stopped }
 
-// Reader reads one stream of the exec's output, [Stdout] or [Stderr], from a byte offset to the end of the exec, which
-// is io.EOF. Close the reader or end ctx to stop earlier; the exec continues. Errors are those of [Exec.Output].
+// Reader reads one stream of the exec's output, [Stdout] or [Stderr], from a byte offset. At the end of the exec it
+// returns io.EOF. Close the reader or end ctx to stop earlier; the exec continues. Errors are the same as for
+// [Exec.Output].
 func (x *Exec) Reader(ctx context.Context, stream string, offset int64) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
@@ -149,7 +150,7 @@ type outputReader struct {
 	cancel context.CancelFunc
 }
 
-// Close ends the reading.
+// Close stops the reader.
 func (r *outputReader) Close() error {
 	r.cancel()
 	return r.PipeReader.Close()

@@ -4,5 +4,5 @@ package sdk
 
 import "io/fs"
 
-// owner is root, where files have no numeric owners.
+// owner returns the ids of root: on this system files have no numeric owners.
 func owner(fs.FileInfo) (uid, gid int) { return 0, 0 }

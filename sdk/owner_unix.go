@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// owner returns the ids of the file's owner.
+// owner returns the numeric ids of the file's owner and group.
 func owner(info fs.FileInfo) (uid, gid int) {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(stat.Uid), int(stat.Gid)

@@ -10,7 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PlainClient connects a NATS client without the SDK to the server at url, until the test ends.
+// PlainClient connects a NATS client without the SDK to the server at url. The connection lasts until the end of the
+// test.
 func PlainClient(t *testing.T, url string) natsjs.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url)

@@ -22,19 +22,21 @@ type Request struct {
 	Verb    string           // such as [protocol.VerbCreate]
 	Sandbox string           // the sandbox's id or, except for a create, its name
 	ID      string           // id of the request; empty: a new id
-	Payload protocol.Request // Submit sets its version
+	Payload protocol.Request // Submit sets the version in it
 
-	after uint64 // record of the history that precedes the request's effect; 0: not known
+	after uint64 // record before the request's effect in the history; 0: not known
 }
 
-// Submit sends a request and waits for its answer. If none arrives, it sends the request again with the same id; if
-// only the answer was lost, it reads the effect of the request. If ctx ends first, the request may still be carried
-// out; to learn whether it was, submit it again with the same ID. Without a deadline Submit gives up after
-// [RequestTries] times the request timeout with deadline_exceeded. The error has a reason, such as log_full, if the
-// fleet said why it has not decided the request yet; the stored request will be decided later. While the fleet reports
-// that its log is full, new creates and execs fail at once with resource_exhausted and reason log_full.
+// Submit sends a request and waits for its answer. If no answer arrives, Submit sends the request again with the same
+// id. If only the answer was lost, it reads the effect of the request. If ctx ends first, the request may still be
+// carried out; to learn whether it was, submit it again with the same ID.
 //
-// Submit does not validate the payload; the coordinator does. Errors name the fields of specs below "spec", as
+// Without a deadline Submit gives up with deadline_exceeded after [RequestTries] times the request timeout. The error
+// has a reason, such as log_full, if the fleet said why it has not decided the request yet; the stored request will be
+// decided later. While the fleet reports that its log is full, new creates and execs fail at once with
+// resource_exhausted and reason log_full.
+//
+// Submit does not validate the payload; the coordinator does. Errors name fields of the spec below "spec", as
 // everywhere in this package.
 func (r *Raw) Submit(ctx context.Context, request Request) (*protocol.Reply, error) {
 	if err := protocol.ValidateID("sandbox", request.Sandbox); err != nil {
@@ -48,9 +50,9 @@ func (r *Raw) Submit(ctx context.Context, request Request) (*protocol.Reply, err
 	return r.client.ask(ctx, request, submitBounded)
 }
 
-// Query asks an endpoint of the read service, such as [protocol.EndpointGet], once. Errors: those of the endpoint;
-// invalid_argument naming the field endpoint if coordinators answer but do not serve it; unavailable if no coordinator
-// is running.
+// Query asks an endpoint of the read service, such as [protocol.EndpointGet], once. Errors: the errors of the endpoint;
+// invalid_argument naming the field endpoint if no running coordinator serves the endpoint; unavailable if no
+// coordinator is running.
 func (r *Raw) Query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
 	if err := protocol.ValidateID("endpoint", endpoint); err != nil {
 		return nil, err
@@ -59,8 +61,8 @@ func (r *Raw) Query(ctx context.Context, endpoint string, q protocol.Query) (*pr
 	if protocol.CodeOf(err) != protocol.Unavailable || ctx.Err() != nil {
 		return reply, err
 	}
-	// NATS reports an unknown endpoint as it reports the absence of coordinators. Query again after a ping has been
-	// answered: a coordinator may have started in between.
+	// NATS gives the same error for an unknown endpoint and for missing coordinators. If a ping is answered, query
+	// again: a coordinator may have started in between.
 	if _, pingErr := r.client.Ping(ctx); pingErr != nil {
 		return nil, err
 	}
@@ -70,10 +72,9 @@ func (r *Raw) Query(ctx context.Context, endpoint string, q protocol.Query) (*pr
 	return reply, err
 }
 
-// History reads the batches of a sandbox's history whose record (the stream sequence of their message) is greater than
-// after; 0 reads all. sandbox is an id or a name. To find the sandbox of a name, History asks a coordinator; the
-// history of an id is read without one. The result is complete up to the moment of the call, and empty for an unknown
-// sandbox.
+// History reads the batches of a sandbox's history that come after a record. A record is the stream sequence of a
+// batch's message; 0 reads all batches. sandbox is an id or a name. History needs a coordinator only to find the
+// sandbox of a name. The result is complete up to the moment of the call, and empty for an unknown sandbox.
 func (r *Raw) History(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err
@@ -88,10 +89,10 @@ func (r *Raw) History(ctx context.Context, sandbox string, after uint64) ([]*pro
 }
 
 // Live calls handle with each batch appended to a sandbox's history from now on, until stop is called. It uses its own
-// subscription and replays nothing. Batches are lost while the connection is down, and when a server of a cluster dies
-// after storing a batch and before publishing it. A gap in the sequence reveals a loss only if another batch follows,
-// so a caller that waits for something must also read [Raw.History] from time to time. handle must not block for long.
-// sandbox must be an id: a name gets no batches.
+// subscription and delivers no earlier batches. Batches are lost while the connection is down, and when a server of a
+// cluster dies after storing a batch and before publishing it. A gap in the sequence shows a loss only when another
+// batch follows. A caller that waits for something must therefore also read [Raw.History] from time to time. handle
+// must not block for long. sandbox must be an id: for a name no batches arrive.
 func (r *Raw) Live(sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// wire is a TCP proxy between a client and NATS whose connections can be cut.
+// wire is a TCP proxy between a client and NATS. The test can cut its connections.
 type wire struct {
 	listener net.Listener
 	server   string
@@ -84,7 +84,7 @@ func anExecThatEndsDuringAnOutageIsNoticed(t *testing.T, f *fleet.Fleet) {
 	}
 	defer far.Close()
 	box := far.Sandbox(s.ID())
-	// A new feed reads the history once by itself; let that pass.
+	// A new feed reads the history once by itself; wait until it has done so.
 	if _, err := box.Exec(ctx, command("sleep", "0.8")); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func streamedLogs(ctx context.Context, s *sdk.Sandbox) iter.Seq2[sdk.Chunk, erro
 	return x.Output(ctx)
 }
 
-// output is a writer that can be read while it is written to.
+// output is a writer with contents that can be read while another goroutine writes.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -191,7 +191,7 @@ func TestFollowedServiceLogsAreComplete(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Grace = protocol.Duration(30 * time.Second) // time to print while stopping
+	spec.Grace = protocol.Duration(30 * time.Second) // leaves the exec time to print while it is being stopped
 	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20,
 		Command: []string{"sh", "-c",
 			"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do " +
@@ -214,7 +214,7 @@ func TestFollowedServiceLogsAreComplete(t *testing.T) {
 				ended <- err
 				return
 			}
-			if k.Stream == sdk.Stdout { // the shell itself prints on stderr
+			if k.Stream == sdk.Stdout { // on stderr the shell prints messages of its own
 				_, _ = out.Write(k.Data)
 			}
 		}
@@ -228,7 +228,7 @@ func TestFollowedServiceLogsAreComplete(t *testing.T) {
 	select {
 	case err := <-ended:
 		t.Fatalf("the sequence ended during the outage: %v", err)
-	case <-time.After(7 * time.Second): // long enough for retries
+	case <-time.After(7 * time.Second): // long enough for several retries
 	}
 	w.setCut(false)
 	f.Eventually(10*time.Second, "output continues", out.is("first\nsecond\n"))

@@ -19,7 +19,7 @@ type Result struct {
 	Started  time.Time `json:"started,omitzero"`
 	Ended    time.Time `json:"ended,omitzero"`
 
-	// The collected output: each stream up to the limit of [WithCollect], and nothing of a stream that had a writer.
+	// The collected output: each stream up to the limit of [WithCollect]. A stream that had a writer is not collected.
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
 
@@ -31,16 +31,16 @@ type Result struct {
 	// reason disk_full, the host's disk was full.
 	OutputError *Error `json:"output_error,omitempty"`
 
-	// OOMKills is how many processes of the sandbox the kernel killed for lack of memory while the exec ran.
+	// OOMKills is how many processes of the sandbox the kernel killed for lack of memory during the exec.
 	OOMKills int `json:"oom_kills,omitempty"`
 
 	Incomplete bool   `json:"incomplete,omitempty"` // the fleet kept more output than Stdout and Stderr hold
 	Sequence   uint64 `json:"sequence"`             // number of the event that ended the exec
 }
 
-// Err is nil for an exec that ended by itself, whatever its exit code. Otherwise it says why the exec ended: the exec's
-// own error if it could not run or was interrupted; the code cancelled if it was cancelled; deadline_exceeded with
-// reason timeout if it ran longer than its timeout.
+// Err returns nil for an exec that ended by itself, whatever its exit code. Otherwise it returns why the exec ended:
+// the exec's own error if it could not run or was interrupted; the code cancelled if it was cancelled;
+// deadline_exceeded with reason timeout if it ran longer than its timeout.
 func (r *Result) Err() error {
 	switch r.State {
 	case protocol.ExecStateFinished:
@@ -68,10 +68,10 @@ func resultOf(e *Event) *Result {
 	return r
 }
 
-// destination receives one stream of a call: it writes to w or, without w, collects up to limit bytes.
+// destination receives one stream of an exec: it writes to w or, without w, collects up to limit bytes.
 type destination struct {
 	w     io.Writer
-	start int64 // offset of the first wanted byte
+	start int64 // offset of the first byte that the caller wants
 	limit int64
 	data  []byte
 }
@@ -94,7 +94,7 @@ func (d *destination) write(data []byte) error {
 
 func (d *destination) wants() bool { return d.w != nil || int64(len(d.data)) < d.limit }
 
-// isIncomplete reports whether a stream of total bytes has more than were collected.
+// isIncomplete reports whether fewer than total bytes of the stream were collected.
 func (d *destination) isIncomplete(total int64) bool {
 	return d.w == nil && d.start+int64(len(d.data)) < total
 }

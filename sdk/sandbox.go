@@ -21,9 +21,9 @@ type Sandbox struct {
 type known struct {
 	mu    sync.Mutex
 	id    string
-	found bool // id is known to be an id; otherwise it may be a name or the beginning of an id
+	found bool // id is an id; if false, it may also be a name or the beginning of an id
 	info  SandboxInfo
-	newer uint64 // newest event that a call on the handle or on one of its execs has seen; info may be older
+	newer uint64 // newest event seen by calls on the handle or its execs; info may be older
 }
 
 func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
@@ -32,36 +32,36 @@ func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
 
 // Sandbox makes a handle from an id or a name without asking whether such a sandbox exists. Its Info is empty until a
 // call on the handle learns the state of the sandbox. The first call finds the sandbox and binds the handle to it:
-// later calls reach the same sandbox even if another one takes the name.
+// later calls reach the same sandbox even if another sandbox takes the name.
 func (c *Client) Sandbox(idOrName string) *Sandbox {
 	return &Sandbox{client: c, known: known{
 		id: idOrName, found: protocol.IsGeneratedID(idOrName), info: SandboxInfo{Tenant: c.tenant, ID: idOrName}}}
 }
 
-// ID returns the sandbox's id. A handle made from a name, or from the beginning of an id, returns that text until its
-// first call has found the sandbox.
+// ID returns the sandbox's id. If the handle was made from a name or from the beginning of an id, ID returns that text
+// until the first call has found the sandbox.
 func (s *Sandbox) ID() string {
 	id, _ := s.ref()
 	return id
 }
 
-// Info returns the sandbox as of the last call on this handle. It does not change by itself; [Sandbox.Refresh] reads
-// the current state. Info().Sequence is the number of the last event that it includes. The waits on the handle notice
-// everything after that event.
+// Info returns the state of the sandbox as the last call on this handle learned it. Info does not change by itself;
+// [Sandbox.Refresh] reads the current state. Info().Sequence is the number of the last event that is included.
+// WaitReady, WaitStopped and WaitDeleted on the handle notice every later event.
 func (s *Sandbox) Info() SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.info
 }
 
-// ref returns the text that the handle has for the sandbox, and whether it is known to be an id.
+// ref returns the text by which the handle names the sandbox, and whether the text is known to be an id.
 func (k *known) ref() (text string, found bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.id, k.found
 }
 
-// learn keeps the state in an answer, unless the handle knows a newer one.
+// learn stores the state from an answer, unless the handle knows a newer state.
 func (k *known) learn(info *SandboxInfo) {
 	if info == nil {
 		return
@@ -76,7 +76,7 @@ func (k *known) learn(info *SandboxInfo) {
 	}
 }
 
-// saw records the number of an event that a call has seen, so that later reads are at least as new.
+// saw records the number of an event that a call has seen. Later reads must be at least as new.
 func (k *known) saw(sequence uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -93,8 +93,8 @@ func (k *known) newest() uint64 {
 // Create creates a sandbox and waits until it is ready or, with WithWait(false), until the request is accepted. If the
 // sandbox was accepted and then failed, Create returns both the handle and the error.
 //
-// If ctx ends first, the sandbox may exist, and its creation continues: delete it, or repeat the call with the same
-// [WithRequestID] to get it.
+// If ctx ends first, the sandbox may exist, and its creation continues. Delete it, or repeat the call with the same
+// [WithRequestID] to get a handle for it.
 //
 // Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
 // already_exists naming the field id if the id was ever used, or with reason name_taken if a sandbox that is pending,
@@ -122,9 +122,9 @@ func (c *Client) Create(ctx context.Context, spec SandboxSpec, opts ...CreateOpt
 	return s, err
 }
 
-// Get reads a sandbox by its id or name, once. A name refers to the sandbox that is pending, ready or stopped and has
-// this name. If there is none, it refers to the last one that had the name and whose history is still kept. Errors:
-// not_found; unavailable if no coordinator is running.
+// Get reads a sandbox by its id or name, once. A name refers to the sandbox that has this name and is pending, ready or
+// stopped. If there is no such sandbox, the name refers to the last sandbox that had it, as long as that sandbox's
+// history is kept. Errors: not_found; unavailable if no coordinator is running.
 func (c *Client) Get(ctx context.Context, idOrName string) (*Sandbox, error) {
 	s := c.Sandbox(idOrName)
 	return s, s.Refresh(ctx)
@@ -148,8 +148,8 @@ func (s *Sandbox) Refresh(ctx context.Context) error {
 	return err
 }
 
-// Explain says what the sandbox waits for, and for each host why it does or does not accept the sandbox. Errors:
-// not_found; unavailable if no coordinator is running.
+// Explain returns what the sandbox waits for, and why each host does or does not accept the sandbox. Errors: not_found;
+// unavailable if no coordinator is running.
 func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 	id, err := s.find(ctx, findOnce)
 	if err != nil {
@@ -162,7 +162,7 @@ func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 	return reply.Explain, nil
 }
 
-// Stop ends the running execs and stops the sandbox, which can be resumed. It waits until the sandbox has stopped or,
+// Stop ends the running execs and stops the sandbox, which can be resumed. Stop waits until the sandbox has stopped or,
 // with WithWait(false), until the request is accepted. Stopping a stopped sandbox succeeds.
 //
 // If ctx ends first, the request may still be carried out; repeating the call is safe.
@@ -174,13 +174,13 @@ func (s *Sandbox) Stop(ctx context.Context, opts ...ChangeOption) error {
 }
 
 // Resume starts a stopped sandbox again and waits until it is ready. Resuming a ready sandbox succeeds. Options, errors
-// and the effect of ctx are those of [Sandbox.Stop].
+// and the effect of ctx are the same as for [Sandbox.Stop].
 func (s *Sandbox) Resume(ctx context.Context, opts ...ChangeOption) error {
 	return control(ctx, s, protocol.VerbResume, opts, untilReady)
 }
 
-// Delete ends the running execs, removes everything of the sandbox except its history, and waits until that is done.
-// Deleting a deleted sandbox succeeds. Options, errors and the effect of ctx are those of [Sandbox.Stop].
+// Delete ends the running execs, removes everything of the sandbox except its history, and waits until all is removed.
+// Deleting a deleted sandbox succeeds. Options, errors and the effect of ctx are the same as for [Sandbox.Stop].
 func (s *Sandbox) Delete(ctx context.Context, opts ...ChangeOption) error {
 	return control(ctx, s, protocol.VerbDelete, opts, untilDeleted)
 }
@@ -193,9 +193,9 @@ func control(ctx context.Context, s *Sandbox, verb string, opts []ChangeOption, 
 	return change{sandbox: s, verb: verb, settings: o, until: until}.do(ctx)
 }
 
-// Extend sets the sandbox's remaining lifetime: the sandbox is deleted when ttl, counted from now, has passed, whether
-// that is sooner or later than before. See [protocol.SandboxSpec.TTL]. Extend returns once the request is accepted. If
-// ctx ends first, the request may still be carried out; repeating the call is safe.
+// Extend sets the sandbox's remaining lifetime: the sandbox is deleted when ttl, counted from now, has passed. The new
+// time may be sooner or later than the old one. See [protocol.SandboxSpec.TTL]. Extend returns once the request is
+// accepted. If ctx ends first, the request may still be carried out; repeating the call is safe.
 //
 // Option: [WithRequestID]. Errors: not_found; invalid_argument if ttl is not positive; failed_precondition if the
 // sandbox has failed or is deleted.
@@ -216,9 +216,10 @@ func (s *Sandbox) Extend(ctx context.Context, ttl time.Duration, opts ...Request
 const parallelDeletes = 16
 
 // DeleteByLabels deletes every sandbox that has all of the labels, and returns the sandboxes that it deleted. If one
-// delete fails, the others continue; the error is the first one. When ctx ends, accepted deletes continue.
+// delete fails, the others continue, and DeleteByLabels returns the first error. When ctx ends, accepted deletes
+// continue.
 //
-// Option: [WithWait]. Errors: invalid_argument if labels is empty; those of [Client.List] and [Sandbox.Delete].
+// Option: [WithWait]. Errors: invalid_argument if labels is empty; the errors of [Client.List] and [Sandbox.Delete].
 func (c *Client) DeleteByLabels(ctx context.Context, labels map[string]string, opts ...DeleteByLabelsOption) (
 	[]*Sandbox, error) {
 	if len(labels) == 0 {

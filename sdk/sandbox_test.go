@@ -13,7 +13,7 @@ import (
 
 func aRepeatedRequestFindsWhatTheFirstDid(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
-	const nextTry = 30 * time.Second // a repeated request must be answered before it is sent again
+	const nextTry = 30 * time.Second // the client sends a request again after this time
 	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), RequestTimeout: nextTry})
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func aRepeatedRequestFindsWhatTheFirstDid(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// A stop or resume that was carried out and is repeated after its opposite changes nothing and waits for nothing.
+// Repeating a stop or resume after its opposite changes nothing and waits for nothing.
 func aRepeatedStopDoesNotStopAgain(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec())
@@ -110,7 +110,7 @@ func aWaitForReadyReturnsTheFailure(t *testing.T, f *fleet.Fleet) {
 	ctx, spec := f.Context(time.Minute), f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: "/etc", Target: "/data"}}
 	_, err := f.Client.Create(ctx, spec, sdk.WithName("failed"))
-	// The create is refused at once, since no host could ever accept it.
+	// The create is refused at once: no host could ever accept it.
 	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied)
 	_, err = f.Client.Get(ctx, "failed")
 	wantError(t, err, protocol.NotFound, "")

@@ -7,13 +7,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// fleetStatus holds the coordinators' latest report of whether they decide requests.
+// fleetStatus holds the coordinators' latest report on whether they decide requests.
 type fleetStatus struct {
 	latest atomic.Pointer[report]
 }
 
 type report struct {
-	waiting *Error // why they do not decide; nil: they do
+	waiting *Error // why coordinators decide no requests; nil if they do
 	at      time.Time
 }
 
@@ -21,7 +21,7 @@ func (s *fleetStatus) update(m *protocol.Status) {
 	s.latest.Store(&report{waiting: m.Waiting, at: time.Now()})
 }
 
-// waiting returns why coordinators decide no creates and execs at present. It returns nil if they do, or if their last
+// waiting returns why coordinators decide no creates and execs now. It returns nil if they do decide, or if their last
 // report is too old.
 func (s *fleetStatus) waiting() *Error {
 	r := s.latest.Load()
@@ -31,9 +31,9 @@ func (s *fleetStatus) waiting() *Error {
 	return r.waiting
 }
 
-// refusal returns the error of a create or exec that is not sent because the event log has no room for its events.
-// Other requests are sent, since they free room. If coordinators do not decide for another reason, all requests are
-// sent and stored.
+// refusal returns the error of a create or exec that the client does not send, because the event log has no room for
+// its events. Other requests are sent: they free room. If coordinators do not decide for another reason, all requests
+// are sent and stored.
 func (s *fleetStatus) refusal(verb string) error {
 	if verb != protocol.VerbCreate && verb != protocol.VerbExec {
 		return nil

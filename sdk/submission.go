@@ -9,24 +9,24 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// submitMode says when a submission without an answer gives up.
+// submitMode says when a submission gives up waiting for an answer.
 type submitMode int
 
 const (
-	submitBounded submitMode = iota // when the context ends or, if it has no deadline, after giveUpAfter
-	submitForever                   // when the context ends
+	submitBounded submitMode = iota // gives up when the context ends or, if it has no deadline, after giveUpAfter
+	submitForever                   // gives up when the context ends
 )
 
 const (
 	firstLookup = time.Second            // how long to wait for an answer before looking for the effect of the request
 	warnAfter   = 5 * time.Second        // when to log that a request waits
-	warnPause   = time.Minute            // least time between two such warnings of one client
+	warnPause   = time.Minute            // minimum time between two such warnings of one client
 	retryPause  = 250 * time.Millisecond // how long to wait after a failed attempt
-	maxResend   = 2 * time.Minute        // longest time between two copies of a stored request
+	maxResend   = 2 * time.Minute        // maximum time between two copies of a stored request
 )
 
-// submission is one request under way. It runs in its own goroutine, because the effect of a request may arrive before
-// the answer to it.
+// submission is one request that is being sent. It runs in its own goroutine, because the effect of a request may
+// arrive before the answer.
 type submission struct {
 	client  *Client
 	request Request
@@ -34,8 +34,8 @@ type submission struct {
 	waiting atomic.Pointer[waiting] // the latest interim answer
 	refused atomic.Pointer[Error]   // why the latest attempt to store the request failed
 
-	replies <-chan *protocol.Reply // from the inbox: any number of interim answers, then the outcome; see isOutcome
-	found   chan *protocol.Reply   // the outcome, if the answer was lost and the effect was found
+	replies <-chan *protocol.Reply // any number of interim answers, then the outcome; see isOutcome
+	found   chan *protocol.Reply   // the outcome, from the effect of the request if only the answer was lost
 	failed  chan error
 	stop    func()
 }
@@ -69,7 +69,7 @@ func (c *Client) ask(ctx context.Context, r Request, mode submitMode) (*protocol
 	return sub.wait(ctx)
 }
 
-// wait returns the outcome. An outcome that is an error is returned as the error.
+// wait returns the outcome. If the outcome is an error, wait returns it as its error.
 func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	for {
 		var reply *protocol.Reply
@@ -101,7 +101,7 @@ func (s *submission) isOutcome(reply *protocol.Reply) bool {
 	return false
 }
 
-// whyWaiting returns why the fleet has not decided the request, nil if the fleet gave no reason.
+// whyWaiting returns why the fleet has not decided the request. It returns nil if the fleet gave no reason.
 func (s *submission) whyWaiting() *Error {
 	if w := s.waiting.Load(); w != nil {
 		return w.why
@@ -109,7 +109,7 @@ func (s *submission) whyWaiting() *Error {
 	return s.client.status.waiting()
 }
 
-// explain extends the error of a call that gave up with the reason why the fleet has not decided the request.
+// explain adds the reason why the fleet has not decided the request to the error of a call that gave up.
 func (s *submission) explain(err error) error {
 	why := s.whyWaiting()
 	if why == nil || !isContextEnd(err) {
@@ -121,8 +121,8 @@ func (s *submission) explain(err error) error {
 	return &typedError{&typed, err}
 }
 
-// check returns the error of an outcome, with fields named as in the caller's spec and options. It returns an internal
-// error for an outcome that lacks the sandbox or exec.
+// check returns the error of an outcome. Its fields have the names that they have in the caller's spec and options. An
+// outcome without the sandbox or exec is an internal error.
 func (s *submission) check(reply *protocol.Reply) error {
 	verb := s.request.Verb
 	if reply.Error != nil {
@@ -135,7 +135,7 @@ func (s *submission) check(reply *protocol.Reply) error {
 		s.request.Sandbox)
 }
 
-// withIDField names the field of an id that was used before, which coordinators do not name.
+// withIDField adds the field name to the error for an id that was used before. Coordinators do not name this field.
 func withIDField(e *Error) *Error {
 	if e.Code != protocol.AlreadyExists || e.Field != "" {
 		return e
@@ -150,8 +150,8 @@ func withIDField(e *Error) *Error {
 	return &named
 }
 
-// run publishes the request, repeatedly, until an answer arrives, the effect of the request is found, an error ends it,
-// or it gives up.
+// run publishes the request repeatedly. It ends when an answer arrives, the effect of the request is found, an error
+// ends the submission, or the submission gives up.
 func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	c := s.client
 	if err := c.status.refusal(s.request.Verb); err != nil {
@@ -192,7 +192,7 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 }
 
 // refuse ends the submission with err before the request is stored. If an earlier copy of the request was carried out,
-// the submission ends with that outcome instead.
+// the submission ends with the outcome of that copy instead.
 func (s *submission) refuse(ctx context.Context, err error) {
 	if reply := s.lookUp(ctx); reply != nil {
 		s.found <- reply

@@ -15,7 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The client sends the request again while its first copy waits for a majority of the servers. It is carried out.
+// The client sends the request again while its first copy waits for a majority of the servers. The request is carried
+// out.
 func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Servers: 3, Workers: -1})
@@ -29,7 +30,7 @@ func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 	if leader < 0 {
 		t.Fatal("the queue of requests has no leader")
 	}
-	const patience = time.Second // short, so that the request is sent again while no server can store it
+	const patience = time.Second // short, to send the request again while no server can store it
 	client, err := sdk.Connect(ctx, sdk.Options{URL: f.Servers[leader].ClientURL(), RequestTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +85,8 @@ func TestARepeatedExtendExtendsOnce(t *testing.T) {
 	}
 }
 
-// A repeated request gets the answer of the first, accepted or refused, even if one client sends both at once.
+// A repeated request gets the same answer as the first request, accepted or refused, even if one client sends both at
+// once.
 func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -166,7 +168,7 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 	}
 }
 
-// While the log is full, a client that gives up says so, and new requests are refused without being stored.
+// While the log is full, a client that gives up reports so, and new requests are refused without being stored.
 func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -209,7 +211,7 @@ func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
 	}
 }
 
-// A wait survives a coordinator that is down for a while.
+// A wait continues while the coordinator is down for a while.
 func TestAWaitForAnImageSurvivesACoordinatorOutage(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -56,7 +56,7 @@ func (a *archive) tree(info fs.FileInfo) error {
 	return a.dir(root, "", info)
 }
 
-// single writes a source that is a single file.
+// single writes the stream for a source that is a single file.
 func (a *archive) single(info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return protocol.Invalid("source", "%s is neither a file nor a directory", a.source)
@@ -68,8 +68,8 @@ func (a *archive) single(info fs.FileInfo) error {
 	return a.file(f, ".", info)
 }
 
-// dir adds the entries of a directory, sorted by name. root must be the directory that info describes: another process
-// may have replaced it.
+// dir adds the entries of a directory, sorted by name. It returns an error if root is not the directory that info
+// describes: another process may have replaced the directory.
 func (a *archive) dir(root *os.Root, name string, info fs.FileInfo) error {
 	d, err := root.Open(".")
 	if err != nil {
@@ -113,7 +113,7 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 	}
 	switch mode := info.Mode(); {
 	case mode.IsRegular():
-		// Does not block if somebody replaced the file by a pipe.
+		// O_NONBLOCK: if another process has replaced the file by a pipe, the open does not block.
 		f, err := root.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			return fileError(err)
@@ -142,14 +142,15 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 	return protocol.Invalid("source", "%s is neither a file, a directory nor a link", a.path(name))
 }
 
-// path returns the path of an entry on this machine, for errors.
+// path returns the path of an entry on this machine, for error messages.
 func (a *archive) path(name string) string { return filepath.Join(a.source, filepath.FromSlash(name)) }
 
 func (a *archive) changed(name string) error {
 	return protocol.Errorf(protocol.FailedPrecondition, "", "%s changed while it was read", a.path(name))
 }
 
-// file adds a file and closes it. f must be the file that info describes: another process may have replaced it.
+// file adds a file and closes f. It returns an error if f is not the file that info describes: another process may have
+// replaced the file.
 func (a *archive) file(f *os.File, name string, info fs.FileInfo) error {
 	defer f.Close()
 	now, err := f.Stat()

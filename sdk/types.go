@@ -2,20 +2,20 @@ package sdk
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// The types below are those of package protocol, which documents their fields. They are the same types, so values of
-// either name can be used for the other.
+// The types below are aliases of types in package protocol, which documents their fields. Values of either name can be
+// used for the other.
 
 // SandboxSpec says what a sandbox is: image, command, resources, network, mounts, services. Only Image is required.
-// Disk needs a host whose storage driver supports quotas. A create is refused early if no host's driver does; where
-// quotas also depend on how the host's file system is mounted, only the creation of the container shows it, and the
-// sandbox then fails with failed_precondition and the field spec.disk.
+// Disk needs a host with a storage driver that supports quotas. A create is refused early if no host has such a driver.
+// On some hosts, quotas also depend on how the file system is mounted. There the sandbox fails while its container is
+// created, with failed_precondition and the field spec.disk.
 type SandboxSpec = protocol.SandboxSpec
 
 // ExecSpec says what an exec runs. Only Command, an argv without a shell, is required.
 type ExecSpec = protocol.ExecSpec
 
 // Copy places an uploaded tree into a container of the sandbox before that container starts for the first time.
-// [Client.Upload] returns one.
+// [Client.Upload] returns a Copy.
 type Copy = protocol.Copy
 
 // Mount binds a file or directory of the host into the sandbox, read-only unless Writable is set. The operator's
@@ -47,7 +47,7 @@ type Healthcheck = protocol.Healthcheck
 type Bytes = protocol.Bytes
 
 // Duration is a time.Duration that is written "1h30m" in text. Duration(d) converts a time.Duration; the method Std
-// converts back.
+// converts it back.
 type Duration = protocol.Duration
 
 // SandboxInfo is a sandbox as a coordinator last described it: its spec, its state, where it runs and why it failed.
@@ -91,16 +91,16 @@ type EventPage = protocol.EventPage
 // OutputPage is a piece of one stream of output, as [Exec.OutputPage] and [Sandbox.LogsPage] return it.
 type OutputPage = protocol.OutputPage
 
-// Explanation says what a sandbox waits for, and why each host does or does not take it.
+// Explanation says what a sandbox waits for, and why each host does or does not accept it.
 type Explanation = protocol.Explanation
 
 // Ping says which coordinator answered, and how durable the deployment is.
 type Ping = protocol.Ping
 
-// Host is a host of the fleet: what its worker reports, with the fields that the coordinators add.
+// Host is a host of the fleet: what its worker reports, and the fields that coordinators add.
 type Host = protocol.Host
 
-// ImportedImage is an image that was imported into the fleet, with the workers whose hosts get it.
+// ImportedImage is an image that was imported into the fleet, with the workers that get it.
 type ImportedImage = protocol.WantedImage
 
 // HostImages lists the images that one worker manages.
@@ -109,11 +109,11 @@ type HostImages = protocol.HostImages
 // HostImage is one image on one host.
 type HostImage = protocol.HostImage
 
-// Error is the error of every call. Get it with errors.As; compare its code with errors.Is and a sentinel such as
-// [ErrNotFound].
+// Error is the error type of every call. Get an Error with errors.As; compare its code with errors.Is and a sentinel
+// such as [ErrNotFound].
 type Error = protocol.Error
 
-// Code says what kind of error an [Error] is. The list is closed.
+// Code says what kind of error an [Error] is. The set of codes is fixed.
 type Code = protocol.Code
 
 // Sentinels for errors.Is, one for each [Code].

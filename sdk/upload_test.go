@@ -13,7 +13,7 @@ func TestAnInterruptedUploadIsRetried(t *testing.T) {
 	cancel()
 	for name, c := range map[string]struct {
 		ctx   context.Context
-		fails []error // of the first tries; later ones succeed
+		fails []error // errors of the first attempts; later attempts succeed
 		tries int
 		want  protocol.Code
 	}{

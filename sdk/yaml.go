@@ -7,8 +7,8 @@ import (
 )
 
 // specFromYAML returns the spec of a create with [WithYAML]: the document with parameters merged over it. It uploads
-// the files of this machine that the document copies. It takes the id and the name from the document unless options
-// gave them.
+// the files of this machine that the document copies. It takes the id and the name from the document unless options set
+// them.
 func specFromYAML(ctx context.Context, c *Client, o *settings, parameters SandboxSpec) (SandboxSpec, error) {
 	d, err := spec.Parse(o.yaml, spec.Options{Env: o.env})
 	if err != nil {

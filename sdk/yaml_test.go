@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The call passes all checks and ends at the upload, whose source does not exist.
+// The call passes all checks. It ends at the upload, because the source does not exist.
 func TestYAMLMayCopyTwoFilesIntoOneDirectory(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a", "b"} {

@@ -14,7 +14,7 @@ const (
 	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
 	alikeMost   = 20  // lines with the same message within alikeIn
-	oneMost     = 6   // lines with the same message from one sandbox within alikeIn; the rest is for other sandboxes
+	oneMost     = 6   // lines with the same message from one sandbox within alikeIn; leaves lines for other sandboxes
 	debugMost   = 600 // lines with the same message from one sandbox within alikeIn, at debug level
 	linesKept   = 2000
 	sandboxKey  = "sandbox" // the attribute that names the sandbox
@@ -29,12 +29,12 @@ type Handler struct {
 	told    *told
 }
 
-// told records what was logged. All loggers derived from the same one share it.
+// told remembers what was logged. All loggers derived from the same one share it.
 type told struct {
 	mu       sync.Mutex
 	lines    map[string]*line
-	messages map[string]*message // of all sandboxes; a program has a limited number of messages
-	ofOne    map[alike]*message  // of each sandbox
+	messages map[string]*message // by message, for all sandboxes; a program has a limited number of messages
+	ofOne    map[alike]*message  // by message and sandbox
 }
 
 // line is the state of one line: a record with all its attributes as text.
@@ -125,8 +125,8 @@ func (h *Handler) words(r slog.Record) string {
 	return words.String()
 }
 
-// may reports whether to log a line, and how many similar lines were left out since the last one. It calls words only
-// if the line may be logged, so that a flood of records costs little.
+// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. It
+// calls words only if the line may be logged, so that a flood of records costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,7 +161,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail is may at debug level.
+// mayInDetail does at debug level what may does at other levels.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true
@@ -185,8 +185,8 @@ func (m *message) begin(now time.Time) {
 	}
 }
 
-// own returns the count of one sandbox's records. If there are too many counts, it drops those that have expired, and
-// all of them if there are still too many. The caller holds t.mu.
+// own returns the count of one sandbox's records. If there are too many counts, it drops the counts that have expired.
+// If there are still too many, it drops all counts. The caller holds t.mu.
 func (t *told) own(k alike, now time.Time) *message {
 	m := t.ofOne[k]
 	if m == nil {

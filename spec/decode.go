@@ -39,7 +39,7 @@ func (d *decoder) wrong(node *yaml.Node, path, format string, args ...any) error
 	return faultAt(d.options.Name, field, position{node.Line, node.Column}, format, args...)
 }
 
-// enter resolves an alias and checks what applies to every value. The text is untrusted, and a few lines of
+// enter resolves an alias and checks the rules that every value must meet. The text is untrusted, and a few lines of
 // aliases can expand to gigabytes. Nesting depth needs no check, because the types have a fixed depth.
 func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	at := node
@@ -159,7 +159,7 @@ func (d *decoder) entries(node *yaml.Node, path string, f func(key, value *yaml.
 	return nil
 }
 
-// key checks what applies to every key.
+// key checks the rules that every key must meet.
 func (d *decoder) key(key *yaml.Node, path string) error {
 	switch {
 	case tagged(key):

@@ -16,10 +16,10 @@ const EveryTenant = "*"
 // contains them.
 const maxDefaults = 64 << 10
 
-// Defaults maps tenants to the spec below their requests.
+// Defaults maps each tenant to the spec over which its requests are merged.
 type Defaults map[string]protocol.SandboxSpec
 
-// For returns the defaults of a tenant: those for every tenant, overridden by its own.
+// For returns the defaults of a tenant: the defaults for every tenant, overridden by the tenant's own.
 func (d Defaults) For(tenant string) protocol.SandboxSpec { return Merge(d[EveryTenant], d[tenant]) }
 
 // ParseDefaults parses a map from tenants, or [EveryTenant], to their defaults. Errors: invalid_argument with
@@ -98,7 +98,7 @@ func (d Defaults) validate(tenant string) error {
 	return effective.Validate()
 }
 
-// Over merges a tenant's request over its defaults. A conflict between the two is rejected with its field.
+// Over merges a tenant's request over the tenant's defaults. It rejects a conflict between them, and names the field.
 func (d Defaults) Over(tenant string, request protocol.SandboxSpec) (protocol.SandboxSpec, error) {
 	below := d.For(tenant)
 	if isEmpty(reflect.ValueOf(below)) {

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Every default can be overridden; docs/spec.md explains how if no value means none.
+// Every default can be overridden. If no value of a field means "none", docs/spec.md explains how.
 func TestARequestCanOverrideADefault(t *testing.T) {
 	hook := func(command string) *protocol.Hook { return &protocol.Hook{Command: []string{command}} }
 	defaults := Defaults{EveryTenant: {TTL: 1, IdleTTL: 1, OnDelete: hook("sync"),

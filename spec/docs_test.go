@@ -10,7 +10,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 )
 
-// sections are where docs/spec.md describes each type.
+// sections maps each type to the heading below which docs/spec.md describes the type.
 var sections = map[string]string{
 	"SandboxSpec": "## Fields", "Network": "### network", "Port": "### ports", "Mount": "### mounts", "Copy": "### copies",
 	"Tmpfs": "### tmpfs", "Hook": "### Commands of hooks", "Service": "### Services", "Healthcheck": "### healthcheck",

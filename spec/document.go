@@ -10,7 +10,7 @@ import (
 
 // Limits on the text, in bytes unless stated otherwise.
 const (
-	MaxBytes     = protocol.MaxSpecBytes // one document, also after its variables are expanded
+	MaxBytes     = protocol.MaxSpecBytes // one document, before and after its variables are expanded
 	MaxFileBytes = 4 << 20               // a text of several documents
 	MaxDocuments = 256
 	maxNodes     = 20_000 // values of a document; an alias counts each time
@@ -24,16 +24,16 @@ type Options struct {
 
 // Document describes one sandbox, as parsed from YAML.
 type Document struct {
-	ID     string // of the sandbox; may be empty
-	Name   string // of the sandbox; may be empty
+	ID     string // id of the sandbox; may be empty
+	Name   string // name of the sandbox; may be empty
 	Spec   protocol.SandboxSpec
 	Copies []LocalCopy // entries of Spec.Copies that the caller must upload
 
 	name string
-	at   map[string]position // of each value, by its path
+	at   map[string]position // position of each value, by its path
 
-	// open has the paths of maps whose keys the caller chooses. If an entry has no position, the position of such
-	// a map is not used instead.
+	// open has the paths of maps whose keys the caller chooses. An error about an entry without a position does not use
+	// the position of such a map.
 	open map[string]bool
 }
 
@@ -68,7 +68,8 @@ func Parse(data []byte, o Options) (*Document, error) {
 	return nil, faultAt(o.Name, "spec", documents[1].at[""], "there is more than one document; use apply")
 }
 
-// ParseAll parses a text with 1 to [MaxDocuments] documents and skips empty ones. Errors: as [Parse].
+// ParseAll parses a text with 1 to [MaxDocuments] documents and skips empty ones. It returns the same errors as
+// [Parse].
 func ParseAll(data []byte, o Options) ([]*Document, error) {
 	if len(data) > MaxFileBytes {
 		return nil, fault(o.Name, "spec", "has more than %d bytes", MaxFileBytes)
@@ -85,7 +86,7 @@ func ParseAll(data []byte, o Options) ([]*Document, error) {
 	return documents, nil
 }
 
-// parse parses up to most documents.
+// parse parses a text. most limits the number of documents.
 func parse(data []byte, o Options, most int) ([]*Document, error) {
 	if at, found := overlong(data); found {
 		return nil, faultAt(o.Name, "spec", at, "the document has more than %d bytes", MaxBytes)
@@ -167,11 +168,11 @@ func (d *Document) AddCopy(source string, to protocol.Copy, exclude ...string) {
 	d.Spec.Copies = append(d.Spec.Copies, to)
 }
 
-// noDigest stands in for the digest of a tree before its upload.
+// noDigest takes the place of a tree's digest before the upload.
 var noDigest = "sha256-" + strings.Repeat("0", 64)
 
-// Validate checks everything that depends on neither a host nor an upload. Errors: those of the spec, with line
-// and column where the value comes from the YAML.
+// Validate checks everything that depends on neither a host nor an upload. It returns the errors of
+// [protocol.SandboxSpec.Validate]. If the value comes from the YAML, the error has its line and column.
 func (d *Document) Validate() error {
 	if d.ID != "" {
 		if err := protocol.ValidateID("id", d.ID); err != nil {
@@ -193,7 +194,7 @@ func (d *Document) Validate() error {
 // locate adds the position in the text to an error that names a field.
 func (d *Document) locate(err error) error { return d.locateBelow("spec", err) }
 
-// locateBelow is locate for errors whose fields are below the given one.
+// locateBelow does what locate does, for errors with fields below the given field.
 func (d *Document) locateBelow(field string, err error) error {
 	if err == nil {
 		return nil

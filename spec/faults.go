@@ -70,8 +70,8 @@ func joined(found []*protocol.Error, more bool) error {
 	return &all
 }
 
-// Join combines the errors of several documents into one. It skips nil, and returns nil if all are. An error
-// other than invalid_argument is returned alone.
+// Join combines the errors of several documents into one. It skips nil errors, and returns nil if all errors are nil.
+// An error other than invalid_argument is returned alone.
 func Join(errs ...error) error {
 	var found []*protocol.Error
 	for _, err := range errs {
@@ -90,7 +90,7 @@ func Join(errs ...error) error {
 	return joined(found[:min(len(found), maxFaults)], len(found) > maxFaults)
 }
 
-// unknownField returns the error for an unknown field, with a suggestion if there is a likely one.
+// unknownField returns the error for an unknown field. The error suggests a field if one is likely meant.
 func (d *decoder) unknownField(key *yaml.Node, path string, fields map[string]reflect.StructField) error {
 	meant := elsewhere[key.Value]
 	if _, here := fields[meant]; !here {
@@ -105,7 +105,7 @@ func (d *decoder) unknownField(key *yaml.Node, path string, fields map[string]re
 	return err
 }
 
-// elsewhere maps the field names of other tools to ours.
+// elsewhere maps the field names of other tools to the wire names.
 var elsewhere = map[string]string{
 	"environment": "env", "volumes": "mounts", "binds": "mounts", "working_dir": "cwd", "workdir": "cwd",
 	"mem_limit": "memory", "mem": "memory", "cpus": "cpu", "cmd": "command", "args": "command",

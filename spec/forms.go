@@ -25,7 +25,7 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 			return true, short(d, node, path, v, readNetwork)
 		}
 		defer func() {
-			if v.Allow != nil && v.Mode == "" { // even if empty; Validate rejects that
+			if v.Allow != nil && v.Mode == "" { // even if Allow is empty, which Validate rejects
 				v.Mode = protocol.NetworkAllow
 			}
 		}()

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// maxNesting limits how deep variables nest in the defaults of variables.
+// maxNesting limits how deep variables may be nested in the default values of other variables.
 const maxNesting = 16
 
 var errTooLong = errors.New("is too long after expanding its variables")

@@ -9,13 +9,13 @@ import (
 )
 
 // Merge merges one spec over another:
-//   - A non-empty value of override replaces that of base; command, network and on_delete are one value each.
+//   - A non-empty value of override replaces the value of base; command, network and on_delete are one value each.
 //   - Maps are merged by key: an entry of override replaces the whole entry of base, even a service.
-//   - Lists are appended to those of base; repeated tools are dropped.
+//   - Lists are appended to the lists of base; repeated tools are dropped.
 //
-// An empty value of override, such as 0 or false, keeps that of base: override can add and replace, but not
-// remove. Merge neither changes nor shares its arguments. Validate finds contradictions in the result, such as
-// two mounts with the same target.
+// An empty value of override, such as 0 or false, keeps the value of base: override can add and replace, but not
+// remove. Merge neither changes nor shares its arguments. Validate finds contradictions in the result, such as two
+// mounts with the same target.
 func Merge(base, override protocol.SandboxSpec) protocol.SandboxSpec {
 	var merged protocol.SandboxSpec
 	into, b, o := reflect.ValueOf(&merged).Elem(), reflect.ValueOf(base), reflect.ValueOf(override)
@@ -107,7 +107,8 @@ func withoutRepeats(names []string) []string {
 // Equal reports whether two specs are equal. Empty and nil are the same.
 func Equal(a, b protocol.SandboxSpec) bool { return len(Difference(a, b)) == 0 }
 
-// Difference returns the wire names of the fields in which two specs differ; for maps of text, with the key.
+// Difference returns the wire names of the fields in which two specs differ; for maps of text, the name includes the
+// key.
 func Difference(a, b protocol.SandboxSpec) []string {
 	x := reflect.ValueOf(Merge(a, protocol.SandboxSpec{}))
 	y := reflect.ValueOf(Merge(b, protocol.SandboxSpec{}))

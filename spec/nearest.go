@@ -2,8 +2,8 @@ package spec
 
 import "strings"
 
-// Nearest returns the known name that an unknown one was probably meant to be: the one with the fewest edits,
-// at most a third of the letters. It returns "" if none is near.
+// Nearest returns the known name that an unknown one was probably meant to be: the name with the fewest edits, at most
+// a third of its letters. It returns "" if none is near.
 func Nearest(name string, known []string) string {
 	if len(name) < 3 || len(name) > 64 { // too short to tell, or not a name
 		return ""
@@ -11,7 +11,7 @@ func Nearest(name string, known []string) string {
 	nearest, most := "", max(1, len(name)/3)
 	for _, k := range known {
 		d := changes(plainName(name), plainName(k))
-		// Among equals, prefer one with the same first letter, which is rarely mistyped.
+		// Among equals, prefer a name with the same first letter, which is rarely mistyped.
 		if d < most || d == most && (nearest == "" || nearest[0] != name[0] && k != "" && k[0] == name[0]) {
 			nearest, most = k, d
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Layer is a spec to merge, with its name for people.
+// Layer is a spec to merge, with a name to show.
 type Layer struct {
 	Name string
 	Spec protocol.SandboxSpec

@@ -174,8 +174,8 @@ func generated(t *testing.T) []byte {
 	return append(data, '\n')
 }
 
-// inYAML removes null, which documents do not have, and allows variables for numbers, and
-// numbers for text.
+// inYAML adapts a schema to YAML: it removes null, which documents do not have, and allows variables instead of
+// numbers, and numbers instead of text.
 func inYAML(s *jsonschema.Schema) *jsonschema.Schema {
 	switch s.Types = slices.DeleteFunc(s.Types, func(t string) bool { return t == "null" }); len(s.Types) {
 	case 0:

@@ -7,9 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ParseWorkerDefaults parses the defaults of a worker's operator for its sandboxes. It returns nil if the text
-// sets none. Errors: invalid_argument, or permission_denied for a forbidden network range, with line, column
-// and field.
+// ParseWorkerDefaults parses the defaults of a worker's operator for its sandboxes. It returns nil if the text sets no
+// default. Errors: invalid_argument, or permission_denied for a forbidden network range, with line, column and field.
 func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) {
 	var s protocol.SandboxSpec
 	d, err := parseInto(data, o, "worker.defaults", reflect.ValueOf(&s).Elem())
@@ -22,8 +21,8 @@ func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) 
 	return &s, nil
 }
 
-// Resolve fills in the built-in defaults. builtIn has the wire names of the fields that got one because no
-// layer sets them.
+// Resolve fills in the built-in defaults. builtIn has the wire names of the fields that got a built-in default, because
+// no layer sets them.
 func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []string) {
 	resolved = Merge(s, protocol.SandboxSpec{})
 	resolved.Resolve()
@@ -36,8 +35,8 @@ func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []s
 	return resolved, builtIn
 }
 
-// OnWorker returns a resolved spec as it applies on a worker with these defaults: they are above the built-in
-// defaults and below everything else. Validate finds contradictions in the result.
+// OnWorker returns a resolved spec as it applies on a worker with these defaults. They override the built-in defaults;
+// every other layer overrides them. Validate finds contradictions in the result.
 func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protocol.SandboxSpec) protocol.SandboxSpec {
 	if defaults == nil {
 		return resolved
@@ -76,7 +75,7 @@ func Says(resolved, layer protocol.SandboxSpec) bool {
 	return true
 }
 
-// contains reports whether the value has of a field contains wanted.
+// contains reports whether has, the value of a field, contains wanted.
 func contains(f reflect.StructField, has, wanted reflect.Value) bool {
 	switch {
 	case f.Type.Kind() == reflect.Map:

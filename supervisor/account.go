@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// account is the user as which a process runs.
+// account is the user of a process.
 type account struct {
 	uid, gid uint32
 	groups   []uint32 // supplementary groups, without the group that marks the exec's processes
@@ -15,10 +15,11 @@ type account struct {
 	home     string   // value of HOME
 }
 
-// accounts looks up users in the container's current /etc/passwd and /etc/group. A numeric id need not be in them.
+// accounts looks up users in the container's current /etc/passwd and /etc/group. A numeric id need not be in these
+// files.
 type accounts struct {
 	passwd, group *accountFile
-	reserved      uint32 // this group id and all higher ones are refused
+	reserved      uint32 // this group id and all higher group ids are refused
 }
 
 func newAccounts(passwd, group string, reserved uint32) accounts {
@@ -61,8 +62,8 @@ func unknownUser(format string, args ...any) *protocol.Error {
 	return e
 }
 
-// user finds an entry of /etc/passwd, whose format is name:password:uid:gid:gecos:home:shell. A uid without an entry is
-// an account in group 0 with the home directory /.
+// user finds an entry of /etc/passwd. An entry has the format name:password:uid:gid:gecos:home:shell. A uid without an
+// entry is an account in group 0 with the home directory /.
 func (a accounts) user(user string) (account, bool) {
 	uid, numeric := id(user)
 	var acct account
@@ -103,8 +104,8 @@ func (a accounts) gid(group string) (uint32, bool) {
 	return gid, found
 }
 
-// maxMemberships limits how many groups a process gets from the sandbox's /etc/group. The kernel would allow 65,535 of
-// them. But each search for the processes of an exec reads all groups of every process.
+// maxMemberships limits how many groups a process gets from the sandbox's /etc/group. The kernel would allow 65,535
+// groups, but each search for the processes of an exec reads all groups of every process.
 const maxMemberships = 4096
 
 // memberships lists the groups that have a user as a member, except the user's primary group. It stops at one group

@@ -30,7 +30,7 @@ type accountFile struct {
 	text string
 }
 
-// fileVersion identifies one content of a file.
+// fileVersion identifies one version of a file's content.
 type fileVersion struct {
 	dev, ino     uint64
 	size         int64

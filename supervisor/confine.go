@@ -19,8 +19,8 @@ const kept = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 // Emptying the bounding set needs CAP_SETPCAP. confine drops CAP_SETPCAP right afterwards.
 //
 // The lack of capabilities also protects this process's memory, which contains the sealing key, from execs that run as
-// root. Such execs have the same uid as this process, but the kernel does not let a process trace another one that has
-// more capabilities.
+// root. Such execs have the same uid as this process, but the kernel does not let a process trace another process that
+// has more capabilities.
 //
 // If privileged is set, execs that run as root keep the container's capabilities, except control.OwnCapability. Only
 // this process has OwnCapability, so these execs cannot trace this process either.
@@ -37,7 +37,7 @@ func confine(privileged bool) error {
 	for capability := uintptr(0); ; capability++ {
 		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			break // beyond the last capability of this kernel
+			break // this number is beyond the last capability of the kernel
 		}
 		if held == 0 {
 			continue

@@ -24,5 +24,5 @@
 //   - Some kernel objects are limited only for the whole machine. A filter of system calls, in addition to the engine's
 //     filter, denies them to all processes of the sandbox; see seccomp.go. Limits of each process are in limits.go.
 //
-// The package imports protocol and supervisor/control, and neither NATS nor the Engine's client.
+// The package imports protocol and supervisor/control. It imports neither NATS nor the Engine's client.
 package supervisor

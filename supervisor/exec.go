@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The worker is notified of the first output after firstOutput, and then at most once per everyOutput. If the exec ends
-// before that, no notice is needed, because the result has the sizes of the output.
+// The worker is notified of the first output after firstOutput, and then at most once per everyOutput. When the exec
+// ends, no notice is needed, because the result has the sizes of the output.
 const (
 	firstOutput = 5 * time.Millisecond
 	everyOutput = 10 * time.Millisecond
@@ -26,12 +26,12 @@ const (
 	cancelled
 )
 
-// exec is one command, from its Start to its Forget. The method run is its goroutine.
+// exec is one command, from its Start to its Forget. Its goroutine executes the method run.
 type exec struct {
 	s     *supervisor
 	id    string
 	group uint32
-	keep  int64 // the inline limit
+	keep  int64 // the inline limit of the Start, in bytes
 
 	begun chan struct{} // closed when the command was started, or could not be started
 	ended chan struct{} // closed when the result was queued for the worker
@@ -42,7 +42,7 @@ type exec struct {
 
 	mu             sync.Mutex
 	started        time.Time
-	startedAt      time.Duration // the time of the start by control.Clock
+	startedAt      time.Duration // the time of the start, by control.Clock
 	stdout, stderr *stream
 	result         *control.Result
 	why            ending
@@ -156,8 +156,8 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	}
 }
 
-// settleWhy decides why the exec ended, because an exit and a stop may happen at the same time. It returns false if the
-// exec ended by itself; a later stop then has no effect.
+// settleWhy fixes the reason why the exec ended: an exit and a stop may happen at the same time. It returns false if
+// the exec ended by itself; a later stop then has no effect.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -205,8 +205,8 @@ func (e *exec) resultOf(c *child, began time.Time) *control.Result {
 	return r
 }
 
-// notStarted returns the result of a command that could not be started. The result has an exit code if a shell would
-// give one for this error. Otherwise it has an error.
+// notStarted returns the result of a command that could not be started. If a shell would return an exit code for this
+// error, the result has that exit code. Otherwise the result has an error.
 func notStarted(err error, began time.Time) *control.Result {
 	r := &control.Result{Started: began}
 	var u *unrunnable
@@ -238,7 +238,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	e.mu.Unlock()
 }
 
-// finish completes and stores the result. It returns the result with the inline output, if that is small enough.
+// finish completes and stores the result. It returns the result, with the output inline if the output is small enough.
 func (e *exec) finish(r *control.Result) *control.Result {
 	r.ID = e.id
 	e.collect(r)
@@ -252,8 +252,8 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	return r
 }
 
-// tellEnd sends the result to the worker, and arranges that the exit record is written. It closes e.ended only after
-// the result was queued, because PID 1 may end as soon as all execs have ended.
+// tellEnd sends the result to the worker, and schedules the write of the exit record. It closes e.ended only after the
+// result was queued, because PID 1 may end as soon as all execs have ended.
 func (e *exec) tellEnd(result *control.Result) {
 	e.s.tell(&control.Notice{Result: result})
 	close(e.ended)

@@ -12,9 +12,9 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The supervisor opens no files for writing. The worker opens them in its own directory, which no container sees, and
-// sends them with the command that needs them. The processes of the sandbox do not get them: the files are closed on
-// execve, and these processes cannot read PID 1.
+// The supervisor opens no files for writing. The worker opens the files in its own directory, which no container sees,
+// and sends them with the command that needs them. The processes of the sandbox do not get the files: the kernel closes
+// the files on execve, and these processes cannot read the memory and the descriptors of PID 1.
 
 // fileReader reads a connection. It keeps the files that arrive with the bytes until take is called.
 type fileReader struct {
@@ -27,8 +27,8 @@ func newFileReader(conn *net.UnixConn) *fileReader {
 	return &fileReader{conn: conn, oob: make([]byte, unix.CmsgSpace(4*control.MaxFiles))}
 }
 
-// Read implements [io.Reader]. Files arrive no later than the first byte of their frame. One call of the kernel returns
-// the files of at most one message.
+// Read implements [io.Reader]. Files arrive no later than the first byte of their frame. One system call returns the
+// files of at most one message.
 func (r *fileReader) Read(p []byte) (int, error) {
 	n, oobn, flags, _, err := r.conn.ReadMsgUnix(p, r.oob)
 	if oobn > 0 || flags&unix.MSG_CTRUNC != 0 {
@@ -56,7 +56,7 @@ func filesOf(oob []byte) []int {
 	return files
 }
 
-// errNoRoom is the error when files were sent but did not arrive.
+// errNoRoom is the error for files that were sent but did not arrive.
 var errNoRoom = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonStartFailed,
 	"the sandbox's supervisor has reached its limit of open files")
 
@@ -91,7 +91,8 @@ func closeFiles(files []int) {
 	}
 }
 
-// execFiles are the descriptors of an exec's files. 0 means that there is no such file, and its content is dropped.
+// execFiles are the descriptors of an exec's files. 0 means that the file is missing; the supervisor then drops the
+// bytes for that file.
 type execFiles struct{ stdout, stderr, record int }
 
 // takeFor returns the files that came with a Start. start is nil for other commands. A worker sends no files if it

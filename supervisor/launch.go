@@ -18,7 +18,7 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 // command describes a process to start.
 type command struct {
 	argv  []string
-	env   map[string]string // added to the supervisor's own
+	env   map[string]string // added to the supervisor's environment
 	cwd   string
 	user  string
 	group uint32 // the supplementary group by which the command's processes are found
@@ -154,8 +154,8 @@ func checkStrings(c command) error {
 	return nil
 }
 
-// environment returns the environment of a command: the supervisor's environment, overridden by over. If neither sets
-// HOME or USER, the account's values are added. search is the resulting PATH.
+// environment returns the environment of a command: the supervisor's environment, overridden by the variables in over.
+// If neither sets HOME or USER, the account's values are added. search is the resulting PATH.
 func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
 	env = make([]string, 0, len(l.environ)+len(over)+3)
 	search = defaultPath
@@ -186,7 +186,8 @@ func (l *launcher) environment(over map[string]string, acct account) (env []stri
 	return env, search
 }
 
-// stdio has the files for stdin, stdout and stderr of a process. out and err are pipes: {our end, the process's end}.
+// stdio has the files for stdin, stdout and stderr of a process. out and err are pipes: {the supervisor's end, the
+// process's end}.
 type stdio struct {
 	stdin    int
 	ownStdin bool
@@ -202,7 +203,7 @@ func (p *stdio) open(stdin []byte, null *os.File) error {
 		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 			return err
 		}
-		if err := unix.SetNonblock(pipe[0], true); err != nil { // only our end
+		if err := unix.SetNonblock(pipe[0], true); err != nil { // only the supervisor's end
 			return err
 		}
 	}

@@ -22,18 +22,17 @@ type outbox struct {
 	entries []entry
 	due     bool           // the entries should be written now
 	soon    bool           // a timer runs that will make the entries due
-	outputs map[*exec]bool // execs that have a waiting Output
+	outputs map[*exec]bool // execs with an Output among the entries
 	inline  int            // size of the waiting inline output
 	closed  bool
 }
 
 // replySoon is how long a reply that is not urgent waits for another entry. A short command ends within this time, and
-// its result is sent in the same write as the reply. For each such exec, this saves one write, and one wake-up of the
-// worker.
+// its result is sent in the same write as the reply. That saves a write, and wakes up the worker once instead of twice.
 const replySoon = 2 * time.Millisecond
 
-// entry is one of these: a notice, an exec whose output sizes are to be sent, or a channel that is closed when all
-// earlier entries are written.
+// entry is a notice, an exec with output sizes to send, or a channel that is closed when all earlier entries are
+// written.
 type entry struct {
 	notice  *control.Notice
 	exec    *exec
@@ -118,7 +117,7 @@ func (b *outbox) flush(bound time.Duration) {
 	}
 }
 
-// waitForRoom waits until few enough entries wait, because the worker has read the others.
+// waitForRoom waits until the worker has read so many entries that at most repliesMax are left.
 func (b *outbox) waitForRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,8 +133,8 @@ func (b *outbox) close() {
 	b.changed.Broadcast()
 }
 
-// take waits until entries are due, and removes and returns all entries. It returns none if the outbox is closed and
-// empty.
+// take waits until entries are due, and removes and returns all entries. It returns no entries if the outbox is closed
+// and empty.
 func (b *outbox) take() []entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -17,18 +17,18 @@ import (
 const (
 	restartFirst = time.Second
 	restartMost  = 30 * time.Second
-	steadyAfter  = time.Minute // a run that lasts longer resets the backoff
+	steadyAfter  = time.Minute // a longer run resets the backoff
 
 	graceLooks = 25 * time.Millisecond // the time between two checks whether the grace period has ended
 
 	everyPrimaryOutput = 50 * time.Millisecond // the time between two notices of output
 )
 
-// primary is the command of the sandbox's spec, if the spec has one. It is started by the first Welcome of a boot, and
-// started again with backoff after it ended. It gets the signals that PID 1 gets.
+// primary is the command of the sandbox's spec, if the spec has one. The first Welcome of a boot starts the command.
+// After each end, the command is started again with backoff. It gets the signals that PID 1 gets.
 type primary struct {
 	s     *supervisor
-	group uint32 // the same for all runs, because no process of a run is left when the next run starts
+	group uint32 // one group for all runs: no process of a run is left when the next run starts
 
 	stopping chan struct{} // closed by stop
 	done     chan struct{} // closed when run returns
@@ -101,7 +101,7 @@ func primarySink(fd int) *sink {
 	return k
 }
 
-// once runs the command once. It returns when no process of the command is left.
+// once runs the command a single time. It returns when no process of the command is left.
 func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 	kills := p.s.oom.kills()
 	process, err := p.s.launcher.start(c)
@@ -170,9 +170,9 @@ func (p *primary) await(c *child) {
 	}
 }
 
-// askToEnd sends the command its own stop signal, if it has one, and waits until the command or the grace period has
-// ended. Only the main process gets the signal, because it may have its own way to end its children: nginx,
-// for example, lets them finish their requests.
+// askToEnd sends the command its own stop signal, and waits until the command or the grace period has ended. It does
+// nothing if the command has no stop signal of its own. Only the main process gets the signal, because it may have its
+// own way to end its children: nginx, for example, lets them finish their requests.
 func (p *primary) askToEnd(c *child) {
 	if p.stopSignal == 0 || p.stopSignal == unix.SIGTERM {
 		return
@@ -214,7 +214,7 @@ func (p *primary) change(c *child, set func(*control.Primary)) {
 	p.s.tell(&control.Notice{Primary: &state})
 }
 
-// status returns the state of the primary command, or nil if there is none.
+// status returns the state of the primary command, or nil if the sandbox has no such command.
 func (p *primary) status() *control.Primary {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,8 +225,8 @@ func (p *primary) status() *control.Primary {
 	return &state
 }
 
-// stop ends the command, which is not started again, and returns when its processes are gone. A second call may shorten
-// the grace period.
+// stop ends the command, and returns when its processes are gone. The command is not started again. A second call may
+// shorten the grace period.
 func (p *primary) stop(grace time.Duration) {
 	p.mu.Lock()
 	deadline := time.Now().Add(grace)

@@ -12,12 +12,12 @@ import (
 // child is a process that this process started. code is valid after exited is closed.
 type child struct {
 	pid    int
-	group  uint32 // the supplementary group by which its tree is found
+	group  uint32 // the supplementary group by which the child's tree is found
 	exited chan struct{}
 	code   int // the exit code; 128+n if the process was killed by signal n
 }
 
-// reaper waits for every child of this process: those that this process started, and orphans of other processes.
+// reaper waits for every child of this process: the children that this process started, and orphans of other processes.
 type reaper struct {
 	// forking is held from before a fork until its child is registered, and while an unregistered process is reaped. So a
 	// child that ends at once is not mistaken for an orphan, and the child's pid is not reused before the child is
@@ -30,9 +30,9 @@ type reaper struct {
 	wake chan struct{} // wakes run after a child was started
 }
 
-// idleReap is how often a reaper without children checks for orphans. No event announces an orphan from outside, for
-// example one of a `docker exec`. A handler for SIGCHLD would notice the orphan's end at once, but would also run for
-// each exec.
+// idleReap is how often a reaper without children checks for orphans. No event announces an orphan that came from
+// outside, for example from a `docker exec`. A handler for SIGCHLD would notice the orphan's end at once, but would
+// also run for each exec.
 const idleReap = 5 * time.Second
 
 func newReaper() *reaper {

@@ -21,7 +21,7 @@ type record struct {
 	closed bool // the record was written, or is no longer needed
 }
 
-// recordLater arranges that the record of an ended exec is written. If no worker is connected, recordLater writes the
+// recordLater schedules the write of the record of an ended exec. If no worker is connected, recordLater writes the
 // record at once. Otherwise the record is written after recordDelay, unless the worker has forgotten the exec by then.
 func (s *supervisor) recordLater(e *exec) {
 	s.mu.Lock()
@@ -88,7 +88,7 @@ func (e *exec) closeRecord(write func(fd int)) {
 func (e *exec) emptyRecord() {
 	var stat unix.Stat_t
 	if fd := e.files.record; fd != 0 && unix.Fstat(fd, &stat) == nil && stat.Size > 0 {
-		_ = unix.Ftruncate(fd, 0) // an old record that stays is harmless: the new one is written over it
+		_ = unix.Ftruncate(fd, 0) // after a failure, the new record is written over the old record
 	}
 }
 

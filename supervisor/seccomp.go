@@ -10,13 +10,13 @@ import (
 )
 
 // takenAway are the system calls that are denied to all processes of a sandbox, by the architecture of the call. An
-// amd64 kernel also accepts calls of i386, and an arm64 kernel calls of arm. The calls create contexts of asynchronous
-// I/O. The kernel has 65,536 of these contexts for the whole machine, and neither the memory limit nor the process
-// limit of a container counts them. A denied call returns ENOSYS, as on a kernel without the call, and programs then
-// use other calls.
+// amd64 kernel also accepts calls of i386, and an arm64 kernel also accepts calls of arm. The denied calls create
+// contexts of asynchronous I/O. The kernel has 65,536 of these contexts for the whole machine, and neither the memory
+// limit nor the process limit of a container counts them. A denied call returns ENOSYS, as on a kernel without the
+// call, and programs then use other calls.
 //
-// This process installs the filter itself, in addition to the engine's filter. A profile that replaced the engine's
-// would have to be adapted to each version of the engine, and would override a profile that the operator configured.
+// This process installs the filter itself, in addition to the engine's filter. Replacing the engine's profile would
+// need a new profile for each version of the engine, and would override a profile that the operator configured.
 var takenAway = map[uint32][]uint32{
 	unix.AUDIT_ARCH_X86_64:  {206, ioURingSetup},
 	unix.AUDIT_ARCH_I386:    {245, ioURingSetup},
@@ -57,7 +57,7 @@ func filter(architectures ...uint32) (program []unix.SockFilter) {
 		program = append(program, jump(unix.BPF_JEQ, a, 0, uint8(len(part))))
 		program = append(program, part...)
 	}
-	return append(program, answer(filterENOSYS)) // for an architecture whose calls this machine does not accept
+	return append(program, answer(filterENOSYS)) // answer for an architecture whose calls this machine does not accept
 }
 
 // architectures returns the architectures whose calls this machine's kernel accepts.
@@ -71,7 +71,7 @@ func architectures() []uint32 {
 	return nil
 }
 
-// takeAway installs the filter on every thread, and it cannot be removed. All processes that this process starts
+// takeAway installs the filter on every thread. The filter cannot be removed. All processes that this process starts
 // inherit the filter. takeAway needs no_new_privs, but no capability.
 func takeAway() error {
 	known := architectures()
@@ -80,7 +80,8 @@ func takeAway() error {
 	}
 	program := filter(known...)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// The kernel also installs the filter on the other threads. If that fails, it returns the id of a thread.
+	// The kernel also installs the filter on the other threads. If one of these threads cannot get the filter, the kernel
+	// returns the id of that thread.
 	thread, _, errno := unix.Syscall(
 		unix.SYS_SECCOMP,
 		unix.SECCOMP_SET_MODE_FILTER,

@@ -14,7 +14,7 @@ import (
 )
 
 // The supervisor pauses before it dials the worker's socket again. The pause is an eighth of the time since the worker
-// was last connected, between redialFirst and redialMost. So the pause prolongs that time only little.
+// was last connected, between redialFirst and redialMost. So the pauses make that time only a little longer.
 const (
 	redialFirst = 10 * time.Millisecond
 	redialMost  = 200 * time.Millisecond
@@ -103,8 +103,8 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 	}
 }
 
-// handle carries out one command. It does not wait: commands that take time are answered later. files are the files of
-// a Start.
+// handle carries out one command. It does not wait: commands that take time are answered later. The second parameter
+// has the files of a Start.
 func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	reply := func(r control.Reply) {
 		r.Seq = c.Seq

@@ -27,8 +27,8 @@ func (s *supervisor) handleSignals(ctx context.Context) {
 			signal.Notify(signals, number)
 		}
 	}
-	// A broken pipe for the log must not end PID 1. The signal is caught and not ignored, because execs would inherit that
-	// it is ignored.
+	// A broken pipe for the log must not end PID 1. The signal is caught rather than ignored, because execs would inherit
+	// an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	for {
 		select {

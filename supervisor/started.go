@@ -1,6 +1,6 @@
 package supervisor
 
-// startWindow is the number of most recent numbers that startedNumbers distinguishes. Starts of one sandbox may arrive
+// startWindow is the size of the window of numbers that startedNumbers distinguishes. Starts of one sandbox may arrive
 // out of order, because each exec has its own goroutine in the worker.
 const startWindow = 1 << 16
 

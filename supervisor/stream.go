@@ -18,11 +18,11 @@ var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 // sink is a file that takes up to limit bytes. Further bytes are dropped, and truncated is set. The process that writes
 // them is not stalled, and gets no error.
 type sink struct {
-	fd    int // 0 if there is no file; bytes are then only counted
+	fd    int // 0: there is no file, and the sink only counts bytes
 	limit int64
 	stays bool // close does not close the file, because a later run appends to it
 
-	window int64 // about this many bytes at the end of the file stay on disk; 0: all bytes
+	window int64 // approximate number of bytes at the end of the file that stay on disk; 0: all bytes
 	freed  int64 // number of bytes at the beginning of the file that were freed
 
 	size      int64
@@ -30,8 +30,8 @@ type sink struct {
 	diskFull  bool // a write failed because the disk was full
 }
 
-// execSink returns the sink for a stream of an exec. Without a file, the sink takes only the keep bytes that are kept
-// in memory.
+// execSink returns the sink for a stream of an exec. If there is no file, the sink takes only the first keep bytes,
+// which stay in memory.
 func execSink(fd int, limit, keep int64) *sink {
 	if fd == 0 {
 		limit = min(limit, keep)
@@ -96,7 +96,7 @@ func (k *sink) close() {
 	}
 }
 
-// stream moves the bytes of one pipe into a sink while the main process runs. Afterwards it reads and drops the bytes
+// stream moves the bytes of one pipe into a sink while the main process runs. Afterwards it reads and drops all bytes,
 // until no process has the pipe's other end open.
 type stream struct {
 	pipe *os.File
@@ -187,8 +187,8 @@ func (s *stream) store(p []byte) {
 	}
 }
 
-// settle stores the bytes that are in the pipe at this moment, and ends the storing. It does not wait for the end of
-// the pipe, because a process that the command left behind may write without end.
+// settle stores the bytes that are in the pipe at this moment. The stream stores no later bytes. settle does not wait
+// for the end of the pipe, because a process that the command left behind may write without end.
 func (s *stream) settle() {
 	s.slot.acquire()
 	defer s.slot.release()

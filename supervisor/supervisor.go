@@ -20,7 +20,7 @@ import (
 )
 
 // DefaultGroupBase is the first of the group ids by which the processes of execs are found. It is far above the group
-// ids that images use. No user in the sandbox may be in this group or one with a higher id.
+// ids that images use. No user in the sandbox may be in this group or in a group with a higher id.
 const DefaultGroupBase = 1_500_000_000
 
 // Config configures the supervisor.
@@ -56,14 +56,14 @@ type supervisor struct {
 	primary  *primary
 	files    slots
 
-	quiet *time.Timer // frees memory some time after the last exec ended
+	quiet *time.Timer // returns memory to the kernel some time after the last exec ended
 
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first Welcome arrives
 	execs    map[string]*exec
 	numbers  startedNumbers // the numbers of accepted starts
 	stopping bool
-	outbox   *outbox // of the current connection; nil if there is none
+	outbox   *outbox // queue of the current connection; nil while there is no connection
 }
 
 // Run runs the supervisor, normally as PID 1. It serves the worker until a TERM or INT signal or the end of ctx. Then
@@ -155,8 +155,8 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 	return true
 }
 
-// attach puts the Hello into box, and makes box the destination of all notices. It holds the lock meanwhile, so every
-// change that the Hello does not have is reported by a later notice.
+// attach puts the Hello into box, and makes box the destination of all notices. It holds the lock meanwhile, so a later
+// notice reports every change that is missing in the Hello.
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +277,8 @@ func (s *supervisor) forget(ids []string) {
 }
 
 // stopAll ends every exec, the primary command, and the processes that ended execs have left behind. The primary
-// command has the grace period primaryGrace, and all others have grace. stopAll returns when all of them are gone.
+// command gets the grace period primaryGrace, and all other processes get grace. stopAll returns when all these
+// processes are gone.
 func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.mu.Lock()
 	s.stopping = true
@@ -305,8 +306,8 @@ func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.recordAll()
 }
 
-// shutdown ends all execs at once, and the primary command within its grace period. It waits until a connected worker
-// has been sent the results, but not longer than flushBound.
+// shutdown ends all execs at once, and the primary command within its grace period. It waits until the results are sent
+// to a connected worker, but not longer than flushBound.
 func (s *supervisor) shutdown() {
 	s.mu.Lock()
 	var grace time.Duration

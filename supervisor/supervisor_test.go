@@ -171,7 +171,7 @@ func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 	return s, w, path
 }
 
-// write writes to a pipe, and fails the test if that fails.
+// write writes to a pipe, and fails the test if the write fails.
 func write(t *testing.T, w *os.File, data []byte) {
 	t.Helper()
 	if _, err := w.Write(data); err != nil {

@@ -10,8 +10,8 @@ import (
 // is done for each exec is done in a slot. The number of slots is chosen so that the slots, the reaper, the connection,
 // the scan of the process table and the runtime together need fewer threads than reservedThreads.
 const (
-	fileSlots       = 8 // for moving output, and for writing and truncating records
-	startSlots      = 4 // for finding programs and forking; only one fork runs at a time anyway
+	fileSlots       = 8 // slots for moving output, and for writing and truncating records
+	startSlots      = 4 // slots for finding programs and forking; only one fork runs at a time anyway
 	reservedThreads = 28
 )
 

@@ -16,22 +16,22 @@ const killBound = 10 * time.Second
 
 // trees finds and ends processes by the group with which they were started.
 type trees struct {
-	base uint32 // the first group id of this boot; only the supervisor gives out ids from here on
+	base uint32 // the first group id of this boot; only the supervisor gives out this id and higher ids
 	self int
 
 	// mains returns the main processes of commands, with their groups. It is nil unless the supervisor is privileged.
 	//
-	// A privileged process can drop its group, as su does. It then belongs to the command in whose session it is, even if
-	// it is an orphan. If its session belongs to no command, it belongs to the same command as its nearest ancestor that
-	// has a group or is a main process.
+	// A privileged process can drop its group, as su does. The process then belongs to the command that its session
+	// belongs to, even if the process is an orphan. If its session belongs to no command, the process belongs to the same
+	// command as its nearest ancestor that has a group or is a main process.
 	mains func() map[int]uint32
 
 	mu      sync.Mutex
-	started time.Time // when the scan for members began
+	started time.Time // when the scan that found members began
 	members map[uint32][]int
 }
 
-// find returns the living processes whose group matches.
+// find returns the living processes with a group for which match returns true.
 func (t *trees) find(match func(group uint32) bool) []int {
 	var pids []int
 	for group, members := range t.scan() {
@@ -42,8 +42,8 @@ func (t *trees) find(match func(group uint32) bool) []int {
 	return pids
 }
 
-// scan returns the processes of each group. The process table is read after the call began. Concurrent callers share
-// one reading: when hundreds of trees end at once, the table is read only a few times.
+// scan returns the processes of each group. It reads the process table after the call has begun. Concurrent callers
+// share one reading: when hundreds of trees end at once, the table is read only a few times.
 func (t *trees) scan() map[uint32][]int {
 	called := time.Now()
 	t.mu.Lock()
@@ -68,7 +68,7 @@ func (t *trees) read() map[uint32][]int {
 		return members
 	}
 	defer proc.Close()
-	names, _ := proc.Readdirnames(-1) // with an error, names still has the entries that could be read
+	names, _ := proc.Readdirnames(-1) // after an error, names has the entries that could be read
 	buf := make([]byte, statusSize)
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
@@ -101,7 +101,7 @@ func (t *trees) read() map[uint32][]int {
 	return members
 }
 
-// kinOf returns the group of the nearest ancestor that has a group, or 0 if no ancestor has one.
+// kinOf returns the group of the nearest ancestor that has a group, or 0 if no ancestor has a group.
 func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
 	for range len(parents) + 1 { // parents may have changed while they were read, so they may form a circle
 		parent, known := parents[pid]
@@ -139,7 +139,7 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 		if err == unix.EINTR {
 			continue
 		}
-		if size += max(n, 0); n <= 0 || size < len(buf) { // the kernel fills the buffer unless the status ends
+		if size += max(n, 0); n <= 0 || size < len(buf) { // only the end of the status leaves room in the buffer
 			return buf[:size], buf
 		}
 	}
@@ -160,7 +160,8 @@ func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	return 0, parent, !ended(status)
 }
 
-// sessionOf reads the session id, in this process's own namespace, from a status. It returns 0 if the status has none.
+// sessionOf reads the session id, in this process's own namespace, from a status. It returns 0 if the status has no
+// session id.
 func sessionOf(status []byte) int {
 	var session int
 	if fields := bytes.Fields(statusLine(status, "\nNSsid:")); len(fields) > 0 {
@@ -169,8 +170,8 @@ func sessionOf(status []byte) int {
 	return session
 }
 
-// ended reports whether a status is that of a zombie. If the first thread of a process has ended while other threads
-// still run, the process also has the state of a zombie, but more than one thread.
+// ended reports whether a status is the status of a zombie. If the first thread of a process has ended while other
+// threads still run, the process also has the state of a zombie, but more than one thread.
 func ended(status []byte) bool {
 	state := bytes.TrimSpace(statusLine(status, "\nState:"))
 	if len(state) == 0 || (state[0] != 'Z' && state[0] != 'X') {
@@ -186,9 +187,10 @@ func statusLine(status []byte, key string) []byte {
 	return line
 }
 
-// end ends the processes whose group matches. It sends TERM to each of them, and KILL to those that are left at the
-// deadline. deadline may return an earlier time meanwhile. When hurry is closed, end checks the processes at once. end
-// returns false if processes are left although they got KILL for killBound.
+// end ends the processes with a group for which match returns true. It sends TERM to each process, and sends KILL to
+// the processes that are left at the deadline. A later call of deadline may return an earlier time. When hurry is
+// closed, end checks the processes at once. end returns false if processes are left after it has sent KILL for
+// killBound.
 func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
 	asked := map[int]bool{}
 	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
@@ -217,9 +219,9 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 	}
 }
 
-// kill sends KILL to the processes whose group matches, in rounds, until none is left. Rounds also end a fork bomb:
-// each round kills nearly all of its processes, and the sandbox's limit of processes bounds how many it forks
-// meanwhile. To stop the processes before killing them would take longer.
+// kill sends KILL, in rounds, to the processes with a group for which match returns true, until no such process is
+// left. Rounds also end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit of processes
+// bounds how many it forks meanwhile. Stopping the processes before killing them would take longer.
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {

@@ -54,12 +54,12 @@ type rewriter struct {
 	out *tar.Writer
 
 	entries int   // read so far, including global headers
-	bytes   int64 // of their files
+	bytes   int64 // bytes of the files of these entries
 	begun   bool  // an entry was accepted
 	single  bool  // the tree is one file, which Root names
 
 	links     map[string]bool // symbolic links accepted so far, by name
-	linkBytes int             // total length of their names
+	linkBytes int             // total length of the names of these links
 }
 
 // entry handles one entry of the upload: it counts it, checks it and copies it to the output.
@@ -132,7 +132,7 @@ func (w *rewriter) makeMissing(first *tar.Header) error {
 	return nil
 }
 
-// hidden reports whether something is mounted at a name of the output or above it.
+// hidden reports whether something is mounted at the path name of the output, or above that path.
 func (w *rewriter) hidden(name string) bool {
 	at := "/" + path.Clean(name)
 	return slices.ContainsFunc(w.Mounted, func(mount string) bool {

@@ -11,7 +11,7 @@
 //	addWork()
 //	ready.Wake()          // never blocks; any number of calls while the loop is busy count as one
 //
-// It imports nothing of this module.
+// The package imports nothing of this module.
 package wake
 
 import (
@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Signal wakes one loop. It remembers one wake-up: if the loop is busy when Wake is called, it runs once more.
-// Any number of calls before that count as one. Record the work first, then call Wake.
+// Signal wakes one loop. It remembers one wake-up: if the loop is busy when Wake is called, it runs once more. Several
+// calls before that run count as one. Record the work first, then call Wake.
 //
 // A Signal is a channel and can be received from in a select. Send to it with Wake only, and do not
 // close it.
@@ -29,7 +29,7 @@ type Signal chan struct{}
 // New returns a signal that is not set.
 func New() Signal { return make(Signal, 1) }
 
-// Wake wakes the loop, or has it run once more if it is busy. It does not block.
+// Wake wakes the loop, or makes it run once more if it is busy. It does not block.
 func (s Signal) Wake() {
 	select {
 	case s <- struct{}{}:
@@ -40,8 +40,8 @@ func (s Signal) Wake() {
 // Wait waits for a wake-up and takes it. It returns false if ctx ended first.
 func (s Signal) Wait(ctx context.Context) bool { return s.WaitFor(ctx, 0) }
 
-// WaitFor waits for a wake-up and takes it, but no longer than d if d is above 0. It returns false if
-// ctx ended first, and true after a wake-up or after d.
+// WaitFor waits for a wake-up and takes it. If d is above 0, it waits for at most d. It returns false if ctx ended
+// first, and true after a wake-up or after d.
 func (s Signal) WaitFor(ctx context.Context, d time.Duration) bool {
 	if ctx.Err() != nil {
 		return false

@@ -32,7 +32,7 @@ func TestAWakeUpDuringWorkIsNotLost(t *testing.T) {
 		go func() {
 			for s.Wait(t.Context()) {
 				runs++
-				time.Sleep(time.Second) // its work
+				time.Sleep(time.Second) // the loop's work
 			}
 		}()
 		s.Wake()

@@ -13,7 +13,7 @@ import (
 
 // admissions count the resources promised to the sandboxes on this host. A sandbox counts from the moment the worker
 // admits it. Two coordinators that both believe they lead may assign more sandboxes than fit on the host. The worker
-// therefore admits sandboxes one at a time, and gives back those that no longer fit.
+// therefore admits sandboxes one at a time, and gives back sandboxes that no longer fit.
 type admissions struct {
 	mu   sync.Mutex
 	held map[protocol.SandboxKey]protocol.Totals
@@ -51,8 +51,8 @@ func (a *admissions) take(k protocol.SandboxKey, t protocol.Totals, o offer) str
 	return ""
 }
 
-// settle counts a sandbox whose container already exists on the host, even if there is no room. It stops counting a
-// sandbox that, according to the log, no longer holds this host.
+// settle counts a sandbox whose container already exists on the host, even if the host has no room for it. It stops
+// counting a sandbox that no longer uses this host according to the log.
 func (a *admissions) settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -74,7 +74,7 @@ func (a *admissions) clear() {
 }
 
 const (
-	admitPause = 100 * time.Millisecond // between two tries: a sandbox that has just ended may still be counted
+	admitPause = 100 * time.Millisecond // time between two tries; a sandbox that has just ended may still be counted
 	admitTries = 3
 )
 

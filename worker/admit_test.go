@@ -19,7 +19,7 @@ func TestAWorkerAdmitsSandboxesOnlyWhileTheHostHasRoom(t *testing.T) {
 		want string
 	}{
 		{"a", protocol.Totals{Memory: 4 << 30, Disk: 6 << 30}, ""},
-		{"a", protocol.Totals{Memory: 4 << 30}, ""}, // already counted
+		{"a", protocol.Totals{Memory: 4 << 30}, ""}, // a is already counted
 		{"b", protocol.Totals{Memory: 7 << 30}, "7GiB of memory are wanted, 6GiB of 10GiB are free"},
 		{"b", protocol.Totals{Memory: 1 << 30, Disk: 5 << 30}, "5GiB of disk are wanted, 4GiB of 10GiB are free"},
 		{"b", protocol.Totals{Memory: 1 << 30}, ""},

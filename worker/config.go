@@ -21,7 +21,7 @@ import (
 // Images configures how a worker treats images.
 type Images = images.Config
 
-// Watermarks say how full a host may be and still take sandboxes.
+// Watermarks are limits. A host that has reached one of them takes no new sandboxes.
 type Watermarks = watermark.Limits
 
 // Config configures a worker.
@@ -39,17 +39,17 @@ type Config struct {
 	Labels        map[string]string
 	AllowMounts   []string     // directories that may be mounted, PATH[:ro] read-only or PATH:rw; default none
 	Profiles      []string     // capability profiles that sandboxes may choose; default hardened only
-	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none: all use the engine's runtime
+	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none: only the engine's default runtime
 	Firewall      string       // "required" (default): no sandbox runs without firewall rules; or "off"
 	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, even if its spec allows them; default none
 	AllowNetworks []string     // private IPv4 ranges that specs may allow; default none
-	Connections   int          // maximum open connections of one sandbox that leave its network; default 2048
+	Connections   int          // maximum number of a sandbox's open connections that leave its network; default 2048
 	PIDs          int64        // maximum processes and threads that a spec may give a container; default 16384
 	Ports         string       // loopback ports that sandboxes may publish, FIRST-LAST; default DefaultPorts
-	DNS           []string     // name servers of sandboxes; default: those of the engine's host
+	DNS           []string     // name servers of sandboxes; default: the name servers of the engine's host
 	Tools         []string     // built-in tools that are offered to sandboxes, or "all"; default none
 	ToolsHome     string       // home directory with the tools' files; absolute; required with Tools
-	SSHAgent      string       // socket of the ssh agent that the tool git offers; "": none
+	SSHAgent      string       // socket of the ssh agent that the tool git offers; "": no agent
 	NetworkPool   string       // IPv4 prefix for sandboxes' networks; default 10.201.0.0/16
 	Ephemeral     bool         // for temporary deployments: removes the host's id from the engine when Run ends
 	ReapDryRun    bool         // only reports leftovers of ended sandboxes and orphaned bridges; removes nothing
@@ -58,11 +58,11 @@ type Config struct {
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 
-	// Defaults apply to the sandboxes on this host where their specs set nothing. Only fields of
+	// Defaults has values for the fields that the spec of a sandbox on this host does not set. Only fields of
 	// protocol.WorkerDefaults may be set. May be nil.
 	Defaults *protocol.SandboxSpec
 
-	Watermarks Watermarks // how full the host may be and still take sandboxes
+	Watermarks Watermarks // limits of disk, memory and processes at which the host takes no new sandboxes
 	Images     Images     // how the worker treats the images on the host
 
 	// When the worker's or the engine's disk has less than DiskLow free, the worker stops the sandbox that fills the
@@ -70,12 +70,12 @@ type Config struct {
 	// records; 0: a fiftieth of the disk, at most 32 MiB.
 	DiskLow, DiskReserve protocol.Bytes
 
-	// A sandbox fails if its command keeps ending and did not once run for CrashGuard (default 30 s) within CrashWindow
-	// (default 5 min).
+	// A sandbox fails if its command exits again and again for CrashWindow (default 5 min), and no run lasts for
+	// CrashGuard (default 30 s) during that time.
 	CrashWindow, CrashGuard time.Duration
 
-	// The end of an exec waits until its output is stored. It waits at most OutputPatience while the log stores no
-	// output, and at most until OutputWithin after the exec's timeout and grace. Both default to 30 s.
+	// An exec's last event waits until the exec's output is stored. The wait ends early if the log stores no output for
+	// OutputPatience, or at OutputWithin after the exec's timeout and grace. Both default to 30 s.
 	OutputPatience, OutputWithin time.Duration
 
 	// A sandbox may publish OutputBurst of output (default 256 MiB) as fast as the log takes it. After that it may
@@ -103,8 +103,8 @@ const (
 	leastConnections = 64
 )
 
-// DefaultPorts is the default of Config.Ports. These ports are below those that kernels use for outgoing connections,
-// and above those of most services on a host.
+// DefaultPorts is the default of Config.Ports. These ports are below the ports that kernels use for outgoing
+// connections, and above the ports of most services on a host.
 const DefaultPorts = "20000-32767"
 
 // Check returns the error that [Run] would return for a wrong setting. Check uses neither NATS nor the engine, so Run

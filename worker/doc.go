@@ -26,8 +26,8 @@
 // is no second path for recovery.
 //
 // worker/disk watches the free space on the host's disks, and stops the sandbox that fills a disk. Package disk works
-// without the host's lock. Everything else that changes the host needs the lock: the fence in worker/docker checks that
-// the lock is held for each request to the engine and for each start of an exec.
+// without the host's lock. Everything else that changes the host needs the lock: before each request to the engine and
+// each start of an exec, the fence checks that the lock is held.
 //
 // The package imports protocol, jetstream, seldom, wake, backoff, supervisor/control and its own sub-packages, never
 // coordinator.

@@ -16,7 +16,7 @@ import (
 
 const (
 	pingPeriod   = 5 * time.Second
-	answerPeriod = 250 * time.Millisecond // between two pings of an engine that does not answer
+	answerPeriod = 250 * time.Millisecond // time between two pings of an engine that does not answer
 )
 
 var (
@@ -91,7 +91,7 @@ func (e *engineWatch) followAgain(ctx context.Context, lost error) error {
 	if !e.awaitAnswer(ctx) {
 		return ctx.Err()
 	}
-	// An engine that answers pings but ends each stream of events at once must not be asked in a tight loop.
+	// Pause, because an engine may answer pings but end each stream of events at once.
 	if time.Since(e.followed) < pingPeriod && !backoff.Sleep(ctx, time.Second) {
 		return ctx.Err()
 	}
@@ -140,7 +140,7 @@ func (e *engineWatch) awaitAnswer(ctx context.Context) bool {
 	}
 }
 
-// check compares the engine's identity and configuration with those known to the worker, after a reconnect. If they
+// check compares the engine's present identity and configuration with what the worker knows, after a reconnect. If they
 // differ, check returns an error for which startsOver is true. An engine that refuses a request that it answered before
 // counts as changed, because it may have another version. Any other error is temporary.
 func (e *engineWatch) check(ctx context.Context) error {

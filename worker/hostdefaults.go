@@ -5,7 +5,7 @@ import (
 )
 
 // checkDefaults refuses defaults that this host cannot meet, or that its operator does not allow in specs. With such
-// defaults, every sandbox whose spec does not override them would be refused, or fail.
+// defaults, every sandbox would be refused or would fail, unless its spec overrides them.
 func (w *worker) checkDefaults() error {
 	s := w.cfg.Defaults
 	if s == nil {

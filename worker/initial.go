@@ -10,17 +10,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// initialTimeout limits how long a sandbox that cannot be inspected keeps the host from taking new sandboxes. A sandbox
-// cannot be inspected if its history cannot be read, for example.
+// initialTimeout limits how long the host takes no new sandboxes because an existing sandbox cannot be inspected. For
+// example, its history may be unreadable.
 const initialTimeout = 2 * time.Minute
 
-// initialInspection is the inspection of everything that is on the host when a tenure begins. Until the inspection is
-// done, and the sandboxes that have ended according to the log are removed, the host takes no new sandboxes. A host
+// initialInspection is the inspection of everything that is on the host when a tenure begins. The host takes no new
+// sandboxes until the inspection is done and the sandboxes that have ended according to the log are removed. A host
 // that was given up and comes back may be full of sandboxes that have ended or were replaced elsewhere.
 type initialInspection struct {
 	mu    sync.Mutex
 	begun bool
-	early map[protocol.SandboxKey]bool // settled before the host's objects were listed; nil afterwards
+	early map[protocol.SandboxKey]bool // sandboxes that settled before the host's objects were listed; nil afterwards
 	left  map[protocol.SandboxKey]bool
 	done  chan struct{}
 }
@@ -29,9 +29,9 @@ func newInitialInspection() *initialInspection {
 	return &initialInspection{early: map[protocol.SandboxKey]bool{}, done: make(chan struct{})}
 }
 
-// begin starts the wait for the sandboxes that were found on the host. Only the first call counts, because what later
-// calls find was made by this worker. If some sandboxes are not settled in time, the inspection stops waiting for them
-// and calls late with their keys.
+// begin starts the wait for the sandboxes that were found on the host. Only the first call has an effect, because this
+// worker created the sandboxes that later calls find. If some sandboxes are not settled in time, the inspection stops
+// waiting for them and calls late with their keys.
 func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []protocol.SandboxKey)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -60,8 +60,8 @@ func (i *initialInspection) giveUp(late func(left []protocol.SandboxKey)) {
 	}
 }
 
-// settled records that the host matches the log for one sandbox. It reports whether the inspection was waiting for this
-// sandbox last, and is now done.
+// settled records that the host matches the log for one sandbox. It returns true if this was the last sandbox that the
+// inspection waited for.
 func (i *initialInspection) settled(k protocol.SandboxKey) (last bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

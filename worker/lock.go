@@ -20,10 +20,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// hostLock is the lock of the host. It consists of two locks. The lease, kept in NATS, decides who holds the host. The
-// lease is for the Docker engine, so it also excludes workers on other machines that use the same engine. The lock on a
-// local file lets the next worker on the same machine take over at once: a process that can lock the file knows that
-// the previous holder's process is gone, and need not wait for the previous lease to end.
+// hostLock is the lock of the host. It consists of two locks. The lease, kept in NATS, decides who holds the host.
+// There is one lease for each Docker engine, so the lease also excludes workers on other machines that use the same
+// engine. The lock on a local file lets the next worker on the same machine take over at once: a process that can lock
+// the file knows that the previous holder's process is gone, and need not wait for the previous lease to end.
 type hostLock struct {
 	w     *worker
 	place string // identity of the local lock file, on this boot of this machine
@@ -72,10 +72,10 @@ func writeAt(f *os.File, text string) error {
 }
 
 // acquire takes the host's lease. If the local lock proves that the lease's holder is gone, acquire takes the lease
-// over at once. Otherwise acquire waits until the lease ends. It fails if the holder, being alive, renews the lease.
+// over at once. Otherwise acquire waits until the lease ends. It fails if the holder is alive and renews the lease.
 func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
 	w := l.w
-	machine, _ := os.Hostname() // may stay empty: it is only shown to people
+	machine, _ := os.Hostname() // after an error the name is empty; it is only displayed
 	holder := jetstream.Holder{
 		Name: w.cfg.Name, Instance: w.instance, Place: l.place,
 		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.address),
@@ -119,8 +119,8 @@ func (l *hostLock) fence() error {
 	return err
 }
 
-// trusted returns until when the fence lets changes pass, as far as is known now. With an error, that moment has
-// passed. The moment is a reading of [control.Clock], like the lease's own times.
+// trusted returns the time until which the fence allows changes, by [control.Clock]. A renewal of the lease makes that
+// time later. The error means that the fence allows no changes now.
 func (l *hostLock) trusted() (until time.Duration, err error) {
 	lease := l.lease.Load()
 	if lease == nil {

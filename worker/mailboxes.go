@@ -17,8 +17,8 @@ type mailboxes struct {
 	running sync.WaitGroup
 }
 
-// deliver calls give with the sandbox until give accepts. A sandbox whose goroutine has just ended does not accept, so
-// the next call is made with a new sandbox and goroutine.
+// deliver calls give with the sandbox until give returns true. If the goroutine of the sandbox has just ended, give
+// returns false, and deliver calls give again with a new sandbox and goroutine.
 func (m *mailboxes) deliver(ctx context.Context, k protocol.SandboxKey, give func(*sandbox.Sandbox) bool) {
 	for ctx.Err() == nil && !give(m.start(ctx, k)) {
 	}
@@ -75,7 +75,7 @@ func (m *mailboxes) processes() map[int]string {
 	return found
 }
 
-// await waits until the goroutines of all sandboxes have ended. The caller has ended their context.
+// await waits until the goroutines of all sandboxes have ended. The caller must have cancelled their context.
 func (m *mailboxes) await() {
 	m.running.Wait()
 	m.mu.Lock()

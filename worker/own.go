@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// ownership tells the containers of this deployment's sandboxes from others on the engine.
+// ownership distinguishes the containers of this deployment's sandboxes from other containers on the engine.
 type ownership struct {
 	engine     *docker.Engine
 	deployment string

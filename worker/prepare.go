@@ -111,7 +111,8 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	return w.isolation.RefreshSubnets(ctx)
 }
 
-// hidden returns the paths that no sandbox may mount on this host, in addition to those hidden on every host.
+// hidden returns the paths that no sandbox may mount on this host, in addition to the paths that are hidden on every
+// host.
 func (w *worker) hidden() []string {
 	hidden := []string{w.cfg.StateDir}
 	for _, path := range append([]string{w.info.RootDir, strings.TrimPrefix(w.address, "unix://")}, w.cfg.Hidden...) {
@@ -141,7 +142,7 @@ func (w *worker) copySupervisor() error {
 	return nil
 }
 
-// sandboxHost returns what sandboxes may use of this worker and its host.
+// sandboxHost returns the parts of this worker and its host that sandboxes use.
 func (w *worker) sandboxHost() *sandbox.Host {
 	return &sandbox.Host{
 		Host: service.Host{

@@ -33,9 +33,9 @@ type worker struct {
 	conn     *jetstream.Conn
 	log      *slog.Logger
 	instance string    // id of this run
-	started  time.Time // by the store's clock
+	started  time.Time // the start of this run, by the store's clock
 
-	// About the engine and its host; set by identify and prepare.
+	// The following fields describe the engine and its host. identify and prepare set them.
 	engine     *docker.Engine
 	info       docker.Info
 	address    string
@@ -70,12 +70,15 @@ type worker struct {
 // Run takes the host's lock, and runs the host's sandboxes until ctx ends. Then Run returns nil. Sandboxes and execs
 // keep running without a worker, and the next worker on the host adopts them.
 //
-// Errors: failed_precondition with reason host_held, naming the holder, if another worker has the host; already_exists
-// if a worker on another host has this worker's name; internal if work in progress does not end within five minutes
-// after the end of ctx or the loss of the lock. After an internal error the process should end.
+// Errors:
+//   - failed_precondition with reason host_held if another worker has the host; the error names the other worker
+//   - already_exists if a worker on another host has the same name
+//   - internal if work in progress does not end within five minutes after the end of ctx or the loss of the lock; the
+//     process should then end
 //
-// Run starts over if the engine comes back with another version or configuration, or if its address leads to the engine
-// of another host. Run waits for an engine that does not answer. An ephemeral worker does not wait at its first start.
+// Run starts over if the engine comes back with another version or configuration, or if another host's engine answers
+// at the same address. Run waits while the engine does not answer. If Config.Ephemeral is set and the first attempt
+// gets no answer, Run returns the error instead.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")
@@ -192,7 +195,7 @@ func (w *worker) tenures(ctx context.Context) error {
 		case err == errEngineReplaced:
 			w.abandonHost(ctx, lease)
 			return err
-		case err == errEngineChanged: // keeps the lease: the next run of this worker takes it over
+		case err == errEngineChanged: // keep the lease: the next run of this worker takes it over
 			return err
 		case protocol.CodeOf(err) == protocol.AlreadyExists: // a worker on another host has the same name
 			w.lock.release(ctx, lease)
@@ -250,7 +253,7 @@ func (w *worker) abandonHost(ctx context.Context, lease *jetstream.Lease) {
 	w.lock.release(ctx, lease)
 }
 
-// removeHost removes the host's id from the engine, and the host's directory, if no sandbox is left.
+// removeHost removes the host's directory, and the host's id from the engine. It removes nothing if a sandbox is left.
 func (w *worker) removeHost(ctx context.Context) error {
 	left, err := w.owned.Containers(ctx)
 	if err != nil || len(left) > 0 {

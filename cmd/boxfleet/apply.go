@@ -25,7 +25,7 @@ const createsAtOnce = 8
 type applied struct {
 	ID      string            `json:"id,omitempty"`
 	Name    string            `json:"name,omitempty"`
-	Result  string            `json:"result"` // created, unchanged or failed
+	Result  string            `json:"result"` // one of created, unchanged, failed
 	Sandbox *protocol.Sandbox `json:"sandbox,omitempty"`
 	Error   *protocol.Error   `json:"error,omitempty"`
 }
@@ -36,7 +36,6 @@ const (
 	resultFailed    = "failed"
 )
 
-// applyCommands holds the command apply.
 type applyCommands struct{ *client }
 
 func (cmds applyCommands) applyCommand() *cobra.Command {
@@ -70,7 +69,7 @@ deleted, apply does not create another.`,
 	return cmd
 }
 
-// checkApplied checks everything that does not need the fleet.
+// checkApplied makes all checks that do not need the fleet.
 func checkApplied(documents []*spec.Document) error {
 	seen := map[string]int{}
 	for i, d := range documents {
@@ -95,7 +94,7 @@ func checkApplied(documents []*spec.Document) error {
 	return nil
 }
 
-// apply compares every document with the fleet before it creates the first sandbox.
+// apply compares every document with the sandboxes of the fleet before it creates the first sandbox.
 func (cmds applyCommands) apply(ctx context.Context, c *sdk.Client, documents []*spec.Document, wait bool) error {
 	tell, done := cmds.progressing("applying")
 	defer done()
@@ -132,7 +131,7 @@ func (cmds applyCommands) apply(ctx context.Context, c *sdk.Client, documents []
 	}))
 }
 
-// compare compares a document with its sandbox. A refusal says why the sandbox can neither be created nor kept.
+// compare compares a document with its sandbox. A refusal says why apply can neither create the sandbox nor keep it.
 func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults protocol.SandboxSpec) (r applied,
 	refusal string, err error) {
 	r.ID, r.Name = d.ID, d.Name
@@ -162,8 +161,8 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	return r, "", nil
 }
 
-// carryOut creates the missing sandboxes and, with wait, waits until all are ready. A failure does not stop the others;
-// the returned error is that of the first document that failed.
+// carryOut creates the missing sandboxes and, with wait, waits until all are ready. A failure does not stop the others.
+// carryOut returns the error of the first document that failed.
 func (cmds applyCommands) carryOut(
 	ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string),
 ) error {
@@ -187,7 +186,7 @@ func (cmds applyCommands) carryOut(
 			return nil
 		})
 	}
-	_ = group.Wait() // errors are in failures
+	_ = group.Wait() // the goroutines store their errors in failures
 	for i, err := range failures {
 		if err != nil {
 			e := *protocol.AsError(err)
@@ -209,7 +208,7 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 	if err == nil || protocol.AsError(err).Reason != protocol.ReasonNameTaken {
 		return r.ended(box, err)
 	}
-	// Another client was faster, perhaps with the same file.
+	// Another client created the sandbox first, perhaps from the same file.
 	defaults, defaultsErr := c.Defaults(ctx)
 	if defaultsErr != nil {
 		return r.ended(nil, defaultsErr)
@@ -220,7 +219,7 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 		return r.ended(nil, compareErr)
 	case refusal != "":
 		return r.ended(nil, protocol.Errorf(protocol.AlreadyExists, protocol.ReasonNameTaken, "%s", refusal))
-	case found.Sandbox == nil: // the other sandbox has ended already
+	case found.Sandbox == nil: // the sandbox of the other client has ended already
 		return r.ended(nil, err)
 	}
 	if *r = found; wait && r.Sandbox.State == protocol.StatePending {
@@ -229,13 +228,13 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 	return nil
 }
 
-// await waits for an existing sandbox, perhaps created by an apply that was interrupted.
+// await waits for a sandbox that exists already. An interrupted apply may have created it.
 func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ bool) error {
 	box := c.Sandbox(r.ID)
 	return r.ended(box, box.WaitReady(ctx))
 }
 
-// ended records the outcome. box is nil if its state is unknown.
+// ended records the outcome of a document. box is nil if the sandbox's state is unknown.
 func (r *applied) ended(box *sdk.Sandbox, err error) error {
 	if box != nil {
 		info := box.Info()
@@ -250,7 +249,8 @@ func (r *applied) ended(box *sdk.Sandbox, err error) error {
 // called returns the name or id by which apply finds a document's sandbox.
 func called(d *spec.Document) string { return cmp.Or(d.Name, d.ID) }
 
-// applyRequest derives the request id from a document, so that two clients that apply it at once share one sandbox.
+// applyRequest derives the request id from a document. Two clients that apply the same document at once then share one
+// sandbox.
 func applyRequest(d *spec.Document) string {
 	sum := sha256.Sum256(append([]byte(d.ID+"\n"), protocol.Encode(&d.Spec)...))
 	return "apply-" + hex.EncodeToString(sum[:16])

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// counts checks that a command gets exactly these arguments.
+// counts returns a usage error unless a command gets exactly these arguments.
 func counts(cmd *cobra.Command, args []string, names ...string) error {
 	if len(args) < len(names) {
 		return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
@@ -67,8 +67,8 @@ func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
 }
 
 // commandLine holds the arguments of exec and run: ids, and the command to run. Boxfleet's own flags come before the
-// command, also between the ids. Everything after the command's first word belongs to it, as with ssh and docker. "--"
-// before the command is optional, unless the command starts with a dash.
+// command, also between the ids. Everything after the first word of the command belongs to the command, as with ssh and
+// docker. "--" before the command is optional, unless the command starts with a dash.
 type commandLine struct{ ids, command []string }
 
 // of makes cmd accept these ids and a command to run.
@@ -130,7 +130,7 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return usage("%v; see %s --help", err, cmd.CommandPath())
 }
 
-// kinds describes the values of each flag type.
+// kinds describes, for each flag type, the values that a flag accepts.
 var kinds = map[string]string{
 	"duration": "a duration such as 90s or 1h30m", "bool": "true or false", "float64": "a number",
 	"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0",

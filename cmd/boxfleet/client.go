@@ -8,14 +8,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// client is what the client commands of one invocation share. Each group of commands embeds it.
+// client holds what the client commands of one invocation share. Each group of commands embeds it.
 type client struct {
 	*console
 	*interrupts
 	config *config
 }
 
-// withFleet connects to the fleet and calls f, whose context ends at the client's deadline.
+// withFleet connects to the fleet and calls f. The context of f ends at the client's deadline.
 func (cl *client) withFleet(cmd *cobra.Command, f func(ctx context.Context, c *sdk.Client) error) error {
 	cl.connecting.Store(true)
 	ctx := cmd.Context()

@@ -16,7 +16,7 @@ const completeWithin = 2 * time.Second
 
 type completion = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective)
 
-// completed asks the fleet for names. It returns none if the fleet does not answer.
+// completed asks the fleet for names. It returns no names if the fleet does not answer.
 func (cl *client) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string,
 	error)) ([]string, cobra.ShellCompDirective) {
 	if cl.config.load(cmd, cl.stderr) != nil {
@@ -60,7 +60,8 @@ func sandboxIDs(ctx context.Context, c *sdk.Client) (ids []string, err error) {
 	return ids, nil
 }
 
-// completeExec completes the id of a sandbox and then of one of its execs, limited to these states if there are any.
+// completeExec completes the id of a sandbox and then the id of one of its execs. If states are given, it offers only
+// execs in these states.
 func (cl *client) completeExec(states ...protocol.ExecState) completion {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 		if len(args) != 1 {

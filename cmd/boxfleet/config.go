@@ -30,7 +30,7 @@ type config struct {
 	DataDir                                         string
 	Health                                          string
 	Listen                                          string
-	ListenGiven                                     bool // Listen was set explicitly, perhaps to the default
+	ListenGiven                                     bool // Listen was set explicitly, perhaps to the default value
 	ListenInsecurely                                bool
 	Ballast                                         protocol.Bytes
 
@@ -88,8 +88,7 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds the flags of the settings that have a flag for the named command, or for every command if command is
-// "".
+// addFlags adds flags for settings: the flags of the named command or, if command is "", the flags of every command.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -146,7 +145,7 @@ func (c *config) read(cmd *cobra.Command) error {
 }
 
 // unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with the likely intended
-// name. It ignores variables of tests.
+// name. It ignores the variables that tests use.
 func (c *config) unknownEnv(environ []string) []string {
 	var names, unknown []string
 	for _, s := range c.settings() {
@@ -163,8 +162,8 @@ func (c *config) unknownEnv(environ []string) []string {
 	return unknown
 }
 
-// hasFlag reports whether a command's flag with the name of a setting sets that setting. A command may use the same
-// name for a flag of its own.
+// hasFlag reports whether the command's flag with the name of a setting sets that setting. A command may use the same
+// name for another flag.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
 	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
 		return false
@@ -198,8 +197,8 @@ func readFile(v *viper.Viper, settings []setting, file string) error {
 	return v.MergeConfigMap(inFile)
 }
 
-// known returns an error if a section of the configuration file has an unknown key. prefix is the section's key with a
-// trailing dot, or empty for the whole file.
+// known returns an error if a section of the configuration file has an unknown key. prefix is the key of the section
+// and a dot, or empty for the whole file.
 func known(settings []setting, prefix string, section map[string]any) error {
 	for _, name := range slices.Sorted(maps.Keys(section)) {
 		key, value := prefix+strings.ToLower(name), section[name]
@@ -243,9 +242,9 @@ func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.y
 // dataDir returns the default data directory of up, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
-// userDir returns the path of name in the directory boxfleet of a user directory. The XDG variable names the user
-// directory; if it is not set, below is its path in the home directory. userDir returns "" if there is no home
-// directory either, so that nothing is written to the root directory.
+// userDir returns the path of name in the directory boxfleet of a user directory. The XDG variable contains the path of
+// the user directory. If the variable is not set, below is the path relative to the home directory. If there is no home
+// directory either, userDir returns "": nothing is written to the root directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)

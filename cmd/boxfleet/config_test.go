@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// configured returns the configuration that a command reads, with these arguments.
+// configured returns the configuration that a command reads when it has these arguments.
 func configured(t *testing.T, command string, args ...string) (config, error) {
 	t.Helper()
 	p := newProgram(nil, io.Discard, io.Discard)
@@ -26,8 +26,8 @@ func configured(t *testing.T, command string, args ...string) (config, error) {
 	return *p.config, err
 }
 
-// clean sets user directories without configuration or data. It returns the path of the default configuration file,
-// which does not exist.
+// clean sets user directories that contain neither configuration nor data. It returns the path of the default
+// configuration file, which does not exist.
 func clean(t *testing.T) (file string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -174,7 +174,7 @@ func TestEveryKeyIsInTheReference(t *testing.T) {
 	}
 }
 
-// reference returns the row of a key in docs/configuration.md.
+// reference returns the row of a setting in docs/configuration.md.
 func reference(s *setting) string {
 	def, flag := s.def, ""
 	if def != "" {

@@ -45,13 +45,13 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 	return c, err
 }
 
-// looksForUp reports whether neither a URL nor credentials are configured, so that the client uses the `up` on this
-// machine.
+// looksForUp reports whether the client uses the `up` on this machine: neither a URL nor credentials are configured.
 func (cl *client) looksForUp() bool {
 	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
 }
 
-// whereNATS returns the URL and the token of the configured NATS servers, or else of the `boxfleet up` on this machine.
+// whereNATS returns the URL and the token of the configured NATS servers, or else of the NATS server of the `boxfleet
+// up` on this machine.
 func (c *config) whereNATS() (connection, error) {
 	where := connection{URL: c.NATS, Token: c.Token}
 	if where.Token == "" && c.TokenFile != "" {
@@ -105,7 +105,8 @@ func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 	return login, nil
 }
 
-// loginFrom names the sources from which credentials are read again, for operators who rotate them.
+// loginFrom names the sources from which credentials are read again. Operators who rotate credentials need to know
+// them.
 func (c *config) loginFrom() string {
 	file := c.file
 	if file == "" {
@@ -127,7 +128,7 @@ func (c *config) loginFrom() string {
 	return strings.Join(from, ", ") + "; flags and environment variables are fixed until a restart"
 }
 
-// write stores the connection in the file in which clients look for it. Only this user can read the file.
+// write stores the connection in the file that clients read. Only this user can read the file.
 func (c connection) write(dir string) error {
 	data, err := json.Marshal(c)
 	if err != nil {

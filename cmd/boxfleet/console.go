@@ -14,11 +14,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// console is how a command talks to its user, as text or as JSON. Its messages and errors contain no credentials.
+// console prints the messages and results of a command, as text or as JSON, and reads answers of the user. Its messages
+// and errors contain no credentials.
 type console struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	config         *config // the output format, and the credentials to leave out
+	config         *config // the output format, and the credentials to remove from messages
 
 	warnedOfStdin bool // the warning about unread stdin was printed
 }
@@ -26,7 +27,7 @@ type console struct {
 // json reports whether the output format is JSON.
 func (con *console) json() bool { return con.config.Output == outputJSON }
 
-// show prints a value as one line of JSON, or calls text to print it for people.
+// show prints a value as one line of JSON or, for the output format text, calls text to print it.
 func (con *console) show(value any, text func(w io.Writer)) error {
 	if con.json() {
 		return con.line(value)
@@ -38,7 +39,7 @@ func (con *console) show(value any, text func(w io.Writer)) error {
 // line prints a value as one line of JSON.
 func (con *console) line(value any) error { return json.NewEncoder(jsonText{con.stdout}).Encode(value) }
 
-// note prints a message for people to stderr.
+// note prints a message to stderr for people, not for programs.
 func (con *console) note(format string, args ...any) {
 	w := con.plain(con.stderr)
 	fmt.Fprintf(con.stderr, "%s %s\n", w.paint(yellow, "boxfleet:"),
@@ -74,7 +75,7 @@ func (con *console) say(format string, args ...any) {
 	fmt.Fprintf(con.plain(con.stdout), format+"\n", args...)
 }
 
-// confirm asks the user a question at the terminal. It returns an error unless the answer is yes, and if stdin is not a
+// confirm asks the user a question at the terminal. It returns an error if the answer is not yes or stdin is not a
 // terminal.
 func (con *console) confirm(question string) error {
 	f, ok := con.stdin.(interface{ Fd() uintptr })
@@ -82,7 +83,7 @@ func (con *console) confirm(question string) error {
 		return usage("cannot ask %q: stdin is not a terminal; use --yes", question)
 	}
 	fmt.Fprintf(con.plain(con.stderr), "%s [y/N] ", question)
-	line, _ := bufio.NewReader(con.stdin).ReadString('\n') // end of input means no
+	line, _ := bufio.NewReader(con.stdin).ReadString('\n') // the end of input means no
 	switch strings.ToLower(strings.TrimSpace(line)) {
 	case "y", "yes":
 		return nil
@@ -91,7 +92,7 @@ func (con *console) confirm(question string) error {
 }
 
 // warnOfStdin warns once if stdin has data that the command does not get without --stdin. It does not warn about a
-// terminal or an empty file or pipe.
+// terminal, an empty file or an empty pipe.
 func (con *console) warnOfStdin(given bool) {
 	if given || con.warnedOfStdin || !hasData(con.stdin) {
 		return

@@ -42,7 +42,8 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
-// apply sets the given flags. onDelete is the file's on_delete command, to which --on-delete-timeout then applies.
+// apply sets in s the fields whose flags are given. onDelete is the on_delete command of the spec file. Without
+// --on-delete, --on-delete-timeout applies to it.
 func (f *containerFlags) apply(s *protocol.SandboxSpec, onDelete *protocol.Hook) error {
 	for _, text := range []struct {
 		field *string
@@ -96,7 +97,7 @@ func (f *containerFlags) apply(s *protocol.SandboxSpec, onDelete *protocol.Hook)
 	return nil
 }
 
-// size parses a size if one was given.
+// size parses a size if the flag was given.
 func size(flag string, field *protocol.Bytes, value string) error {
 	if value == "" {
 		return nil

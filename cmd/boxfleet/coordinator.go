@@ -51,7 +51,7 @@ func (c *config) forCoordinator() (coordinator.Config, error) {
 	}, nil
 }
 
-// assets returns the storage settings. A stream keeps its value of a setting that is not set.
+// assets returns the storage settings. If a setting is not set, the stream keeps its current value.
 func (c *config) assets() jetstream.Assets {
 	k := c.Coordinator
 	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),

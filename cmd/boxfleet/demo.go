@@ -41,7 +41,7 @@ type demo struct {
 	took                    []string
 }
 
-// runDemo starts a fleet, runs the build and prints how long each step took.
+// runDemo starts a fleet, runs the build, and prints how long each step took.
 func runDemo(ctx context.Context, srv *servers, cmds runCommands) (err error) {
 	d := &demo{console: srv.console, cmds: cmds}
 	if err := d.find(ctx); err != nil {
@@ -90,8 +90,8 @@ func (d *demo) step(what string, do func() error) error {
 	return err
 }
 
-// find locates the source, the toolchain and the module cache. It downloads the build's modules to the cache, because
-// the build in the sandbox runs offline.
+// find locates the source, the toolchain and the module cache. It downloads the modules of the build to the cache,
+// because the build in the sandbox runs offline.
 func (d *demo) find(ctx context.Context) error {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// execOptions are the arguments and flags of exec.
+// execOptions holds the arguments and flags of exec.
 type execOptions struct {
 	execFlags
 	line                            commandLine
@@ -40,8 +40,8 @@ func (o *execOptions) add(cmd *cobra.Command) {
 	o.line.of(cmd, "SANDBOX")
 }
 
-// spec returns the spec of the exec. It chooses the exec's id if none is given, so that messages can name the exec and
-// an interrupted client can cancel it before it is accepted.
+// spec returns the spec of the exec. If no id is given, it chooses one: messages can then name the exec, and an
+// interrupted client can cancel the exec before it is accepted.
 func (o *execOptions) spec(cmd *cobra.Command, stdin io.Reader) (*protocol.ExecSpec, error) {
 	spec, err := o.execFlags.spec(stdin, o.line.command)
 	if err != nil {
@@ -95,7 +95,7 @@ machine goes down.`,
 			}
 			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				cmds.warnOfStdin(o.stdin)
-				defer func() { cmds.warnOfStdin(o.stdin) }() // a slow pipe may have data by now
+				defer func() { cmds.warnOfStdin(o.stdin) }() // by now a slow pipe may have data
 				box, do := c.Sandbox(o.line.ids[0]), cmds.exec
 				if o.detach {
 					do = cmds.startDetached
@@ -108,8 +108,9 @@ machine goes down.`,
 	return cmd
 }
 
-// withHint adds to the error of an exec what the user may want to type instead: `boxfleet sandbox resume` for a stopped
-// sandbox, or `boxfleet execs list web` for `boxfleet exec list web` if no sandbox is called list.
+// withHint adds to the error of an exec a command that the user may want to type instead. This is `boxfleet sandbox
+// resume` for a stopped sandbox, or `boxfleet execs list web` for `boxfleet exec list web` if no sandbox is called
+// list.
 func withHint(err error, line *commandLine) error {
 	verb := line.ids[0]
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
@@ -126,7 +127,7 @@ func withHint(err error, line *commandLine) error {
 	return &e
 }
 
-// notRun gives exit code 125 to an error that came before the command ended.
+// notRun gives exit code 125 to an error that occurred before the command ended.
 func notRun(err error) error {
 	if _, ours := err.(exitCode); ours || err == nil || codeOf(err) == exitUsage {
 		return err
@@ -201,12 +202,12 @@ func exitOf(r *sdk.Result, err error) error {
 }
 
 const (
-	cancelWithin = 30 * time.Second // time limit for a cancel to be accepted after ctx ends
-	endMargin    = 15 * time.Second // plus the exec's grace: time limit for the exec to end after its cancel
+	cancelWithin = 30 * time.Second // time limit until a cancel is accepted, after ctx has ended
+	endMargin    = 15 * time.Second // time limit until the exec ends after its cancel, added to the exec's grace period
 )
 
-// execCancellable runs a command. If the client is interrupted, it cancels the command and waits for it to end. The
-// client's deadline ends only the wait.
+// execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until it
+// has ended. The client's deadline ends only the wait.
 func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
 	opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -228,14 +229,14 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 			cmds.config.Deadline))
 	case ctx.Err() != nil && running.Err() != nil:
 		err = because(err, protocol.Cancelled, context.Cause(ctx).Error())
-	default: // the error says how the exec ended
+	default: // err says how the exec ended
 		cmds.unfinished.done("exec")
 	}
 	return result, err
 }
 
 // because returns the error of a wait that this client ended. If err says why the fleet has not decided the request,
-// the new error says so too.
+// the new error also says why.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -243,15 +244,15 @@ func because(err error, code protocol.Code, message string) error {
 	return protocol.Errorf(code, "", "%s", message)
 }
 
-// noteContinues records what to tell the user about a requested exec if the client ends before the exec.
+// noteContinues records the hint for the user that is printed if the client ends before the exec.
 func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 	cmds.unfinished.set("exec",
 		"exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client was interrupted. It returns when running ends or the time limit for the
-// exec's end has passed.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context running ends or the exec's
+// time limit has passed.
 func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {
@@ -279,7 +280,7 @@ func cancelExec(ctx context.Context, box *sdk.Sandbox, id string) error {
 	return untilFound(ctx, func() error { return box.ExecByID(id).Cancel(ctx) })
 }
 
-// foundWithin is how long untilFound retries, since a request may not have been decided yet.
+// foundWithin is how long untilFound retries: a request may not have been decided yet.
 const foundWithin = 3 * time.Second
 
 // untilFound retries while the result is not_found.

@@ -4,8 +4,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// execsVerbs are the subcommands of execs. They are not subcommands of exec, where they would hide sandboxes of the
-// same names.
+// execsVerbs are the subcommands of execs. As subcommands of exec they would hide sandboxes of the same names.
 var execsVerbs = []string{"list", "ls", "ps", "get", "cancel", "kill", "logs"}
 
 // execsCommands are the commands of `boxfleet execs`.

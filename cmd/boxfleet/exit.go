@@ -14,10 +14,10 @@ const (
 	exitTimedOut  = 124 // the exec exceeded its timeout and has no exit code
 	exitNotRun    = 125 // the exec could not be run
 	exitCancelled = 130 // the exec was cancelled and has no exit code
-	// 128+n: signal n ended the client. 141 (SIGPIPE) means that the reader of its output is gone.
+	// 128+n: signal n ended the client. 141 (SIGPIPE): the reader of the client's output is gone.
 )
 
-// exitCode is an error that ends the program with a code. cause is the error to print, or nil to print none.
+// exitCode is an error that ends the program with this exit code. cause is the error to print, or nil to print nothing.
 type exitCode struct {
 	code  int
 	cause error

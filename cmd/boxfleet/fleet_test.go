@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// startWithoutHosts runs a NATS server and a coordinator: a fleet that decides requests but has no host. Port 0 stands
-// for a free port.
+// startWithoutHosts runs a NATS server and a coordinator: a fleet that decides requests but has no host. Port 0 means
+// any free port.
 func startWithoutHosts(t *testing.T, port int) *embedded.Server {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Port: port, SyncLazily: true})
@@ -65,7 +65,7 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 		ended <- run(t.Context(), []string{"ping", "--wait", "1m", "--nats", "nats://127.0.0.1:" + strconv.Itoa(port)},
 			strings.NewReader(""), new(screen), &stderr)
 	}()
-	conn, err := silent.Accept() // ping has tried to connect, and gets no answer
+	conn, err := silent.Accept() // ping has connected, and gets no answer
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,9 +77,9 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready.
-// Here the worker never gets ready, because it has no engine. The ping needs the token, which is in the connection
-// file.
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready. In
+// this test the worker never becomes ready, because it has no engine. The ping needs the token, which is in the
+// connection file.
 func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
@@ -106,7 +106,7 @@ func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	}
 }
 
-// If another user's up has the default port, clients reach that one until this user's up listens.
+// If another user's up has the default port, clients connect to that up until this user's up listens.
 func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	clean(t)
 	server := startNATSOfAnotherUser(t)
@@ -117,7 +117,7 @@ func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	go func() {
 		ended <- run(t.Context(), []string{"ping", "--wait", "1m"}, strings.NewReader(""), new(screen), new(screen))
 	}()
-	link.await(2) // the second attempt follows a first one that was refused
+	link.await(2) // the second attempt shows that the first one was refused
 	if len(ended) > 0 {
 		t.Fatalf("ping ended with %d", <-ended)
 	}
@@ -131,7 +131,7 @@ func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 // anotherToken is the token of another user's NATS server.
 const anotherToken = "another-users"
 
-// startNATSOfAnotherUser starts a NATS server whose token this user does not have.
+// startNATSOfAnotherUser starts a NATS server with a token that this user does not have.
 func startNATSOfAnotherUser(t *testing.T) *embedded.Server {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: anotherToken,

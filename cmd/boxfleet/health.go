@@ -21,7 +21,7 @@ type health struct {
 	parts map[string]func() (well bool, text string)
 }
 
-// part adds a part that reports its own health through say.
+// part adds a part of the process. The part reports its own health by calling say.
 func (h *health) part(name string) (say func(well bool, text string)) {
 	var mu sync.Mutex
 	well, text := false, "starting"
@@ -37,7 +37,7 @@ func (h *health) part(name string) (say func(well bool, text string)) {
 	}
 }
 
-// connection adds the connection to NATS.
+// connection adds the connection to NATS as a part.
 func (h *health) connection(conn *jetstream.Conn) {
 	h.add("NATS", func() (bool, string) {
 		if err := conn.Health(); err != nil {

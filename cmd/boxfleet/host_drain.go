@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// ownDeadline marks a command whose --deadline flag is not the client timeout.
+// ownDeadline is an annotation. It marks a command with a --deadline flag that is not the client timeout.
 const ownDeadline = "own-deadline"
 
 func (cmds hostCommands) drainCommand() *cobra.Command {

@@ -38,7 +38,7 @@ func (cmds hostCommands) forget(ctx context.Context, c *sdk.Client, name string,
 	if err != nil {
 		return err
 	}
-	if h.State != protocol.HostLost { // the fleet refuses to forget this host, so do not ask
+	if h.State != protocol.HostLost { // the fleet will refuse to forget this host, so do not ask the user
 		return c.Hosts().Forget(ctx, name)
 	}
 	fmt.Fprintf(cmds.plain(cmds.stderr), "the host %s of worker %s is lost and was last seen %s ago; on it %s\n",

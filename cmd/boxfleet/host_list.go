@@ -88,7 +88,7 @@ func labelsOf(h *protocol.Host) string {
 	return strings.Join(pairs, ",")
 }
 
-// defaultsOf names the fields that a worker has defaults for. The JSON output has their values.
+// defaultsOf names the fields that a worker has defaults for. Only the JSON output has their values.
 func defaultsOf(h *protocol.Host) string {
 	if h.Defaults == nil {
 		return "-"
@@ -96,7 +96,7 @@ func defaultsOf(h *protocol.Host) string {
 	return strings.Join(spec.Difference(protocol.SandboxSpec{}, *h.Defaults), ",")
 }
 
-// skewOf returns how far a host's clock is ahead of the store's, with a mark if that is too far.
+// skewOf returns how far a host's clock is ahead of the store's clock, with a mark if the difference is too large.
 func skewOf(h *protocol.Host) string {
 	switch {
 	case h.Skew == nil:
@@ -120,7 +120,7 @@ func securityOf(h *protocol.Host) string {
 	return fmt.Sprintf("%d warnings", len(h.Posture.Warnings))
 }
 
-// problemOf says why a host takes no new sandboxes.
+// problemOf returns why a host takes no new sandboxes.
 func problemOf(h *protocol.Host) string {
 	if h.Problem != "" {
 		return h.Problem

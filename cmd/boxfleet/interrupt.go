@@ -18,15 +18,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Three things end a client command early: a signal, a closed output pipe, or its deadline. Each cancels the command's
-// context with the reason as the cause. If a request of the command may continue in the fleet, the error names the
-// commands that show the request's progress or undo it.
+// Three things end a client command early: a signal, a closed output pipe, or the client's deadline. Each cancels the
+// command's context, with the reason as the cause. If a request of the command may continue in the fleet, the error
+// names commands that show the progress of the request or undo the request.
 
 // leaveWithin is how long a client may continue after TERM, HUP or QUIT, or after its output was closed: 2 s, minus the
-// time that a process takes to exit. After Ctrl-C there is no such limit; a second Ctrl-C ends the client.
+// time that a process takes to exit. After Ctrl-C there is no time limit; a second Ctrl-C ends the client.
 const leaveWithin = 1700 * time.Millisecond
 
-// interruption is the signal that ended a client's context. SIGPIPE stands for a closed output.
+// interruption is the signal that ended a client's context. SIGPIPE means that the client's output was closed.
 type interruption syscall.Signal
 
 func (i interruption) Error() string {
@@ -42,9 +42,9 @@ func (i interruption) Error() string {
 // exitCode returns the exit code that a shell reports for the signal.
 func (i interruption) exitCode() int { return 128 + int(i) }
 
-// interrupts says what has ended a client command early, and which of its requests continue in the fleet.
+// interrupts records what has ended a client command early, and which of its requests continue in the fleet.
 type interrupts struct {
-	ownsProcess bool                    // the program owns the process, so it handles its signals
+	ownsProcess bool                    // the program owns its process, so it handles signals
 	end         context.CancelCauseFunc // cancels the command's context
 	connecting  atomic.Bool             // the command has started to connect to the fleet
 	unread      atomic.Bool             // the reader of stdout or stderr is gone
@@ -52,14 +52,14 @@ type interrupts struct {
 	unfinished  unfinished
 }
 
-// handleSignals makes signals and a broken pipe end a client command. It leaves HUP ignored if the caller ignores it,
-// as nohup does.
+// handleSignals makes signals and a broken pipe end a client command. If HUP is ignored at the start, as under nohup,
+// it stays ignored.
 func (cl *client) handleSignals(cmd *cobra.Command) {
 	if roleOf(cmd) != roleClient {
 		return
 	}
 	parent := cmd.Context()
-	if cl.ownsProcess { // main's context does not say which signal ended it
+	if cl.ownsProcess { // main's context does not tell which signal ended it
 		parent = context.WithoutCancel(parent)
 	}
 	ctx, end := context.WithCancelCause(parent)
@@ -69,7 +69,7 @@ func (cl *client) handleSignals(cmd *cobra.Command) {
 	if !cl.ownsProcess {
 		return
 	}
-	signal.Ignore(syscall.SIGPIPE) // let the write fail instead
+	signal.Ignore(syscall.SIGPIPE) // a write to a closed pipe then fails instead
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -78,8 +78,8 @@ func (cl *client) handleSignals(cmd *cobra.Command) {
 	go cl.endOnSignals(signals)
 }
 
-// endOnSignals cancels the context on the first signal. It ends the process on the second, or when the grace period of
-// the first expires.
+// endOnSignals cancels the context on the first signal. It ends the process on the second signal, or when leaveWithin
+// has passed.
 func (cl *client) endOnSignals(signals <-chan os.Signal) {
 	last := interruption((<-signals).(syscall.Signal))
 	cl.end(last)
@@ -98,8 +98,8 @@ func (cl *client) endOnSignals(signals <-chan os.Signal) {
 	os.Exit(last.exitCode())
 }
 
-// guarded wraps w. When the reader of its pipe is gone, it cancels the client's context and drops further output. It
-// records any other failure, such as a full disk, because most callers ignore write errors.
+// guarded wraps w. When nobody reads the pipe any more, guarded cancels the client's context and drops further output.
+// It records any other write error, such as a full disk, because most callers ignore write errors.
 func (i *interrupts) guarded(w io.Writer) io.Writer { return &pipe{w, i} }
 
 type pipe struct {
@@ -123,26 +123,26 @@ func (g *pipe) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// interruptionOf returns the interruption that ended a client's context, if there was one.
+// interruptionOf returns the interruption that ended a client's context. It returns false if there was no interruption.
 func interruptionOf(ctx context.Context) (interruption, bool) {
 	var i interruption
 	ok := errors.As(context.Cause(ctx), &i)
 	return i, ok
 }
 
-// overdue reports whether the client's deadline ended its context.
+// overdue reports whether ctx ended because the client's deadline passed.
 func overdue(ctx context.Context) bool {
 	return errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 }
 
-// unfinished collects the requests that a client has made and whose end it has not seen, each with a hint for the user.
+// unfinished collects the requests that a client has sent and that may not have ended, each with a hint for the user.
 type unfinished struct {
 	mu    sync.Mutex
 	keys  []string
 	hints map[string]string
 }
 
-// set records what happens to a request if the client ends now, and what the user can do about it.
+// set records a hint: what happens to a request if the client ends now, and what the user can do about the request.
 func (u *unfinished) set(key, format string, args ...any) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -182,7 +182,7 @@ func (u *unfinished) appendTo(err error) error {
 	return &e
 }
 
-// ended returns the error that a client command ends with. err is the command's own error; ctx may have ended.
+// ended returns the error with which a client command ends. err is the command's own error; ctx may have ended.
 func (cl *client) ended(ctx context.Context, err error) error {
 	i, interrupted := interruptionOf(ctx)
 	var code exitCode
@@ -207,7 +207,7 @@ func (cl *client) ended(ctx context.Context, err error) error {
 	return cl.unfinished.appendTo(cl.withCause(ctx, err))
 }
 
-// withCause makes an error that only says that the client's context ended say what ended the context.
+// withCause adds what ended the client's context to an error that says only that the context has ended.
 func (cl *client) withCause(ctx context.Context, err error) error {
 	e := *protocol.AsError(err)
 	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled &&
@@ -222,7 +222,8 @@ func (cl *client) withCause(ctx context.Context, err error) error {
 	return err
 }
 
-// ignoreInterrupt treats an interruption as the normal end of a command with --follow.
+// ignoreInterrupt returns nil if an interruption ended a command with --follow, because this is the usual end of such a
+// command.
 func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
 	if follow && ctx.Err() != nil && !overdue(ctx) {
 		return nil

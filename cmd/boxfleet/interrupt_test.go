@@ -24,7 +24,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// asProgram is an environment variable: if it is set, the test binary runs as the program.
+// asProgram is an environment variable. If it is set, the test binary runs as the boxfleet program.
 const asProgram = "BOXFLEET_TEST_PROGRAM"
 
 // TestAsProgram is not a test. Other tests start the test binary with [asProgram] set; then it runs the program with
@@ -44,7 +44,7 @@ func programCommand(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// process is a boxfleet that runs in a process of its own.
+// process is a boxfleet program that runs in its own process.
 type process struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -59,7 +59,7 @@ func startClient(t *testing.T, args ...string) *process {
 	t.Helper()
 	c := &process{t: t, cmd: programCommand(args...), ended: make(chan struct{})}
 	c.cmd.Stderr = &c.stderr
-	stdin, err := c.cmd.StdinPipe() // never written to
+	stdin, err := c.cmd.StdinPipe() // the test never writes to stdin
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func (c *process) says(parts ...string) {
 	}
 }
 
-// signalled is how long a client may take to end after a signal: 2 s, plus some time for a busy machine.
+// signalled is the time limit for a client to end after a signal: 2 s, plus some time for a busy machine.
 const signalled = 2*time.Second + 500*time.Millisecond
 
 // stateOfExec returns the state of an exec of the sandbox web.
@@ -329,8 +329,8 @@ func interruptedCreateContinues(t *testing.T) {
 	if code := c.ends(signalled); code != 130 {
 		t.Errorf("the client ended with %d", code)
 	}
-	// The client may not have the answer to its create yet, although another client can already see the sandbox. The
-	// message that it prints then also says how to delete the sandbox.
+	// Another client may see the sandbox before this client has the answer to its create. The message that this client
+	// prints then also says how to delete the sandbox.
 	c.says("cancelled: interrupted; ", "boxfleet sandbox delete waits")
 }
 
@@ -379,7 +379,7 @@ func interruptedRunDeletesItsSandbox(t *testing.T) {
 	})
 }
 
-// TestTERMEndsAnyClientWithin2s tries everything that a client may wait for: servers that accept a connection and never
+// TestTERMEndsAnyClientWithin2s tests everything that a client may wait for: servers that accept a connection and never
 // answer, servers that have ended, a missing coordinator, and stdin.
 func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 	clean(t)
@@ -434,7 +434,7 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 	clients = start("nats://" + link.listener.Addr().String())
 	link.await(len(clients))
 	link.deaf.Store(true)
-	end("a connection that has become silent", clients[2:]) // the two pings may have ended: there is no coordinator
+	end("a connection that has become silent", clients[2:]) // the two pings may have ended: no coordinator runs
 	link.deaf.Store(false)
 	clients = start("nats://" + link.listener.Addr().String())
 	link.await(len(clients))
@@ -479,7 +479,7 @@ func ignores(pid int, s syscall.Signal) bool {
 type relay struct {
 	listener net.Listener
 	spoken   chan struct{} // one value for each client that has sent something
-	deaf     atomic.Bool   // the relay forwards nothing
+	deaf     atomic.Bool   // if true, the relay forwards nothing
 	t        *testing.T
 }
 
@@ -510,7 +510,7 @@ func startRelay(t *testing.T, server string) *relay {
 	return r
 }
 
-// carry copies until one side is closed. It reports the first data on spoken, if that is not nil.
+// carry copies data until one side is closed. It reports the first data on spoken, unless spoken is nil.
 func (r *relay) carry(to, from net.Conn, spoken chan<- struct{}) {
 	defer to.Close()
 	buf := make([]byte, 32<<10)

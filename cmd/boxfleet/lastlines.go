@@ -10,8 +10,8 @@ import (
 type lastLines struct {
 	most  int
 	lines []*sdk.Chunk
-	open  map[string]*sdk.Chunk // by stream: the line that has not ended yet
-	ends  map[string]int64      // by stream: the offset after the last byte added
+	open  map[string]*sdk.Chunk // for each stream, the line that has not ended yet
+	ends  map[string]int64      // for each stream, the offset after the last byte added
 }
 
 func newLastLines(most int) *lastLines {
@@ -20,7 +20,7 @@ func newLastLines(most int) *lastLines {
 
 // add adds a chunk of output.
 func (l *lastLines) add(k sdk.Chunk) {
-	if l.ends[k.Stream] != k.Offset { // there is a gap, so the open line stays incomplete
+	if l.ends[k.Stream] != k.Offset { // bytes are missing, so the open line stays incomplete
 		delete(l.open, k.Stream)
 	}
 	for data, at := k.Data, k.Offset; len(data) > 0; {
@@ -44,7 +44,7 @@ func (l *lastLines) add(k sdk.Chunk) {
 	l.ends[k.Stream] = k.Offset + int64(len(k.Data))
 }
 
-// push appends a line and drops the oldest if there are too many.
+// push appends a line. If there are too many lines, it drops the oldest.
 func (l *lastLines) push(line *sdk.Chunk) {
 	if l.most == 0 {
 		return

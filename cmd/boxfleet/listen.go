@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// listenAt returns where up listens; port 0 stands for a free port. If the default port is in use, the result is a free
-// port; it is an error if a port that the user chose is in use. Listening beyond loopback requires --listen-insecurely:
-// the token alone protects every host of the fleet, and it would cross the network as plain text.
+// listenAt returns where up listens; port 0 means any free port. If the default port is in use, listenAt chooses a free
+// port. If a port that the user chose is in use, it returns an error. Listening beyond loopback requires
+// --listen-insecurely: the token alone protects every host of the fleet, and it would cross the network as plain text.
 func listenAt(listen string, isDefault, insecurely bool) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(listen)
 	if err != nil {

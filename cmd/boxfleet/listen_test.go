@@ -99,9 +99,9 @@ func TestTheErrorSaysThatAnUpBelongsToAnotherUser(t *testing.T) {
 	}
 	const nobody = 65534
 	listening := make(chan net.Listener)
-	go func() { // the thread keeps the other user, so it must end with its goroutine
+	go func() { // the thread keeps the other user's id, so it must end with its goroutine
 		runtime.LockOSThread()
-		unix.Setfsuid(nobody) // the owner of new sockets
+		unix.Setfsuid(nobody) // new sockets belong to this user
 		l, _ := net.Listen("tcp", "127.0.0.1:0")
 		listening <- l
 	}()

@@ -31,12 +31,12 @@ type local struct {
 	stopWorking context.CancelFunc
 	roles       *errgroup.Group
 	ended       chan struct{} // closed when both roles have ended
-	err         error         // the error that ended them; valid once ended is closed
+	err         error         // the error that ended the roles; valid once ended is closed
 }
 
-// startLocal starts a fleet on a data directory and returns when it accepts work. server is the configuration of NATS.
-// If listens is not nil, it is called once NATS listens. An ephemeral fleet is never restarted on its data. The parts
-// report their health to h.
+// startLocal starts a fleet on a data directory and returns when the fleet accepts work. server is the configuration of
+// NATS. If listens is not nil, startLocal calls it once NATS listens. The data of an ephemeral fleet is never used
+// again. The parts of the fleet report their health to h.
 func (srv *servers) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
 	ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
@@ -98,8 +98,9 @@ func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
 	return k, w, err
 }
 
-// run runs the roles until ctx ends. The worker starts once the coordinator has created the streams. On shutdown the
-// worker ends first, so that the coordinator can still decide its reports. If one role fails, the other ends too.
+// run runs the coordinator and the worker until ctx ends. The worker starts when the coordinator has created the
+// streams. On shutdown the worker ends first: the coordinator can then still decide its reports. If one of the two
+// fails, the other ends too.
 func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, ready <-chan struct{}) {
 	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))
 	f.roles.Go(func() error {
@@ -158,7 +159,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// keptToken returns the token of a data directory and creates it on first use.
+// keptToken returns the token in a data directory. On first use it creates the token.
 func keptToken(dir string) (string, error) {
 	file := filepath.Join(dir, "token")
 	data, err := os.ReadFile(file)

@@ -25,7 +25,7 @@ func (c *config) load(cmd *cobra.Command, log io.Writer) error {
 // setLogger sets the default logger of the process to the configured level, without credentials in its lines.
 func (c *config) setLogger(log io.Writer) {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(c.LogLevel)) // oneOf has checked the value
+	_ = level.UnmarshalText([]byte(c.LogLevel)) // oneOf has checked c.LogLevel
 	slog.SetDefault(slog.New(seldom.New(slog.NewTextHandler(log,
 		&slog.HandlerOptions{Level: level, ReplaceAttr: c.redactedAttr()}))))
 }

@@ -24,7 +24,7 @@ func (cl *client) printChunk(k sdk.Chunk) error {
 	return err
 }
 
-// logsCommand returns a command called logs, with the given command line in its examples.
+// logsCommand returns a command called logs. Its examples use the given command line.
 func logsCommand(cl *client, line string) *cobra.Command {
 	var service, since string
 	var tail int
@@ -100,8 +100,8 @@ func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duratio
 		since)
 }
 
-// printLogs prints the output that was stored since a time. If tail is not negative, it prints only the last lines of
-// that output. With follow, it continues with new output.
+// printLogs prints the output that was stored since a point in time. If tail is not negative, it prints only the last
+// lines of that output. With follow, it continues with new output.
 func (cl *client) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
 	since time.Time) error {
 	printed := map[string]int64{}

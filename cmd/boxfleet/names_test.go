@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// expectID runs a create, and returns the generated id that it prints.
+// expectID runs a create and returns the generated id that the create prints.
 func expectID(t *testing.T, line string) string {
 	t.Helper()
 	code, stdout, stderr := call(t.Context(), "", strings.Fields(line)...)

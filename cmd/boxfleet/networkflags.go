@@ -24,7 +24,7 @@ func (f *networkFlags) add(flags *pflag.FlagSet) {
 			"HOST, on a free port; may be repeated")
 }
 
-// apply sets the given flags.
+// apply sets in s the fields whose flags are given.
 func (f *networkFlags) apply(s *protocol.SandboxSpec) error {
 	if f.network != "" {
 		n, err := spec.ParseNetwork(f.network)
@@ -43,8 +43,8 @@ func (f *networkFlags) apply(s *protocol.SandboxSpec) error {
 	return nil
 }
 
-// networkRows returns the rows about the network of a sandbox. It shows the published ports, or the requested ones
-// until they are published.
+// networkRows returns the rows about the network of a sandbox. It shows the published ports or, while no port is
+// published yet, the requested ports.
 func networkRows(s *protocol.Sandbox) (rows [][]any) {
 	if n := s.Spec.Network; n != nil && n.Mode == protocol.NetworkAllow {
 		rows = append(rows, []any{"network", strings.Join(n.Allow, ", ")})

@@ -15,7 +15,7 @@ import (
 )
 
 // notOurs returns the error for a user who may not use the `boxfleet up` on this machine. owner is the uid that runs
-// it, or -1 if unknown.
+// this up, or -1 if unknown.
 func notOurs(owner int) error {
 	const do = "run this as that user, start your own fleet with `boxfleet up`, or name a NATS server with --nats"
 	switch {
@@ -34,8 +34,8 @@ func notOurs(owner int) error {
 	return protocol.Errorf(protocol.PermissionDenied, "", "the `boxfleet up` of this machine belongs to %s: %s", name, do)
 }
 
-// ownerOf returns the uid of a file's owner. If the file cannot be inspected, it uses the nearest parent directory that
-// can. It returns -1 if unknown.
+// ownerOf returns the uid of a file's owner. If the file cannot be inspected, ownerOf uses the nearest parent directory
+// that can be inspected. It returns -1 if the owner is unknown.
 func ownerOf(file string) int {
 	for {
 		info, err := os.Stat(file)
@@ -53,8 +53,8 @@ func ownerOf(file string) int {
 	}
 }
 
-// listenerOf returns the uid of the process that listens on the port of a URL on this machine, from the kernel's socket
-// tables, or -1 if unknown.
+// listenerOf returns the uid of the process that listens on the port of a URL on this machine. It reads the kernel's
+// socket tables. It returns -1 if the uid is unknown.
 func listenerOf(where string) int {
 	u, err := url.Parse(where)
 	if err != nil {

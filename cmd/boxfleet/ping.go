@@ -18,7 +18,6 @@ const (
 	pingPause  = 100 * time.Millisecond // pause between attempts
 )
 
-// pingCommands holds the command ping.
 type pingCommands struct{ *client }
 
 func (cmds pingCommands) pingCommand() *cobra.Command {
@@ -53,8 +52,8 @@ JetStream has no leader. With --wait, retry while nothing answers, for a fleet t
 	return cmd
 }
 
-// isAway reports whether a retry may succeed once the fleet has started. Until this user's own `up` listens, the client
-// may reach another user's instead and be denied.
+// isAway reports whether a retry may succeed later, when the fleet has started. Until this user's own `up` listens, the
+// client may reach another user's `up` and be denied.
 func (cmds pingCommands) isAway(err error) bool {
 	switch protocol.CodeOf(err) {
 	case protocol.Unavailable, protocol.DeadlineExceeded:

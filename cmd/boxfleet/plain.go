@@ -13,12 +13,12 @@ import (
 
 // Text for people contains parts from untrusted sources: names, labels, errors of registries and commands. A terminal
 // interprets some characters as commands, for example to move the cursor, rewrite earlier lines, or send input. plain
-// and plainLine escape them. The output of a sandbox's commands is passed through unchanged.
+// and plainLine escape these characters. The output of a sandbox's commands is passed through unchanged.
 
 // plain escapes terminal control characters except newlines and tabs.
 func plain(text string) string { return harmless(text, "\n\t") }
 
-// plainLine escapes all terminal control characters, so that the result is one line.
+// plainLine escapes all terminal control characters. The result is one line.
 func plainLine(text string) string { return harmless(text, "") }
 
 func harmless(text, allowed string) string {
@@ -59,7 +59,7 @@ func controls(r rune) bool {
 // indented indents the second and later lines of a text.
 func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n  ") }
 
-// plainText writes text for people: it escapes control characters, and uses colours if the terminal supports them.
+// plainText writes text for people: it escapes control characters, and uses colours if colour is set.
 type plainText struct {
 	io.Writer
 	colours bool
@@ -75,8 +75,8 @@ func (w *plainText) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// jsonText writes JSON with control characters as equivalent \u escapes. Below 0x20, encoding/json itself leaves only
-// newlines.
+// jsonText writes JSON and replaces control characters by equivalent \u escapes. Of the characters below 0x20,
+// encoding/json itself leaves only newlines.
 type jsonText struct{ io.Writer }
 
 func (w jsonText) Write(data []byte) (int, error) {
@@ -86,14 +86,14 @@ func (w jsonText) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// Colours, as terminals number them.
+// Colours, by their numbers in terminal escape sequences.
 const (
 	red    = 31
 	green  = 32
 	yellow = 33
 )
 
-// tinted is text with a colour; 0 means none.
+// tinted is text with a colour; 0 means no colour.
 type tinted struct {
 	colour int
 	text   string
@@ -101,7 +101,8 @@ type tinted struct {
 
 func (t tinted) String() string { return t.text }
 
-// coloured reports whether to use colours on w: it is a terminal that supports them, and NO_COLOR is not set.
+// coloured reports whether to use colours on w. w must be a terminal that supports colours, and NO_COLOR must not be
+// set.
 func coloured(w io.Writer) bool {
 	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return false

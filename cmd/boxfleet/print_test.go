@@ -26,7 +26,7 @@ func TestAProgressBarShowsThePartThatIsDone(t *testing.T) {
 	}
 }
 
-// terminal opens a terminal. The test reads from screen what a program writes to tty.
+// terminal opens a terminal. A program writes to tty, and the test reads the result from screen.
 func terminal(t *testing.T) (screen, tty *os.File) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

@@ -9,15 +9,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// program is one invocation of boxfleet. Its commands share the console and the configuration.
+// program is one invocation of boxfleet. All its commands share the console and the configuration.
 type program struct {
 	console *console
 	config  *config
-	client  *client  // what the client commands share
-	servers *servers // what the server commands share
+	client  *client  // shared by the client commands
+	servers *servers // shared by the server commands
 }
 
-// newProgram returns a program that leaves the signals of its process alone.
+// newProgram returns a program that does not handle the signals of its process.
 func newProgram(stdin io.Reader, stdout, stderr io.Writer) *program {
 	cfg := &config{}
 	con := &console{stdin: stdin, stdout: stdout, stderr: stderr, config: cfg}
@@ -28,12 +28,12 @@ func newProgram(stdin io.Reader, stdout, stderr io.Writer) *program {
 	}
 }
 
-// run runs boxfleet inside a larger process, whose signals it leaves alone.
+// run runs boxfleet inside a larger process and does not handle the signals of that process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return newProgram(stdin, stdout, stderr).run(ctx, args)
 }
 
-// run runs the program and returns its exit code. When ctx ends, commands shut down cleanly, which may take a moment.
+// run runs the program and returns its exit code. When ctx ends, commands shut down cleanly, which may take some time.
 func (p *program) run(ctx context.Context, args []string) int {
 	root := p.root()
 	root.SetArgs(args)

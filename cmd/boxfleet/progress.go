@@ -14,13 +14,13 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// progress shows a progress line on a terminal until done is called. It prints nothing elsewhere.
+// progress shows a progress line until done is called. If stderr is not a terminal, it prints nothing.
 func (con *console) progress(what string) (done func()) {
 	_, done = con.progressing(what)
 	return done
 }
 
-// progressing is like progress, but its caller can change the text with tell.
+// progressing does the same as progress. In addition, tell changes the text.
 func (con *console) progressing(what string) (tell func(what string), done func()) {
 	if !con.watched() {
 		return func(string) {}, func() {}
@@ -70,12 +70,12 @@ func bar(done, total int64) string {
 }
 
 const (
-	explainAfter = 2 * time.Second // a create that takes longer explains what it waits for
+	explainAfter = 2 * time.Second // after this time a create explains what it waits for
 	explainAgain = 2 * time.Second
-	mostReasons  = 3 // maximum number of hosts whose reasons are shown
+	mostReasons  = 3 // a message shows the reasons of at most this many hosts
 )
 
-// creating shows the progress of a create, and what it waits for, until done is called.
+// creating shows the progress of a create and the reason for any wait, until done is called.
 func (cl *client) creating(ctx context.Context, c *sdk.Client, id string, wait bool) (done func()) {
 	const what = "creating the sandbox"
 	tell, shown := cl.progressing(what)
@@ -86,8 +86,8 @@ func (cl *client) creating(ctx context.Context, c *sdk.Client, id string, wait b
 	return func() { explained(); shown() }
 }
 
-// explainWait explains what a pending sandbox waits for, until done is called. On a terminal it keeps calling tell.
-// Elsewhere it prints one note to stderr if no host can take the sandbox.
+// explainWait explains what a pending sandbox waits for, until done is called. On a terminal it calls tell again and
+// again. Otherwise it prints one note to stderr if no host can take the sandbox.
 func (cl *client) explainWait(ctx context.Context, c *sdk.Client, id string, tell func(why string)) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

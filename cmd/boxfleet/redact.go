@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// leastSecret is the minimum length of a secret to redact. Shorter ones also occur as parts of words.
+// leastSecret is the minimum length of a secret to redact. Shorter secrets also occur as parts of words.
 const leastSecret = 4
 
 // secrets returns this process's credentials for NATS in every form in which a library may put them in an error or log
@@ -56,7 +56,7 @@ func redacted(text string, secrets []string) string {
 	return text
 }
 
-// redactedAttr removes passwords and tokens from log attributes.
+// redactedAttr returns a function that removes passwords and tokens from log attributes.
 func (c *config) redactedAttr() func([]string, slog.Attr) slog.Attr {
 	secrets := c.secrets()
 	return func(_ []string, a slog.Attr) slog.Attr {

@@ -12,8 +12,9 @@ const (
 	groupOperate   = "operate"
 )
 
-// roleAnnotation is the annotation of a top-level command that says whether the command is a client of the fleet or one
-// of its servers. Client commands handle signals themselves. Server commands warn about unknown BOXFLEET_ variables.
+// roleAnnotation is an annotation of each top-level command. It says whether the command is a client of the fleet or
+// one of its servers. Client commands handle signals themselves. Server commands warn about unknown BOXFLEET_
+// variables.
 const (
 	roleAnnotation = "role"
 	roleClient     = "client"
@@ -74,7 +75,7 @@ func (p *program) root() *cobra.Command {
 	return root
 }
 
-// addCommands adds the commands in the groups in which the help shows them.
+// addCommands adds the commands. The help shows them in these groups.
 func (p *program) addCommands(root *cobra.Command) {
 	boxes, runs := sandboxCommands{p.client}, runCommands{p.client}
 	for _, g := range []struct {
@@ -105,8 +106,8 @@ func (p *program) addCommands(root *cobra.Command) {
 	}
 }
 
-// addHelpAndCompletion adds cobra's commands help and completion. They get usage errors and examples like those of the
-// other commands.
+// addHelpAndCompletion adds cobra's commands help and completion. Their usage errors and examples have the same form as
+// for the other commands.
 func addHelpAndCompletion(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -137,7 +138,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// subcommand is the argument check of a command that only has subcommands. It always returns a usage error.
+// subcommand checks the arguments of a command that only has subcommands. It always returns a usage error.
 func subcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return usage("missing subcommand; see %s --help", cmd.CommandPath())

@@ -16,8 +16,8 @@ func replace(t *testing.T, file, text string) {
 	}
 }
 
-// refusedFor checks that for the duration d the role's health says that NATS refuses the credentials, that the role
-// does not end, and that its log stays short.
+// refusedFor checks three things for the duration d: the role's health says that NATS refuses the credentials, the role
+// does not end, and its log stays short.
 func (r *role) refusedFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	r.await(t, http.StatusServiceUnavailable, "NATS refuses the credentials")
@@ -38,8 +38,8 @@ func (r *role) refusedFor(t *testing.T, d time.Duration) {
 
 func TestACoordinatorReadsChangedCredentialsAgain(t *testing.T) {
 	for name, c := range map[string]struct {
-		before, after string // authorization of the server
-		first, second string // contents of the file
+		before, after string // values of the server's configuration section authorization
+		first, second string // contents of the file before and after the change
 		args          []string
 		file          string
 	}{
@@ -92,7 +92,7 @@ func TestAnExecContinuesWhileNATSRefusesItsWorker(t *testing.T) {
 	t.Setenv("BOXFLEET_NATS", s.url())
 	t.Setenv("BOXFLEET_TOKEN_FILE", file)
 	coordinator := startRole(t, "coordinator")
-	// The coordinator must have its logger before the worker starts: both set the default logger of this process.
+	// The coordinator must set its logger before the worker starts: both set the default logger of this process.
 	coordinator.await(t, http.StatusOK, "schedules")
 	worker := startRole(t, "worker", "--name", "w1", "--state-dir", t.TempDir())
 	worker.await(t, http.StatusOK, "holds the lock")

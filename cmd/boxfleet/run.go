@@ -57,7 +57,7 @@ its id.`,
 				}
 				read := flags.stdin || box.file == "-"
 				cmds.warnOfStdin(read)
-				defer func() { cmds.warnOfStdin(read) }() // a slow pipe may have data by now
+				defer func() { cmds.warnOfStdin(read) }() // by now a slow pipe may have data
 				return cmds.runOnce(ctx, c, d, execSpec)
 			}))
 		},
@@ -90,12 +90,12 @@ func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Docu
 	if err != nil {
 		return err
 	}
-	// When the client is interrupted, the command must end too. The delete of the sandbox also ends the command, so a
-	// client that has little time left requests the delete at once.
+	// When the client is interrupted, the command must end too. The delete of the sandbox also ends the command. A
+	// client that must exit soon therefore requests the delete at once.
 	owned, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() {
 		if i, _ := interruptionOf(ctx); i != 0 && i != interruption(syscall.SIGINT) {
-			_ = cmds.requestDelete(ctx, box) // deleteAfter requests the delete again
+			_ = cmds.requestDelete(ctx, box) // if this fails, deleteAfter requests the delete again
 		}
 		if i, interrupted := interruptionOf(ctx); interrupted {
 			end(i)
@@ -124,7 +124,7 @@ func (cmds runCommands) requestDelete(ctx context.Context, box *sdk.Sandbox) err
 	return err
 }
 
-// deleteAfter deletes a sandbox, even if ctx has ended. after is the error of the steps before the delete: if the
+// deleteAfter deletes a sandbox, even if ctx has ended. after is the error of the steps before the delete. If the
 // create was interrupted, the sandbox may appear later or never.
 func (cmds runCommands) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
 	defer cmds.progress("deleting the sandbox")()
@@ -146,7 +146,7 @@ func (cmds runCommands) deleteAfter(ctx context.Context, box *sdk.Sandbox, after
 	defer cancel()
 	if err = box.WaitDeleted(bounded); err == nil {
 		cmds.unfinished.done("sandbox")
-	} else if within == leaveWithin { // the final error of the program says that the sandbox is being deleted
+	} else if within == leaveWithin { // the program's final error says that the sandbox is being deleted
 		return nil
 	}
 	return err

@@ -17,7 +17,7 @@ import (
 const controlsAtOnce = 8
 
 // controlAll stops, resumes or deletes sandboxes in parallel and prints their ids in the given order. A failure does
-// not stop the others. It prints every error except the last, which it returns.
+// not stop the others. controlAll prints every error except the last one, which it returns.
 func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
 	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)
@@ -37,7 +37,7 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 			return nil
 		})
 	}
-	_ = group.Wait() // errors are in failures
+	_ = group.Wait() // the goroutines store their errors in failures
 	done()
 	var last error
 	for i, id := range ids {

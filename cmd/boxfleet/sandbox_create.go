@@ -29,8 +29,8 @@ func (o *createOptions) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the sandbox is ready, not just accepted")
 }
 
-// document returns the document to create. It chooses the sandbox's id if none is given, so that messages can name the
-// sandbox before it is accepted.
+// document returns the document to create. If no id is given, it chooses one: messages can then name the sandbox before
+// it is accepted.
 func (o *createOptions) document(cmd *cobra.Command, stdin io.Reader, command []string) (*spec.Document, error) {
 	d, err := o.spec.document(stdin, command)
 	if err != nil {
@@ -105,8 +105,8 @@ func (cmds sandboxCommands) create(ctx context.Context, c *sdk.Client, d *spec.D
 	return cmds.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
 }
 
-// notReady adds to the error of a create what became of the sandbox and what the user can do. box is nil if the create
-// was not accepted.
+// notReady adds to the error of a create what happened to the sandbox and what the user can do. box is nil if the
+// create was not accepted.
 func (cmds sandboxCommands) notReady(box *sdk.Sandbox, err error) error {
 	if box == nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// deleteCommand returns a command that deletes sandboxes, for use below the given command line.
+// deleteCommand returns a command that deletes sandboxes. below is the command line of its parent.
 func (cmds sandboxCommands) deleteCommand(below, name string, aliases ...string) *cobra.Command {
 	var wait bool
 	var labels []string

@@ -12,14 +12,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// servers is what the server commands of one invocation share.
+// servers holds what the server commands of one invocation share.
 type servers struct {
 	*console
 	config *config
 }
 
-// role runs a coordinator or worker, as kind says, under its name against the configured NATS. It waits while NATS is unreachable, and reads the
-// credentials again for every connection attempt.
+// role runs a coordinator or worker, as kind says, under its name against the configured NATS servers. It waits while
+// NATS is unreachable, and reads the credentials again for every connection attempt.
 func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := srv.connectionOf(cmd, kind)
@@ -43,7 +43,7 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	defer end()
 	conn, err := jetstream.Connect(ctx, cfg)
 	if ctx.Err() != nil && err != nil {
-		return nil // told to end while waiting
+		return nil // the role was stopped while it waited
 	}
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Con
 		Wait: true, LoginFrom: srv.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
-	} // otherwise the URLs of the servers have different credentials, which are not read again
+	} // otherwise the URLs contain different credentials, which are not read again
 	return cfg, nil
 }
 

@@ -34,7 +34,7 @@ func serviceRows(s *protocol.Sandbox) [][]any {
 	return rows
 }
 
-// serviceFlags are the flags that add services to a sandbox. Other properties of a service need a file.
+// serviceFlags are the flags that add services to a sandbox. Only a spec file can set other properties of a service.
 type serviceFlags struct{ required, optional, env []string }
 
 func (f *serviceFlags) add(flags *pflag.FlagSet) {

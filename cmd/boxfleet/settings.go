@@ -10,14 +10,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// setting is one configuration key. The method settings lists all keys. A test compares docs/configuration.md with this
+// setting is one configuration key. config.settings lists all keys. A test compares docs/configuration.md with that
 // list.
 type setting struct {
 	key      string
 	def      string // default value
 	meaning  string
-	commands []string // commands with a flag for the setting; "" stands for all
-	short    string   // one letter for the flag, or ""
+	commands []string // commands that have a flag for the setting; "" means all commands
+	short    string   // one-letter form of the flag, or ""
 	set      func(value string) error
 }
 
@@ -35,7 +35,7 @@ func (s *setting) env() string {
 	return "BOXFLEET_" + strings.ToUpper(strings.ReplaceAll(s.key, ".", "_"))
 }
 
-// The commands that have a flag for a setting.
+// Values of setting.commands: the commands that have a flag for a setting.
 var (
 	everyCommand     = []string{""}
 	serverCommands   = []string{"up", "coordinator", "worker"}
@@ -44,7 +44,7 @@ var (
 	onlyWorker       = []string{"worker"}
 	upAndCoordinator = []string{"up", "coordinator"}
 	upAndWorker      = []string{"up", "worker"}
-	storageSet       = []string{"set"} // boxfleet storage set
+	storageSet       = []string{"set"} // the subcommand set of boxfleet storage
 )
 
 // settings returns every setting. Setting a value writes it to c.
@@ -213,7 +213,7 @@ func (c *config) historySettings() []setting {
 	}
 }
 
-// hostSettings are the settings of what a worker offers of its host.
+// hostSettings are the settings that say what a worker offers of its host.
 func (c *config) hostSettings() []setting {
 	w := &c.Worker
 	return []setting{
@@ -243,7 +243,7 @@ func (c *config) hostSettings() []setting {
 	}
 }
 
-// imageSettings are the settings of how a worker pulls and removes images.
+// imageSettings are the settings that say how a worker pulls and removes images.
 func (c *config) imageSettings() []setting {
 	w := &c.Worker
 	return []setting{
@@ -277,7 +277,7 @@ func (c *config) imageSettings() []setting {
 	}
 }
 
-// accessSettings are the settings of what sandboxes may use of a host.
+// accessSettings are the settings that say what sandboxes may use of a host.
 func (c *config) accessSettings() []setting {
 	w := &c.Worker
 	return []setting{

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// readSpec reads a file of one document; "-" stands for stdin.
+// readSpec reads a file of one document; "-" means stdin.
 func readSpec(file string, stdin io.Reader) (*spec.Document, error) {
 	data, err := readAll(file, stdin)
 	if err != nil {
@@ -72,7 +72,7 @@ func specOptions(file string) spec.Options {
 	return spec.Options{Name: file, Env: environment()}
 }
 
-// environment returns the environment of this process, for variables in specs.
+// environment returns the environment of this process, which sets the variables in specs.
 func environment() map[string]string {
 	env := map[string]string{}
 	for _, kv := range os.Environ() {
@@ -83,7 +83,7 @@ func environment() map[string]string {
 	return env
 }
 
-// besideFile makes relative paths of uploads relative to the spec file, so that they do not depend on the working
+// besideFile makes relative paths of uploads relative to the spec file. Such paths then do not depend on the working
 // directory.
 func besideFile(file string, d *spec.Document) {
 	for i := range d.Copies {

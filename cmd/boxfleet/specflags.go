@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// specFlags are the flags that make up the spec of a sandbox.
+// specFlags are the flags that set the spec of a sandbox.
 type specFlags struct {
 	file, name, image, user, cwd, memory, idleTTL, onHostLoss string
 	cpu                                                       float64
@@ -71,7 +71,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeValues(cmd, "tool", hostfiles.ToolNames()...)
 }
 
-// document returns the document of the file, with the fields that the flags override. It uploads nothing.
+// document returns the document of the file. Flags override its fields. document uploads nothing.
 func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document, error) {
 	d := &spec.Document{}
 	if f.file != "" {
@@ -91,7 +91,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 	})
 	d.Override(*given)
 	if f.all.Changed("name") {
-		if strings.HasPrefix(f.name, "-") { // probably the next flag, taken as the value
+		if strings.HasPrefix(f.name, "-") { // the value is probably the next flag
 			return nil, usage("--name: must not begin with a dash, got %.40q; the name may be missing", f.name)
 		}
 		if err := protocol.ValidateName("--name", f.name); err != nil {
@@ -129,7 +129,7 @@ func (f *specFlags) addCopies(d *spec.Document) error {
 	return nil
 }
 
-// given returns the spec that the flags set. onDelete is the file's on_delete command, if any.
+// given returns a spec with the fields that the flags set. onDelete is the on_delete command of the spec file, if any.
 func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
 	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, Placement: f.placement,
 		CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}

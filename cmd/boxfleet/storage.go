@@ -9,7 +9,7 @@ import (
 )
 
 // storageCommands are the commands of `boxfleet storage`, which change how the deployment stores data. Only an operator
-// can do that; a starting coordinator never replicates streams or lowers limits by itself.
+// can make these changes: a starting coordinator never replicates streams or lowers limits by itself.
 type storageCommands struct{ *servers }
 
 func (cmds storageCommands) group() *cobra.Command {

@@ -62,7 +62,7 @@ func TestStorageSetLowersALimitThatACoordinatorRefusesToLower(t *testing.T) {
 
 func TestEveryRoleAndClientNamesTheMissingServerSetting(t *testing.T) {
 	clean(t)
-	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // no worker gets far enough to use it
+	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // no worker in this test starts a supervisor
 	for name, test := range map[string]struct {
 		set  func(*server.Options)
 		says string
@@ -86,7 +86,7 @@ func TestEveryRoleAndClientNamesTheMissingServerSetting(t *testing.T) {
 			{"sandbox", "list"}} {
 			began := time.Now()
 			ctx, end := t.Context(), func() {}
-			if role := len(args) == 1 && args[0] != "ping"; role && name == "JetStream" { // it waits, and logs why
+			if role := len(args) == 1 && args[0] != "ping"; role && name == "JetStream" { // a role waits, and logs why
 				ctx, end = context.WithTimeout(ctx, time.Second)
 			}
 			code, _, stderr := call(ctx, "", args...)

@@ -29,7 +29,7 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
-// didYouMean suggests the known name closest to a mistyped one, or nothing.
+// didYouMean suggests the known name that is closest to a mistyped name. It returns "" if no name is close.
 func didYouMean(prefix, name string, known []string) string {
 	if meant := spec.Nearest(name, known); meant != "" {
 		return "; did you mean " + prefix + meant + "?"
@@ -46,7 +46,7 @@ func namesOf[T ~string](values []T) []string {
 	return names
 }
 
-// statesOf parses --state. It rejects unknown states, which would silently match nothing.
+// statesOf parses --state. It rejects unknown states, because they would match nothing.
 func statesOf[T ~string](names []string, known []T) ([]T, error) {
 	var states []T
 	for _, name := range names {
@@ -64,8 +64,8 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return usage("unknown command %q%s; see %s --help", name, commandMeant(cmd, name), cmd.CommandPath())
 }
 
-// commandMeant suggests a subcommand of cmd with a similar name, or else a command of that name anywhere else, since
-// people type `boxfleet stop web`.
+// commandMeant suggests a subcommand of cmd with a similar name. If there is none, it suggests a command with that name
+// below any other command: people type `boxfleet stop web`.
 func commandMeant(cmd *cobra.Command, name string) string {
 	var known, elsewhere []string
 	var visit func(c *cobra.Command)

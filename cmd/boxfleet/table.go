@@ -59,10 +59,10 @@ func ago(now, t time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// stamp formats a time in the local zone, to the millisecond, in a form that --since accepts.
+// stamp formats a time in the local time zone, to the millisecond. The flag --since accepts this form.
 func stamp(t time.Time) string { return t.Local().Format("2006-01-02T15:04:05.000Z07:00") }
 
-// cut shortens a text to at most this many characters and marks the cut.
+// cut shortens a text to at most this many characters and marks where it was cut.
 func cut(text string, most int) string {
 	letters := []rune(text)
 	if len(letters) <= most {

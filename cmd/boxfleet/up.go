@@ -61,8 +61,8 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	defer stop()
 	done := srv.progress("starting")
 	defer done()
-	// Write the connection file as soon as NATS listens. Clients without the token in that file would take this NATS
-	// server for another user's.
+	// Write the connection file as soon as NATS listens. A client without the token in that file would conclude that
+	// this NATS server belongs to another user.
 	listens := func(where connection) error {
 		if err := where.write(dir); err != nil {
 			return protocol.Errorf(protocol.Internal, "", "write %s: %v", connectionFile, err)

@@ -19,7 +19,7 @@ import (
 
 const image = demoImage
 
-// screen collects the output of a program that runs while the test does.
+// screen collects the output of a program while the program runs. The test can read the output at any time.
 type screen struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -57,7 +57,7 @@ func startUp(t *testing.T) (stop func() int) {
 // patience is how long a test waits for a condition.
 const patience = 30 * time.Second
 
-// fleetOfOne prepares to run `up` with user directories of its own.
+// fleetOfOne prepares a run of `up` with separate user directories.
 func fleetOfOne(t *testing.T) {
 	t.Helper()
 	clean(t)
@@ -71,8 +71,8 @@ func fleetOfOne(t *testing.T) {
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
 }
 
-// removeHostMark removes, at the end of the test, what a fleet leaves on the host: the volume that marks the host, and
-// the firewall rules.
+// removeHostMark removes, at the end of the test, what a fleet leaves on the host: the firewall rules, and the volume
+// that marks the host.
 func removeHostMark(t *testing.T) {
 	t.Helper()
 	_, stdout, stderr := call(t.Context(), "", "ping", "-o", "json")
@@ -106,8 +106,8 @@ func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
 	}
 }
 
-// checkDataIsHidden checks that no sandbox can mount a directory in which up keeps its own data, such as the event log,
-// although the operator allows mounts of the whole data directory.
+// checkDataIsHidden checks that no sandbox can mount a directory of up's own data, such as the event log. The operator
+// allows mounts of the whole data directory.
 func checkDataIsHidden(t *testing.T) {
 	t.Helper()
 	own := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
@@ -196,7 +196,7 @@ func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	}
 }
 
-// interrupted runs the program, and ends its context, as Ctrl-C does, once the program has printed text.
+// interrupted runs the program. As soon as the program has printed text, interrupted ends its context, as Ctrl-C does.
 func interrupted(t *testing.T, text string, args ...string) (code int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -177,10 +177,10 @@ func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 	}
 }
 
-// boxfleetLine finds the command lines of boxfleet in an example, each up to a shell operator.
+// boxfleetLine matches the command lines of boxfleet in an example. Each match ends at a shell operator.
 var boxfleetLine = regexp.MustCompile(`boxfleet [^|&<>()\n]*`)
 
-// quoted finds the words of a command line. A part of a word may be in single quotes.
+// quoted matches the words of a command line. A part of a word may be in single quotes.
 var quoted = regexp.MustCompile(`('[^']*'|[^\s'])+`)
 
 func TestEveryExampleCanBeCopied(t *testing.T) {
@@ -333,7 +333,7 @@ optional_services: {cache: {image: redis}}
 	}
 }
 
-// --grace is a flag of the exec, and grace is also a field of the sandbox's spec.
+// --grace sets the grace period of the exec. The sandbox's spec also has a field grace.
 func TestTheFlagsOfAnExecDoNotChangeTheSandboxsSpec(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\ngrace: 7s\n")

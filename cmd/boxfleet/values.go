@@ -29,7 +29,7 @@ func parsed[T any](into *T, parse func(string) (T, error)) func(string) error {
 	return func(v string) (err error) { *into, err = parse(v); return err }
 }
 
-// optional leaves a setting unset if its value is empty.
+// optional returns a setter that does nothing if the value is empty.
 func optional(set func(string) error) func(string) error {
 	return func(v string) error {
 		if v == "" {
@@ -51,7 +51,7 @@ func list(into *[]string) func(string) error {
 	}
 }
 
-// someOf parses a list of at least one of these values.
+// someOf parses a list. The list needs at least one element, and only these values are allowed.
 func someOf(into *[]string, values ...string) func(string) error {
 	return func(v string) error {
 		if err := list(into)(v); err != nil {
@@ -85,7 +85,7 @@ func positive(v string) (time.Duration, error) {
 	return d, err
 }
 
-// between parses an integer from least to most.
+// between returns a function that parses an integer from least to most.
 func between(least, most int) func(string) (int, error) {
 	return func(v string) (int, error) {
 		n, err := strconv.Atoi(v)
@@ -96,7 +96,8 @@ func between(least, most int) func(string) (int, error) {
 	}
 }
 
-// copies parses a number of replicas. An even number tolerates no more failures than the odd number below it.
+// copies parses a number of replicas. It rejects even numbers: they tolerate no more failures than the odd number
+// below.
 func copies(v string) (int, error) {
 	n, err := strconv.Atoi(v)
 	if err != nil || n != 1 && n != 3 && n != 5 {

@@ -50,12 +50,12 @@ func runNATS(opts *server.Options) error {
 
 // natsServer is a NATS server in a process of its own.
 type natsServer struct {
-	config string // file
+	config string // path of the configuration file
 	port   string
 	cmd    *exec.Cmd
 }
 
-// newNATS prepares a server on a free port. authorization is the section of that name in its configuration.
+// newNATS prepares a server on a free port. authorization is the section authorization in its configuration.
 func newNATS(t *testing.T, authorization string) *natsServer {
 	t.Helper()
 	s := &natsServer{config: filepath.Join(t.TempDir(), "nats.conf"), port: freePort(t)}
@@ -92,7 +92,7 @@ func (s *natsServer) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := s.cmd
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // both fail if it has ended
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // both calls fail if the process has ended
 	eventually.Holds(t, patience, "NATS listens", func() bool {
 		c, err := net.Dial("tcp", "127.0.0.1:"+s.port)
 		if err == nil {
@@ -111,7 +111,7 @@ func (s *natsServer) kill(t *testing.T) {
 	_ = s.cmd.Wait() // reports the kill
 }
 
-// reload makes the running server read a new authorization.
+// reload makes the running server read a new section authorization.
 func (s *natsServer) reload(t *testing.T, authorization string) {
 	t.Helper()
 	s.configure(t, authorization)
@@ -120,7 +120,7 @@ func (s *natsServer) reload(t *testing.T, authorization string) {
 	}
 }
 
-// role is a coordinator or a worker that runs while the test does.
+// role is a coordinator or a worker that runs during the test.
 type role struct {
 	stdout, stderr screen
 	stop           func()
@@ -208,7 +208,7 @@ func (r *role) ends(t *testing.T, within time.Duration) {
 	}
 }
 
-// executable returns an executable file, which stands for the supervisor if no supervisor is ever started.
+// executable returns the path of an executable file. A test can pass it as the supervisor if no supervisor ever starts.
 func executable(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "supervisor")

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/eventually"
 )
 
-// A command whose sandbox waits for a host says why, once, even if stderr is not a terminal.
+// If the sandbox of a command waits for a host, the command says why, once, even if stderr is not a terminal.
 func TestACreateThatWaitsSaysWhy(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)

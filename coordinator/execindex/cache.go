@@ -7,7 +7,7 @@ import (
 // cache holds the most recently used values, up to a total size.
 type cache[K comparable, V any] struct {
 	limit, size int
-	order       list.List // of *cached, the most recently used first
+	order       list.List // values are *cached, the most recently used first
 	at          map[K]*list.Element
 }
 

@@ -15,9 +15,9 @@ import (
 )
 
 // Index says whether an exec id was used in a sandbox, and where the events of an exec are. A decision asks the index
-// while it appends. The append succeeds only if the history is still the one that the decision was made on, so the log
-// accepts only one of two requests for the same id. A registry of exec ids beside the log would cost every exec another
-// durable write before its first event.
+// while it appends. The append succeeds only if the history has not changed since the decision, so the log accepts only
+// one of two requests for the same id. A registry of exec ids beside the log would cost every exec another durable
+// write before its first event.
 //
 // On every coordinator, memory holds the ids that came since the leader last stored the index. All older ids are in the
 // bucket. A filter of each page in use is cached, and answers for almost every new id. If a filter cannot answer, the
@@ -30,7 +30,7 @@ type Index struct {
 	sandboxes map[key]*sandboxExecs      // no entry: the sandbox has had no exec
 	heads     *cache[key, *indexHead]    // heads that were read, with filters
 	pages     *cache[pageKey, readPages] // pages that were read
-	lines     uint64                     // the last number given to a line of heads, see [indexHead]
+	lines     uint64                     // number of the newest line of heads, see [indexHead]
 	live      bool                       // the log has been followed to its end
 	rewind    bool                       // the log was rewound, so a stored index may belong to another history
 	shared    singleflight.Group         // reads of whole indexes and histories
@@ -51,7 +51,7 @@ type sandboxExecs struct {
 	marks       []jetstream.Position // positions of the messages whose execs are in recent, in log order
 	announced   jetstream.Position   // a stored head covers the log up to here, further than the fold
 	old         map[uint64]struct{}  // prefixes of ids that an older version stored and the history no longer has
-	maybeStored bool                 // the bucket may have an index
+	maybeStored bool                 // the bucket may have an index of the sandbox
 	drops       uint64               // how often entries were removed from recent because they are stored
 }
 
@@ -61,7 +61,7 @@ type recentExec struct {
 }
 
 // indexHead is the head of a stored index without its entries, with filters of the pages that were read. Heads belong
-// to one line if each was stored as the successor of the one before it. A page that was read under one head of a line
+// to one line if each was stored as the successor of the previous head. A page that was read under one head of a line
 // is valid under the other heads of the line if the versions agree, see [pageKey].
 type indexHead struct {
 	*jetstream.ExecHead
@@ -83,7 +83,7 @@ type pageKey struct {
 	key
 	line    uint64 // line of the head
 	version uint64 // for the head's entries, the revision of the head; for a page, the head's spills
-	page    int    // or one of the constants below
+	page    int    // number of a page, or one of the constants below
 }
 
 const (
@@ -127,7 +127,7 @@ func (e *sandboxExecs) beginAt(s *protocol.State) {
 	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
 }
 
-// entry returns a sandbox's entry. It creates one if there is none. The caller holds x.mu.
+// entry returns a sandbox's entry. It creates the entry if there is none. The caller holds x.mu.
 func (x *Index) entry(k key) *sandboxExecs {
 	e := x.sandboxes[k]
 	if e == nil {
@@ -137,7 +137,7 @@ func (x *Index) entry(k key) *sandboxExecs {
 	return e
 }
 
-// EnsureCovers makes sure that the index knows of all execs in a sandbox's fold, whatever the fold was made from.
+// EnsureCovers makes sure that the index covers all execs that a sandbox's fold has counted.
 func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -215,13 +215,13 @@ func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
 	e.recent[entry.Hash] = r
 }
 
-// drop removes from recent the entries that are stored, up to a message.
+// drop removes the stored entries from recent: the entries of all messages up to the given one.
 func (e *sandboxExecs) drop(stored jetstream.Position) {
 	i, found := slices.BinarySearchFunc(e.marks, stored.Record,
 		func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })
 	if !found || e.marks[i] != stored {
 		if i == len(e.marks) {
-			e.announced = stored // dropped once the fold gets there
+			e.announced = stored // dropped once the fold has reached this position
 		}
 		return
 	}
@@ -307,10 +307,10 @@ func (x *Index) cacheHead(k key, h *jetstream.ExecHead) *indexHead {
 	return kept
 }
 
-// spilled adds to the page filters the entries that a store moved from the head to pages. These are at most the entries
-// of the previous head, and the entries that came since, up to the message at last. It returns false if memory does not
-// have all these entries: the previous head is no longer cached, or the fold has not reached last. The caller holds
-// x.mu.
+// spilled updates the page filters after entries were moved from the head to pages. It adds all entries that may have
+// moved: the entries of the previous head, and the entries of later messages up to the position last. It returns false
+// if memory does not have all these entries: the previous head is no longer cached, or the fold has not reached last.
+// The caller holds x.mu.
 func (x *Index) spilled(k key, known *indexHead, last jetstream.Position) bool {
 	e := x.sandboxes[k]
 	before, there := x.pages.get(pageKey{k, known.line, known.Stored(), entriesOfHead})
@@ -339,7 +339,7 @@ func (x *Index) Follow(ctx context.Context) error {
 	}, func() {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		x.heads = newCache[key, *indexHead](x.heads.limit) // heads that were stored during a gap in the following were missed
+		x.heads = newCache[key, *indexHead](x.heads.limit) // heads that were stored during an interruption were missed
 	})
 }
 
@@ -391,8 +391,8 @@ func (e *sandboxExecs) has(hash jetstream.ExecHash) bool {
 	return used
 }
 
-// Lookup looks up in the stored index the ids about which memory cannot tell whether they were used. [Index.Used] then
-// answers from lookups.
+// Lookup reads from the stored index whether ids were used, if memory cannot tell. [Index.Used] then answers from
+// lookups.
 func (x *Index) Lookup(ctx context.Context, k key, lookups Lookups, ids ...string) error {
 	for _, id := range ids {
 		if _, err := x.Used(k, id, lookups); err == nil {

@@ -128,8 +128,8 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 	}
 }
 
-// Two coordinators store the index late and concurrently, learn of each other's writes or not, evict pages, and
-// restart. A used id must stay used, and no unused id may be refused.
+// Two coordinators store the index late and concurrently. They receive each other's writes or miss them, evict pages,
+// and restart. A used id must stay used, and no unused id may be refused.
 func TestP3_UsedExecIDsStayKnownWhateverHappensToCoordinators(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -258,7 +258,7 @@ func TestAPastExecEqualsTheFoldOfTheWholeHistory(t *testing.T) {
 	i := d.indexed(nil)
 	d.agrees("from memory", i)
 	more := d.accepting()
-	for from := range 20 { // until of the execs above only the last is still in the fold
+	for from := range 20 { // until only the last of the execs above is still in the fold
 		more(10*from, 10)
 	}
 	i.refresh(d)
@@ -307,8 +307,7 @@ func TestP3_ALostIndexIsRebuiltFromTheHistory(t *testing.T) {
 				d.agrees(who, i)
 				s = i.keep(d)
 			}
-			// The whole index is lost again. A coordinator that starts has nothing to add, but checks that the index is
-			// stored.
+			// The whole index is lost again. A new coordinator has nothing to add, but checks that the index is stored.
 			d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 			again := d.indexed(s)
 			if err := again.StoreThrough(t.Context(), theOne, again.j.Snapshot()); err != nil {
@@ -322,7 +321,7 @@ func TestP3_ALostIndexIsRebuiltFromTheHistory(t *testing.T) {
 	}
 }
 
-// An older version stored only the prefixes of hashes. The history that they are from may have been lost since.
+// An older version stored only the prefixes of hashes. The history with these ids may have been lost since.
 func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -367,7 +366,7 @@ func (i *indexed) readPages(d *deployment) {
 	}
 }
 
-// knowsAll checks that the ids of the first n execs are taken for used.
+// knowsAll checks that the ids of the first n execs count as used.
 func (i *indexed) knowsAll(d *deployment, who string, n int) {
 	d.t.Helper()
 	missing := 0
@@ -381,7 +380,7 @@ func (i *indexed) knowsAll(d *deployment, who string, n int) {
 	}
 }
 
-// hears gives a standby the stored head, as it receives it when it follows the index.
+// hears gives a standby the stored head, as if the standby had followed the index.
 func (i *indexed) hears(d *deployment) {
 	d.t.Helper()
 	h, err := d.conn.ExecHead(d.t.Context(), "default", "a")

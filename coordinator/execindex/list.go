@@ -44,8 +44,8 @@ func (x *Index) All(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntry], 
 	}
 }
 
-// merged lists the stored entries and the recent entries in one order. recent may also have later news about stored
-// entries.
+// merged lists the stored entries and the recent entries in one order. recent may also have later events of stored
+// execs.
 func merged(
 	recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstream.ExecEntry,
 ) iter.Seq[jetstream.ExecEntry] {
@@ -96,7 +96,7 @@ func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.Ex
 			if err == jetstream.ErrNoIndex || err == nil && head.Stored() != h.Stored() {
 				x.mu.Lock()
 				defer x.mu.Unlock()
-				x.heads.remove(k) // the cached head is no longer the stored one
+				x.heads.remove(k) // a newer head is stored
 				return errChanged
 			}
 			if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Find returns the entry of an exec: from memory if the exec is recent, otherwise from the head or the one page that
-// the id belongs on. drops says how long the result "not found" is valid, see [Lookups].
+// Find returns the entry of an exec. A recent exec is in memory. Any other exec is in the head or on the only page that
+// can have its id. drops says how long the result "not found" is valid, see [Lookups].
 func (x *Index) Find(
 	ctx context.Context, k key, id string,
 ) (entry jetstream.ExecEntry, found bool, drops uint64, err error) {
@@ -222,8 +222,8 @@ func (x *Index) rebuild(ctx context.Context, k key) error {
 	})
 }
 
-// readOld reads the ids that an older version stored for a sandbox without an index. Memory has the execs of the whole
-// history.
+// readOld reads the ids that an older version stored for a sandbox without an index. The caller has read the execs of
+// the whole history into memory.
 func (x *Index) readOld(ctx context.Context, k key) error {
 	prefixes, err := x.conn.OldExecIDs(ctx, k.Tenant, k.ID)
 	if err != nil {
@@ -245,7 +245,7 @@ func (x *Index) readOld(ctx context.Context, k key) error {
 	return nil
 }
 
-// share runs f once for all concurrent callers that ask for the same thing. Each caller waits until its own ctx ends.
+// share runs f once for all concurrent callers with the same what. Each caller waits until its own ctx ends.
 func share(ctx context.Context, group *singleflight.Group, what string, f func(ctx context.Context) error) error {
 	done := group.DoChan(what, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shareWithin)
@@ -302,8 +302,9 @@ func (x *Index) Store(ctx context.Context, k key) error {
 	}
 }
 
-// StoreThrough stores the execs of a sandbox up to a snapshot. Unlike Store, it first checks that the execs from before
-// this coordinator started are stored. If they are not, it rebuilds the index from the history.
+// StoreThrough stores the execs of a sandbox up to a snapshot. Unlike Store, it first checks that the stored index has
+// the execs that were accepted before this coordinator started. If it does not have them, it is rebuilt from the
+// history.
 func (x *Index) StoreThrough(ctx context.Context, k key, s *jetstream.Snapshot) error {
 	x.EnsureCovers(k, s.State)
 	if _, err := x.storedHead(ctx, k); err != nil {
@@ -324,7 +325,7 @@ func (e *sandboxExecs) entries() []jetstream.ExecEntry {
 	return all
 }
 
-// storedHead returns the stored head with its entries, or nil if there is none.
+// storedHead returns the stored head with its entries, or nil if no index is stored.
 func (x *Index) storedHead(ctx context.Context, k key) (*jetstream.ExecHead, error) {
 	for {
 		x.mu.Lock()

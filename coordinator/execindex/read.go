@@ -61,7 +61,7 @@ func Read(ctx context.Context, k key, entry jetstream.ExecEntry, read ReadBatch)
 	return foldExec(entry, batches), nil
 }
 
-// foldExec folds the events of one exec on the state of a ready sandbox.
+// foldExec folds the events of one exec into the state of a ready sandbox.
 func foldExec(entry jetstream.ExecEntry, batches []*protocol.Batch) *protocol.Exec {
 	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StateReady, Desired: protocol.StateReady}}
 	for _, b := range batches {

@@ -49,7 +49,8 @@ func ImageRefs(s *protocol.SandboxSpec) (refs []string) {
 }
 
 // imageRefusal returns why a host refuses a sandbox for one of its images: the host neither has the image nor may pull
-// it. It returns "" if the host refuses none. The host may get the image later, from an import or from its operator.
+// it. It returns "" if the host refuses no image. The host may get the image later, from an import or from its
+// operator.
 func imageRefusal(s *protocol.SandboxSpec, h *protocol.Host, images Images) string {
 	if !h.Images { // an older worker does not report images; the create then fails if an image is missing
 		return ""
@@ -63,8 +64,8 @@ func imageRefusal(s *protocol.SandboxSpec, h *protocol.Host, images Images) stri
 	return ""
 }
 
-// missingImage returns the error for an image that a host neither has nor may pull, or nil if there is no such
-// obstacle. reported is nil until the host has reported its images.
+// missingImage returns the error for an image that a host neither has nor may pull. Otherwise, and for an optional
+// image, it returns nil. reported is nil until the host has reported its images.
 func missingImage(
 	s *protocol.SandboxSpec, h *protocol.Host, reported *protocol.HostImages, n neededImage,
 ) *protocol.Error {
@@ -96,8 +97,8 @@ func mayPull(h *protocol.Host, ref string) bool {
 	return err != nil || len(h.Registries) == 0 || imageref.TrustOf(h.Registries, full) != imageref.Refused
 }
 
-// ImageUnavailable returns the error for a sandbox that needs an image which no host has or may pull, and which no
-// import and no worker's configuration brings to a host. It returns nil if waiting may help.
+// ImageUnavailable returns the error for a sandbox that needs an image that never comes to any host: no host has it or
+// may pull it, and no import and no worker's configuration brings it. It returns nil if waiting may help.
 func ImageUnavailable(
 	b *protocol.Sandbox, hosts []*protocol.Host, images Images, imports []*protocol.WantedImage,
 ) *protocol.Error {
@@ -125,8 +126,8 @@ func ImageUnavailable(
 	return missing
 }
 
-// neverPresent returns the error for the first image that a host neither has nor may pull and is not about to get, or
-// nil if there is none.
+// neverPresent returns the error for the first image that a host never gets: the host neither has it nor may pull it,
+// and is not about to get it. It returns nil if there is no such image.
 func neverPresent(
 	s *protocol.SandboxSpec, h *protocol.Host, reported *protocol.HostImages, imports []*protocol.WantedImage,
 ) *protocol.Error {
@@ -181,7 +182,7 @@ func MayMean(image, ref string) bool {
 const idPrefix = "docker.io/library/sha256:"
 
 // mayHave reports whether a host has an image under a name or an id prefix, as the host's engine would resolve it. It
-// also returns true if the image may be among those that a truncated report omits.
+// also returns true if the report is truncated, and may omit the image.
 func mayHave(reported *protocol.HostImages, ref string) bool {
 	full, err := imageref.Full("", ref)
 	if err != nil || reported.Cut { // the worker refuses an invalid reference

@@ -10,7 +10,7 @@ import (
 
 // Index finds the host that [Place] would choose, without rating every host. For each kind of sandbox it keeps a
 // tournament tree of the hosts, ordered by how well they fit. It checks the best host against the rules of Place, and
-// takes the next best host if the rules refuse. Its hosts, their usage and their images are those last given to
+// takes the next best host if the rules refuse. It uses the hosts, usages and images that were last passed to
 // [Index.SetHosts], [Index.SetUsage] and [Index.SetImages]. It is not safe for concurrent use.
 type Index struct {
 	rows   []Row          // by worker name
@@ -40,8 +40,8 @@ func HostsOf(rows []Row) []*protocol.Host {
 type kind struct {
 	sandbox *protocol.Sandbox       // one sandbox of the kind, without the fields that no host checks
 	specs   []*protocol.SandboxSpec // by host: the sandbox's spec there; nil if the host can never take it
-	bonus   []float64               // by host: what the images that it already has add to its fit
-	fit     []float64               // a tree whose leaves are how well each host fits; -Inf if the host refuses
+	bonus   []float64               // by host: the bonus to its fit for images that it already has
+	fit     []float64               // a tree; the leaves say how well each host fits; -Inf if the host refuses
 	leaves  int
 	used    uint64
 }
@@ -143,8 +143,8 @@ func (x *Index) Lost() (ids []string) {
 	return ids
 }
 
-// Place returns the host that the function [Place] chooses among all known hosts, or nil if all refuse. kindName is
-// [KindOf] the sandbox.
+// Place returns the host that the function [Place] chooses among all known hosts, or nil if all refuse. kindName is the
+// result of [KindOf] for the sandbox.
 func (x *Index) Place(b *protocol.Sandbox, kindName string) *protocol.Host {
 	if b.Resuming { // the sandbox is bound to its host
 		if i, known := x.byID[b.HostID]; known && refusal(b, x.rows[i].Host, x.images, x.limits) == "" {
@@ -183,8 +183,8 @@ func KindOf(b *protocol.Sandbox) string {
 	return string(name.Sum(nil))
 }
 
-// checkedFields returns a spec without the fields that no host checks. If a rule comes to check one of these fields,
-// the choice is still correct: Index.Place checks the rules with the sandbox's whole spec.
+// checkedFields returns a spec without the fields that no host checks. If a rule is added that checks one of these
+// fields, the choice is still correct: Index.Place checks the rules with the sandbox's whole spec.
 func checkedFields(s *protocol.SandboxSpec) *protocol.SandboxSpec {
 	p := *s
 	p.Command, p.Env, p.Labels, p.User, p.Cwd, p.Hostname, p.Copies, p.OnDelete = nil, nil, nil, "", "", "", nil, nil
@@ -192,7 +192,7 @@ func checkedFields(s *protocol.SandboxSpec) *protocol.SandboxSpec {
 	return &p
 }
 
-// kind returns the tree of a kind. It builds the tree if there is none.
+// kind returns the tree of a kind. It builds the tree if the index has none.
 func (x *Index) kind(b *protocol.Sandbox, name string) *kind {
 	x.clock++
 	k := x.kinds[name]

@@ -114,8 +114,8 @@ func shortage(s *protocol.SandboxSpec, h *protocol.Host) string {
 	return ""
 }
 
-// unavailable returns why a host now takes no sandbox, or not this sandbox, independent of the spec; "" if it may take
-// the sandbox.
+// unavailable returns why a host takes no sandbox now, or does not take this sandbox whatever its spec. It returns ""
+// if the host may take the sandbox.
 func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
@@ -179,7 +179,7 @@ func WithoutExpiredRefusals(b *protocol.Sandbox, now time.Time) *protocol.Sandbo
 // headroom returns the free share of a host's scarcest resource among slots, memory, disk and cores. It is 1 for an
 // empty host and 0 for a host without free room; it is negative if more cores or pids are promised than the host has.
 // Sandboxes are promised far more pids than they use, so pids count only once more are promised than the host has. A
-// resource that a host does not report is not scarce.
+// resource that a host does not report counts as not scarce.
 func headroom(h *protocol.Host) float64 {
 	free := func(used, all float64) float64 { return 1 - used/max(all, 1) }
 	least := min(

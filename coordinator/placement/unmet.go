@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// CouldTake reports whether a host could take a sandbox if it were empty and up.
+// CouldTake reports whether a host could take a sandbox if the host were empty and ready.
 func CouldTake(b *protocol.Sandbox, h *protocol.Host, limits Limits) bool {
 	s, err := SpecOn(b, h)
 	return err == nil && len(unmet(b, s, h, limits)) == 0
@@ -99,7 +99,7 @@ func unmetFeatures(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.E
 }
 
 // Limits are the most that any host of the fleet offers. If no host can limit how much a container writes, a sandbox
-// with a disk limit goes to any host, whose engine refuses it with the exact reason.
+// with a disk limit goes to any host. That host's engine refuses it with the exact reason.
 type Limits struct {
 	quotas bool           // at least one host can limit how much a container writes
 	cores  float64        // the most cores for one container
@@ -120,8 +120,8 @@ func LimitsOf(hosts []*protocol.Host) (most Limits) {
 	return most
 }
 
-// unmetLimits lists the limits of single containers that a host does not allow or has too few cores for. It lists a
-// disk limit that the host cannot enforce only if another host can.
+// unmetLimits lists the limits of single containers that are above the host's cores or above what the host allows. It
+// lists a disk limit that the host cannot enforce only if another host can.
 func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all []*protocol.Error) {
 	check := func(field string, disk protocol.Bytes, cores float64, pids int64) {
 		if h.MostPIDs > 0 && pids > h.MostPIDs {
@@ -152,8 +152,8 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 }
 
 // unmetTotals lists the resources of which a sandbox and its services together reserve more than an empty host has. It
-// lists none for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was lowered
-// since.
+// returns nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was
+// lowered since.
 func unmetTotals(
 	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
 ) (all []*protocol.Error) {
@@ -284,7 +284,7 @@ func isBelow(p, dir string) bool {
 }
 
 // Impossible returns the error for a sandbox that no host would ever take, whatever the hosts' load. It returns nil if
-// waiting may help, and while the worker of any known host has not registered.
+// waiting may help. It also returns nil while the worker of any known host has not registered.
 func Impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	if len(hosts) == 0 || slices.ContainsFunc(hosts, unregistered) {
 		return nil
@@ -339,7 +339,8 @@ func mountAllowedNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.
 	return nil
 }
 
-// unmetTogether returns the error if each host fails some requirement, but no requirement fails on all hosts.
+// unmetTogether returns the error for a sandbox if every host fails some requirement, but no requirement fails on all
+// hosts.
 func unmetTogether(hosts []*protocol.Host, all [][]*protocol.Error) *protocol.Error {
 	reason := "no host alone meets all requirements"
 	for i, h := range hosts {

@@ -13,7 +13,7 @@ type Usage struct {
 	Sandboxes, GPUs int
 }
 
-// UsageOf returns what one sandbox takes.
+// UsageOf returns the resources that one sandbox takes.
 func UsageOf(s *protocol.SandboxSpec) Usage {
 	u := Usage{Totals: s.Totals(), Sandboxes: 1, GPUs: s.GPUCount()}
 	if u.GPUs < 0 {

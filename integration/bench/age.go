@@ -21,11 +21,12 @@ import (
 // pastOfGoals is the number of past execs that the goals apply to.
 const pastOfGoals = 100000
 
-// measureAge measures how the cost of execs, of reading one exec, and of restarting the worker grows with the number of
-// past execs of a sandbox.
+// measureAge measures how costs grow with the number of past execs of a sandbox: of an exec, of reading one exec, and
+// of restarting the worker.
 func measureAge(ctx context.Context, b *bench) (err error) {
 	r := b.role
-	// Measure when a snapshot contains the past execs, as it does some time after they have ended.
+	// Measure when a snapshot contains the past execs. In production a snapshot contains them some time after they have
+	// ended.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second
 	d, err := deploy(ctx, r, true)
 	if err != nil {
@@ -68,13 +69,13 @@ func measureAge(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// age gives a sandbox past execs, from number there up to number n, and waits until a snapshot contains them.
+// age adds past execs to a sandbox, with the numbers from there to n-1, and waits until a snapshot contains them.
 func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int) error {
 	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(),
 		seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
 		return err
 	}
-	if err := execTrue(ctx, s); err != nil { // its end shows that the worker has read the whole history
+	if err := execTrue(ctx, s); err != nil { // when this exec ends, the worker has read the whole history
 		return err
 	}
 	for {
@@ -90,7 +91,7 @@ func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int
 	}
 }
 
-// agedExecs measures execs in both sandboxes in turn.
+// agedExecs measures execs in the two sandboxes, alternately.
 func (b *bench) agedExecs(ctx context.Context, fresh, old *sdk.Sandbox, n int) error {
 	m := &measurement{Name: fmt.Sprintf("exec p50 with %d past execs, relative to a fresh sandbox", n), Unit: "x",
 		Target: target{ofP50, 1.05}.at(n, pastOfGoals)}
@@ -161,8 +162,9 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 	return nil
 }
 
-// restartToExec kills and restarts the worker, and measures the time from its start to the first exec in a sandbox. It
-// also returns the lowest memory of the worker over all tries. Higher values depend on when the garbage collector ran.
+// restartToExec kills and restarts the worker, and measures the time from the start of the worker to the end of the
+// first exec in a sandbox. It also returns the lowest memory of the worker over all restarts. Higher values depend on
+// when the garbage collector ran.
 func (b *bench) restartToExec(ctx context.Context, d *deployment, s *sdk.Sandbox, n int) (memory float64, err error) {
 	m := &measurement{Name: fmt.Sprintf("worker restart with %d past execs to the first exec", n),
 		Unit:   unitMilliseconds,

@@ -109,7 +109,7 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Failed) > 0 || code != 0 && r.ok() { // the machine may be too slow for a target
+	if len(r.Failed) > 0 || code != 0 && r.ok() { // on a slow machine the bench may miss a target
 		t.Errorf("exit code %d\n%s%s", code, &stdout, &stderr)
 	}
 	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 ||
@@ -135,7 +135,7 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 		select {
 		case code := <-ended:
 			t.Fatalf("ended with %d before the first container\n%s", code, &stderr)
-		case <-time.After(10 * time.Millisecond): // look for a container again
+		case <-time.After(10 * time.Millisecond): // then look for a container again
 		}
 	}
 	interrupt()

@@ -25,8 +25,8 @@ const image = "boxfleet/demo:busybox"
 // deployment is the Boxfleet deployment that is measured, with a client.
 type deployment struct {
 	role   role
-	server *part.Process // NATS, coordinator, and the worker unless it has its own process
-	worker *part.Process // nil unless it has its own process
+	server *part.Process // NATS, the coordinator and, if worker is nil, the worker
+	worker *part.Process // the worker, if it has its own process
 	client *sdk.Client
 	id     string
 }
@@ -62,7 +62,7 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 	return d, err
 }
 
-// startWorker starts the worker in its own process. It is also called after that process was killed.
+// startWorker starts the worker in its own process. A phase that kills the worker calls startWorker again.
 func (d *deployment) startWorker() (err error) {
 	r := d.role
 	r.Server, r.Worker = false, true
@@ -70,7 +70,7 @@ func (d *deployment) startWorker() (err error) {
 	return err
 }
 
-// end deletes the sandboxes, kills the deployment, and removes its remains from the engine. It has its own timeout
+// end deletes the sandboxes, kills the deployment, and removes its remains from the engine. It has its own timeout,
 // because it also runs after an interrupt. It deletes the sandboxes first: if the worker were killed during a create,
 // the Engine could still finish that create.
 func (d *deployment) end() error {
@@ -96,7 +96,7 @@ func (d *deployment) end() error {
 // benchLabel is the label of every sandbox of the bench.
 var benchLabel = map[string]string{"made-by": "bench"}
 
-// spec returns a sandbox whose limits are too high to slow it down.
+// spec returns a sandbox spec. Its limits are too high to slow the sandbox down.
 func spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{
 		Image: image, Labels: benchLabel, CPU: float64(runtime.NumCPU()), Memory: 256 << 20,
@@ -118,7 +118,7 @@ func (d *deployment) sandboxes(ctx context.Context, n int, spec protocol.Sandbox
 	return made, group.Wait()
 }
 
-// sweep removes everything that belongs to a deployment from the engine, with its own timeout.
+// sweep removes everything that belongs to a deployment from the engine. It has its own timeout.
 func sweep(engine, deployment string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

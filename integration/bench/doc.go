@@ -1,5 +1,5 @@
 // Bench measures Boxfleet against the bare Docker Engine API in one run on one machine. Samples alternate between the
-// two, so that other load on the machine affects both alike. It prints one table and writes the raw samples as JSON.
+// two: other load on the machine then affects both alike. Bench prints one table and writes the raw samples as JSON.
 //
 //	go run ./integration/bench [-short] [-only exec,replay] [-o bench.json] [-cpuprofile cpu.out]
 //
@@ -7,10 +7,10 @@
 //	   │                                 (this binary again, in a role)          │
 //	   └────── HTTP, unix socket ──────────────► Docker Engine ◄─────────────────┘
 //
-// The deployment is what `boxfleet up` runs, in its own process; only the restart phase runs the worker separately, to
-// kill it. The bare side does the same work with the fewest requests that the Engine allows, on kept connections: a
-// network, and a container from the same image with the same hardening; an exec is create, start with the stream
-// attached, and inspect.
+// The deployment is what `boxfleet up` runs, in its own process. Only the restart phase runs the worker in a separate
+// process, which it kills. The bare side does the same work with the fewest requests that the Engine allows, on kept
+// connections. A sandbox is a network, and a container from the same image with the same hardening. An exec is create,
+// start with the stream attached, and inspect.
 //
 // The exit code is 1 if a target is missed (with -short: by more than a factor of four) or a phase fails, and 2 for
 // wrong usage. Bench removes everything it created before it exits, also on Ctrl-C.

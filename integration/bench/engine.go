@@ -24,15 +24,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// engine is the bare Docker Engine that Boxfleet is compared with. It creates containers through the same adapter as
+// engine is the bare Docker Engine, which Boxfleet is compared with. It creates containers through the same adapter as
 // the worker. Its execs use plain HTTP on kept connections.
 type engine struct {
 	host       string
-	deployment string // value of the label by which its containers are found
+	deployment string // label value of all containers of this engine
 	docker     *docker.Engine
 	http       *http.Client
 	made       atomic.Int64
-	subnets    chan netip.Prefix // free subnets
+	subnets    chan netip.Prefix // subnets that no network uses
 }
 
 // connectEngine connects to the engine at DOCKER_HOST, which must be a unix socket, or to the default engine.
@@ -64,7 +64,7 @@ func connectEngine(ctx context.Context) (*engine, error) {
 	return e, e.findSubnets(ctx)
 }
 
-// findSubnets finds subnets that no network uses, outside the workers' pool.
+// findSubnets finds subnets that are outside the workers' pool and that no network uses.
 func (e *engine) findSubnets(ctx context.Context) error {
 	used, err := e.docker.UsedSubnets(ctx)
 	if err != nil {
@@ -98,12 +98,12 @@ type box struct {
 	id      string
 	network string
 	subnet  netip.Prefix
-	took    map[string]float64 // steps of create, in milliseconds
+	took    map[string]float64 // duration of each step of create, in milliseconds
 }
 
 // create does what a user without Boxfleet would do: create a network and a container, and start the container. The
-// container has the limits and hardening of a sandbox. An interrupt does not abort create: the Engine would finish the
-// request, and nothing would remove the container.
+// container has the limits and hardening of a sandbox. An interrupt does not abort create: the Engine would still
+// finish the request, and nothing would remove the container.
 func (e *engine) create(ctx context.Context) (*box, error) {
 	ctx = context.WithoutCancel(ctx)
 	name := e.deployment + "-" + strconv.FormatInt(e.made.Add(1), 10)
@@ -145,8 +145,8 @@ func (b *box) remove(ctx context.Context) error {
 	return b.e.docker.RemoveNetwork(ctx, b.network)
 }
 
-// exec runs a command with its output attached and returns the number of bytes on stdout. Any exit code except 0 is an
-// error.
+// exec runs a command with its output attached and returns the number of bytes on stdout. An exit code other than 0 is
+// an error.
 func (b *box) exec(ctx context.Context, command ...string) (int64, error) {
 	var made struct{ ID string }
 	err := b.e.call(ctx, "POST", "/containers/"+b.id+"/exec",
@@ -201,7 +201,7 @@ func countStdout(stream io.Reader) (int64, error) {
 	}
 }
 
-// call sends a request. It decodes the answer into out, unless out is nil.
+// call sends a request. It decodes the answer into out unless out is nil.
 func (e *engine) call(ctx context.Context, method, path string, in, out any) error {
 	body, err := e.send(ctx, method, path, in)
 	if err != nil {
@@ -237,7 +237,7 @@ func (e *engine) send(ctx context.Context, method, path string, in any) (io.Read
 	}
 	if response.StatusCode >= 400 {
 		defer response.Body.Close()
-		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // after an error, the part that arrived
+		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // the part that arrived before any error
 		return nil, fmt.Errorf("%s %s: %s: %s", method, path, response.Status, message)
 	}
 	return response.Body, nil

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// measureExec measures `true`: one exec after another, then as many as possible at once.
+// measureExec measures execs of `true`: one exec after another, then as many as possible at once.
 func measureExec(ctx context.Context, b *bench) (err error) {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -57,8 +57,8 @@ func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.E
 	return err
 }
 
-// Boxfleet and the bare Engine take turns in short runs, not call by call: the Engine cleans up an exec after it has
-// answered, and that work would otherwise be counted against the other side.
+// Boxfleet and the bare Engine take turns after several execs, not after each exec: the Engine cleans up an exec after
+// it has answered, and this work would slow the other side.
 const (
 	runLength = 10
 	runWarmUp = 2
@@ -96,8 +96,7 @@ type execLoad struct {
 	parallel, over int // how many execs run at once, and in how many sandboxes
 }
 
-// execRates counts the execs per second in several rounds. Each round of Boxfleet is followed by one of the bare
-// Engine.
+// execRates counts the execs per second in several rounds. In each round it measures Boxfleet and then the bare Engine.
 func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) error {
 	loads := []*execLoad{
 		{measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, 8, 1},
@@ -158,7 +157,8 @@ func ratePerSecond(
 	return float64(done.Load()) / window.Seconds(), err
 }
 
-// profile starts CPU profiles of the deployment and of the client if the options ask for them. end writes both.
+// profile starts CPU profiles of the deployment and of the client if the options ask for profiles. end writes both
+// profiles.
 func (b *bench) profile(ctx context.Context, d *deployment) (end func() error, err error) {
 	if b.cpuProfile == "" {
 		return func() error { return nil }, nil

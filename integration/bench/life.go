@@ -9,7 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// measureCreate measures the create of a sandbox until it is ready, and its delete, each beside the bare Engine.
+// measureCreate measures how long a sandbox takes until it is ready, and how long its delete takes. The bare Engine
+// does the same for comparison.
 func measureCreate(ctx context.Context, b *bench) error {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -70,7 +71,7 @@ func measureCreate(ctx context.Context, b *bench) error {
 var createSteps = []string{"accept", "place", "tell", "image", "network", "container", "start"}
 
 // stepsOfCreate reads from a history how long each step of a create took, in milliseconds. Each step lasts from one
-// event to the next.
+// event to the next event.
 func stepsOfCreate(
 	ctx context.Context, client *sdk.Client, sandbox string, begin time.Time,
 ) (map[string]float64, error) {
@@ -96,7 +97,7 @@ func stepsOfCreate(
 	return nil, fmt.Errorf("sandbox %s never became ready", sandbox)
 }
 
-// measureStop measures the stop of an idle sandbox and the resume that follows.
+// measureStop measures how long the stop of an idle sandbox and its resume take.
 func measureStop(ctx context.Context, b *bench) error {
 	d, err := b.deployed(ctx)
 	if err != nil {

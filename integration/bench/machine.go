@@ -21,7 +21,7 @@ type machine struct {
 	Storage string  `json:"engine_storage"`
 	Cgroup  string  `json:"cgroup"`
 	Go      string  `json:"go"`
-	Load    float64 `json:"load_before"` // average over the minute before the first sample
+	Load    float64 `json:"load_before"` // load average of the minute before the first sample
 }
 
 func describeMachine(ctx context.Context, e *engine) (machine, error) {
@@ -35,7 +35,7 @@ func describeMachine(ctx context.Context, e *engine) (machine, error) {
 	}, nil
 }
 
-// cpuModel returns the model of the processor, "" if the kernel does not report it.
+// cpuModel returns the model of the processor, or "" if the kernel does not report it.
 func cpuModel() string {
 	file, err := os.Open("/proc/cpuinfo")
 	if err != nil {
@@ -50,7 +50,7 @@ func cpuModel() string {
 	return ""
 }
 
-// load returns the load average of the last minute, 0 if it cannot be read.
+// load returns the load average of the last minute, or 0 if it cannot be read.
 func load() float64 {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -64,8 +64,8 @@ func load() float64 {
 	return v
 }
 
-// commit returns the revision that was built: from the build information, else from git, else "unknown". The suffix
-// "-dirty" means that files were changed since that revision.
+// commit returns the revision that was built: from the build information, otherwise from git, otherwise "unknown". The
+// suffix "-dirty" means that files differ from that revision.
 func commit(ctx context.Context) string {
 	var revision string
 	var dirty bool
@@ -79,7 +79,7 @@ func commit(ctx context.Context) string {
 			}
 		}
 	}
-	if revision == "" { // `go run` records no revision
+	if revision == "" { // a program run by `go run` has no revision in its build information
 		out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
 		if err != nil {
 			return "unknown"

@@ -30,14 +30,14 @@ func main() {
 // options are the command-line options.
 type options struct {
 	short      bool
-	only       []string // phases to run; empty: all
+	only       []string // phases to run; empty: all phases
 	out        string   // path of the JSON file
-	cpuProfile string   // path for CPU profiles of the exec phase
-	past       []int    // numbers of past execs and sandboxes to measure with, ascending
+	cpuProfile string   // CPU profile of the deployment in the exec phase; the client's has the suffix .client
+	past       []int    // numbers of past execs and past sandboxes to measure with, ascending
 }
 
 // shortSlack is the factor by which a short run may miss a target. A short run takes few samples on a machine that also
-// does other work, so it detects only what became several times slower.
+// does other work, so it detects only a slowdown by this factor.
 const shortSlack = 4
 
 func (o options) slack() float64 {
@@ -112,7 +112,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// sizes parses the sizes of the curves.
+// sizes parses the value of -past.
 func sizes(list string, short bool) (all []int, err error) {
 	switch {
 	case list == "" && short:

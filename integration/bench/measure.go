@@ -28,8 +28,8 @@ var phases = []struct {
 	{"memory", measureMemory},
 }
 
-// A phase that runs longer than phaseLimit counts as hung. Phases that first write a long history have pastLimit
-// instead.
+// A phase that runs longer than phaseLimit counts as hung. The limit for phases that first write a long history is
+// pastLimit.
 const (
 	phaseLimit = 2 * time.Minute
 	pastLimit  = 10 * time.Minute
@@ -46,7 +46,7 @@ func phaseNames() []string {
 // bench is the state that the phases share.
 type bench struct {
 	options
-	dir    string // where everything is written
+	dir    string // directory for everything that the bench writes
 	role   role   // settings that all processes of the deployment share
 	engine *engine
 	up     *deployment // NATS, coordinator and worker in one process; nil until a phase needs it
@@ -111,7 +111,7 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// deployed returns the deployment that most phases use and starts it on the first call.
+// deployed returns the deployment that most phases use. The first call starts it.
 func (b *bench) deployed(ctx context.Context) (*deployment, error) {
 	if b.up != nil {
 		return b.up, nil

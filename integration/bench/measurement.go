@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// measurement is one line of the table: samples of one figure for Boxfleet and, if it can be measured there, for the
-// bare Engine.
+// measurement is one line of the table: samples of one figure for Boxfleet and, if the bare Engine has the same figure,
+// samples of the Engine.
 type measurement struct {
 	Name   string    `json:"name"`
 	Unit   string    `json:"unit"`
@@ -17,7 +17,7 @@ type measurement struct {
 	Bare   []float64 `json:"engine_samples,omitempty"`
 	Target target    `json:"target,omitzero"`
 
-	// The fields below are computed by judge.
+	// judge computes the fields below.
 	P50     float64 `json:"p50"`
 	P90     float64 `json:"p90"` // nine of ten samples are at least this good
 	BareP50 float64 `json:"engine_p50,omitempty"`
@@ -26,7 +26,7 @@ type measurement struct {
 	Missed  bool    `json:"missed,omitempty"`
 }
 
-// The figures that a target can bound.
+// The figures that a target can limit.
 const (
 	ofP50   = "p50"
 	ofP99   = "p99"
@@ -40,7 +40,7 @@ type target struct {
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target if size is the size that the target applies to, and no target otherwise. of is that size.
+// at returns the target if size equals of, and no target otherwise. of is the only size that the target applies to.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}
@@ -48,7 +48,7 @@ func (t target) at(size, of int) target {
 	return t
 }
 
-// Units.
+// Units of measurements.
 const (
 	unitMilliseconds = "ms"
 	unitMemory       = "MiB"
@@ -57,8 +57,8 @@ const (
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// judge computes the figures from the samples and compares them with the target. slack widens the limit: 1 leaves it as
-// it is.
+// judge computes the figures from the samples and compares them with the target. slack is a factor that widens the
+// limit; 1 does not change the limit.
 func (m *measurement) judge(slack float64) {
 	m.P50, m.P90 = m.figures(m.Ours)
 	m.BareP50, m.BareP90 = m.figures(m.Bare)
@@ -99,13 +99,13 @@ func (m *measurement) figures(samples []float64) (p50, p90 float64) {
 	return percentile(best, 0.5), percentile(best, 0.9)
 }
 
-// percentile returns the sample of the nearest rank, never an interpolated value.
+// percentile returns the sample of the nearest rank. It never interpolates.
 func percentile(sorted []float64, p float64) float64 {
 	rank := int(math.Ceil(p * float64(len(sorted))))
 	return sorted[max(rank, 1)-1]
 }
 
-// goal prints the target.
+// goal returns the target as text.
 func (m *measurement) goal() string {
 	if m.Target == (target{}) {
 		return ""
@@ -117,7 +117,7 @@ func (m *measurement) goal() string {
 	return fmt.Sprintf("%s %s %s", m.Target.Of, relation, figure(m.Target.Bound))
 }
 
-// figure prints three significant digits without an exponent.
+// figure returns a number with three significant digits and without an exponent.
 func figure(v float64) string {
 	switch {
 	case v >= 100:

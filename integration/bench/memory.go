@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// measureMemory measures a coordinator with many ended sandboxes and a tenth as many living ones: how long its start
-// takes, and its memory afterwards.
+// measureMemory measures a coordinator with many ended sandboxes, and a tenth of that number of living ones: how long
+// the coordinator takes to start, and its memory afterwards.
 func measureMemory(ctx context.Context, b *bench) error {
 	for _, n := range b.past {
 		if err := b.coordinatorOf(ctx, n, n/10); err != nil {
@@ -98,7 +98,8 @@ func startCoordinator(ctx context.Context, r role) (*part.Process, error) {
 	return p, err
 }
 
-// fill writes the histories of ended and living sandboxes, and returns the ids of the last ones.
+// fill writes the histories of ended and living sandboxes. It returns the ids of the last ended and the last living
+// sandbox.
 func fill(ctx context.Context, url string, over, living int) (last []string, err error) {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "bench-past"})
 	if err != nil {
@@ -152,7 +153,7 @@ func awaitSnapshots(ctx context.Context, url string, of []string) error {
 			}
 		}
 	}
-	// The coordinator writes its checkpoint after the last snapshot. Leave it time to do so.
+	// The coordinator writes its checkpoint after the last snapshot. Give it time for that.
 	select {
 	case <-time.After(3 * time.Second):
 	case <-ctx.Done():

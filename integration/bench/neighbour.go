@@ -10,14 +10,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The load that measureNeighbour runs next to the measured sandbox.
+// The load that measureNeighbour creates beside the measured sandbox.
 const (
 	loudExecs   = 16
 	loudCommand = "yes 0123456789012345678901234567890123456789012345678901234567890123456789"
 )
 
-// measureNeighbour measures execs in one sandbox while execs in another sandbox, which is limited to one core, print as
-// fast as they can.
+// measureNeighbour measures execs in one sandbox. Meanwhile execs in another sandbox, which is limited to one core,
+// print as fast as they can.
 func measureNeighbour(ctx context.Context, b *bench) (err error) {
 	d, err := b.deployed(ctx)
 	if err != nil {

@@ -48,7 +48,7 @@ func measureOutput(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// throughput measures the output of a new sandbox, which has not used any of its output burst.
+// throughput measures the output of a new sandbox, which still has its whole output burst.
 func (d *deployment) throughput(ctx context.Context, execs, mebis int) (rate float64, err error) {
 	s, err := d.client.Create(ctx, spec())
 	if err != nil {
@@ -62,7 +62,8 @@ func (d *deployment) throughput(ctx context.Context, execs, mebis int) (rate flo
 	})
 }
 
-// throughput runs execs at once, each of which writes the given number of MiB, and checks that every byte arrives.
+// throughput runs execs at the same time. Each writes the given number of MiB. throughput checks that every byte
+// arrives.
 func throughput(
 	ctx context.Context, execs, mebis int, run func(context.Context, []string) (int64, error),
 ) (float64, error) {

@@ -19,7 +19,7 @@ type report struct {
 	Short        bool              `json:"short,omitempty"`
 	Machine      machine           `json:"machine"`
 	Measurements []*measurement    `json:"measurements"`
-	Failed       map[string]string `json:"failed,omitempty"` // errors by phase
+	Failed       map[string]string `json:"failed,omitempty"` // errors of failed phases, by phase
 }
 
 // ok reports whether every phase succeeded and every target was reached.
@@ -48,7 +48,7 @@ func (r *report) print(w io.Writer) {
 	for _, m := range r.Measurements {
 		fmt.Fprintln(table, strings.Join(m.row(), "\t"))
 	}
-	_ = table.Flush() // if this fails, the figures are still in the JSON file
+	_ = table.Flush() // if this fails, the JSON file still has the figures
 	for phase, why := range r.Failed {
 		fmt.Fprintf(w, "\nphase %s failed: %s\n", phase, why)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// restingCost measures the processor time that an idle deployment and its client use. Samples alternate between no
-// followers and a follower on each sandbox.
+// restingCost measures the processor time that an idle deployment and its client use. Its samples alternate: first
+// without followers, then with a follower on each sandbox.
 func (b *bench) restingCost(ctx context.Context, d *deployment, boxes []*sdk.Sandbox) error {
 	alone := &measurement{Name: fmt.Sprintf("CPU at rest, %d sandboxes", len(boxes)), Unit: "ms/s"}
 	followed := &measurement{Name: fmt.Sprintf("CPU at rest, %d sandboxes followed", len(boxes)), Unit: "ms/s"}
@@ -58,7 +58,7 @@ func follow(ctx context.Context, client *sdk.Client, boxes []*sdk.Sandbox) (stop
 	ctx, cancel := context.WithCancel(ctx)
 	var followers sync.WaitGroup
 	stop = func() { cancel(); followers.Wait() }
-	caughtUp := make(chan error, 2*len(boxes)) // gets two values per follower: when it has caught up, and how it ended
+	caughtUp := make(chan error, 2*len(boxes)) // two values per follower: when it has caught up, when it ends
 	for _, s := range boxes {
 		if err := s.Refresh(ctx); err != nil {
 			stop()

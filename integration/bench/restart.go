@@ -12,7 +12,7 @@ import (
 )
 
 // measureRestart kills a worker with twenty sandboxes and restarts it. It measures the time from the start of the
-// process to the first exec that it serves, and the memory of all processes.
+// worker's process to the end of the first exec, and the memory of all processes.
 func measureRestart(ctx context.Context, b *bench) (err error) {
 	r := b.role
 	r.Dir = path.Join(b.dir, "apart")
@@ -38,7 +38,7 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 		m.Ours = append(m.Ours, took)
 	}
 	b.add(m)
-	for _, s := range boxes { // the worker must have served every sandbox before its memory is read
+	for _, s := range boxes { // run an exec in every sandbox before reading the worker's memory
 		if err := execTrue(ctx, s); err != nil {
 			return err
 		}
@@ -60,8 +60,8 @@ func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64
 	return took, d.worker.Answer(ctx, new(hello))
 }
 
-// fleetMemory measures the memory of the supervisors and of the processes of a deployment whose worker has its own
-// process.
+// fleetMemory measures the memory of the supervisors and of the processes of a deployment. The worker of the deployment
+// must have its own process.
 func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) error {
 	supervisors, err := supervisorsOf(ctx, d)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// roleVariable passes a role to a process of the bench.
+// roleVariable is the environment variable that passes a role to a process of the bench.
 const roleVariable = "BOXFLEET_BENCH_ROLE"
 
 // role is what a process of the deployment runs.
@@ -28,18 +28,18 @@ type role struct {
 	NATS       bool   `json:"nats,omitempty"`    // NATS alone
 	Decides    bool   `json:"decides,omitempty"` // a coordinator alone
 	Worker     bool   `json:"worker,omitempty"`
-	URL        string `json:"url,omitempty"` // of NATS, for a role that does not run NATS
+	URL        string `json:"url,omitempty"` // URL of NATS, for a role that does not run NATS
 	Dir        string `json:"dir"`
 	Engine     string `json:"engine"`
 	Supervisor string `json:"supervisor"`
 
-	Port int `json:"port,omitempty"` // of NATS; 0: any free port
-	// NATS acknowledges before it writes to disk; for filling the store
+	Port int `json:"port,omitempty"` // port of NATS; 0: any free port
+	// Lazy makes NATS acknowledge messages before it writes them to disk. This fills the store faster.
 	Lazy     bool          `json:"lazy,omitempty"`
 	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
 
-// hello is the line that a process prints once it accepts work.
+// hello is the line that a process prints when it accepts work.
 type hello struct {
 	URL        string `json:"url"`
 	Deployment string `json:"deployment"`
@@ -75,7 +75,7 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		}
 	}
 	deployment, err := "", error(nil)
-	if !r.NATS { // NATS alone has no host
+	if !r.NATS { // a deployment exists only with a coordinator or a worker
 		deployment, err = deploymentOf(ctx, connect)
 	}
 	if err != nil {
@@ -88,11 +88,11 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		part.Obey(commands, answers, nil)
 		stop()
 	}()
-	<-ctx.Done() // also ends when a part fails
+	<-ctx.Done() // a failed part also ends ctx
 	return group.Wait()
 }
 
-// runner runs a part of the deployment on its own connection.
+// runner runs one part of the deployment. Each part has its own connection.
 type runner func(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error
 
 // start runs a part of the deployment in the group and waits until the part accepts work.

@@ -12,15 +12,15 @@ var starts = make(chan func())
 
 func init() {
 	go func() {
-		runtime.LockOSThread() // for ever: see Start
+		runtime.LockOSThread() // never unlocked, for the reason at Start
 		for start := range starts {
 			start()
 		}
 	}()
 }
 
-// Start starts a process that is killed when this one ends. The kernel sends the parent-death signal when the thread
-// that started the process ends, and the Go runtime creates and ends threads at will. Therefore one thread that never
+// Start starts a process that is killed when this process ends. The kernel sends the parent-death signal when the
+// thread that started the process ends, and the Go runtime ends threads at any time. Therefore one thread that never
 // ends starts all processes.
 func Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// Prefix is how the names of the engines' namespaces and directories begin.
+// Prefix is the beginning of the names of the engines' namespaces and directories.
 const Prefix = "boxfleet-engine-"
 
 // startTimeout is how long an engine may take to answer on a busy machine.
@@ -26,32 +26,35 @@ const startTimeout = 60 * time.Second
 // Engine is a Docker engine.
 type Engine struct {
 	Name   string
-	Host   string // value for DOCKER_HOST: "unix://" and Socket
+	Host   string // value for DOCKER_HOST: "unix://" followed by Socket
 	Socket string
-	PID    int      // of dockerd; 0 if it is not running or not ours
-	Flags  []string // further flags for dockerd, which take effect at its next start
+	PID    int      // process id of dockerd; 0 if it is not running or this package did not start it
+	Flags  []string // more flags for dockerd, used at its next start
 
 	tb        testing.TB
-	dir       string // where everything is that the engine writes
+	dir       string // directory of everything that the engine writes
 	namespace string
 	daemon    *exec.Cmd
 	exited    chan struct{} // closed when the daemon ends
 }
 
-// Default returns the machine's own engine, which tests never stop. It fails the test if that engine does not answer.
+// Default returns the machine's own engine, which tests never stop. Default fails the test if that engine does not
+// answer.
 func Default(tb testing.TB) *Engine {
 	tb.Helper()
 	socket := dockertest.Socket(tb)
 	return &Engine{Name: "default", Host: "unix://" + socket, Socket: socket, tb: tb}
 }
 
-// Start starts an engine that runs until the test ends. The name is for people; it need not be unique.
+// Start starts an engine that runs until the test ends. name only helps people to tell engines apart; it need not be
+// unique.
 func Start(tb testing.TB, name string) *Engine {
 	tb.Helper()
 	return start(tb, name, nil)
 }
 
-// StartSmall is [Start] with the engine's data on its own in-memory file system of the given size in bytes.
+// StartSmall does the same as [Start], but the engine's data is on its own in-memory file system of the given size in
+// bytes.
 func StartSmall(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
@@ -62,8 +65,8 @@ func StartSmall(tb testing.TB, name string, size int64) *Engine {
 	})
 }
 
-// StartOnDisk is [Start] with the engine's data on its own disk of the given size in bytes: an ext4 file system in a
-// file, mounted at [Engine.Disk]. A test can let other programs keep their data on the same disk.
+// StartOnDisk does the same as [Start], but the engine's data is on its own disk of the given size in bytes: an ext4
+// file system in a file, mounted at [Engine.Disk]. A test can let other programs keep their data on the same disk.
 func StartOnDisk(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
@@ -82,7 +85,7 @@ func StartOnDisk(tb testing.TB, name string, size int64) *Engine {
 	})
 }
 
-// Disk returns the mount point of the disk of [StartOnDisk].
+// Disk returns the mount point of the disk that [StartOnDisk] made.
 func (e *Engine) Disk() string { return filepath.Join(e.dir, "disk") }
 
 func start(tb testing.TB, name string, disk func(*Engine)) *Engine {
@@ -95,7 +98,8 @@ func start(tb testing.TB, name string, disk func(*Engine)) *Engine {
 			tb.Fatalf("%v: run `make engine`", err)
 		}
 	}
-	// The path must be short: the daemon creates unix sockets below it, and the length of their paths is limited.
+	// The path must be short: the daemon creates unix sockets below it, and the paths of unix sockets have a maximum
+	// length.
 	dir, err := os.MkdirTemp("", Prefix+name+"-")
 	if err != nil {
 		tb.Fatal(err)
@@ -132,7 +136,7 @@ func (e *Engine) Restart() {
 	}, e.Flags...)
 	e.daemon = exec.Command("nsenter", flags...)
 	e.daemon.Stdout, e.daemon.Stderr = log, log
-	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C in the test's terminal must not reach the daemon
+	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C in the terminal must not reach the daemon
 	if err := e.daemon.Start(); err != nil {
 		e.tb.Fatal(err)
 	}
@@ -179,9 +183,9 @@ func (e *Engine) Kill() {
 		return
 	}
 	e.end(syscall.SIGKILL)
-	// The kernel kills the daemon's containerd a moment later. The next daemon assumes that the process with the number
-	// in the pid file is its containerd, even if that process is dying or a zombie, and then waits for it until the start
-	// times out. So wait until containerd is gone.
+	// The kernel kills the daemon's containerd a little later. The next daemon assumes that the process with the number
+	// in the pid file is its containerd, even if that process is dying or a zombie, and waits for it until the start
+	// times out. Therefore wait until containerd has ended.
 	e.killAll("containerd", func(p process) bool { return p.program == "containerd" })
 	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil &&
 		!os.IsNotExist(err) {
@@ -206,7 +210,7 @@ func (e *Engine) end(signal syscall.Signal) {
 	e.PID = 0
 }
 
-// Pause stops the daemon's threads. The kernel still accepts connections to its socket, but nothing answers.
+// Pause stops the daemon's threads. The kernel still accepts connections to the daemon's socket, but nothing answers.
 func (e *Engine) Pause() { e.do("pause", halt.Process) }
 
 // Continue undoes [Engine.Pause].
@@ -224,7 +228,7 @@ func (e *Engine) do(what string, f func(pid int) error) {
 	}
 }
 
-// Namespace returns the name of the engine's network namespace for `ip -n`, or "" for the machine's own.
+// Namespace returns the name of the engine's network namespace for `ip -n`, or "" for the machine's own engine.
 func (e *Engine) Namespace() string { return e.namespace }
 
 // Data returns the engine's data directory.

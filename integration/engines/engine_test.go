@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestAnEngineLivesAndLeavesNothing makes all its checks with one engine, because starting an engine is slow.
+// TestAnEngineLivesAndLeavesNothing makes all its checks on one engine, because starting an engine is slow.
 func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 	var dir, namespace string
 	t.Run("life", func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 		check(t, err)
 		t.Logf("after the daemon was killed and started, the container is %s", c.State)
 		check(t, client.StartContainer(t.Context(), id))
-		e.Kill() // a running container leaves the most to clean up
+		e.Kill() // a kill with a running container leaves the most remains
 	})
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is left: %v", err)

@@ -25,7 +25,7 @@ func (e *Engine) Listen() net.Listener {
 }
 
 // inNamespace calls f on a thread in the engine's network namespace. The thread then returns to its own namespace and
-// lives on: if it ended, the kernel would kill the processes that it started with a parent-death signal.
+// must not end: if it ended, the kernel would kill the processes that it started with a parent-death signal.
 func (e *Engine) inNamespace(f func() error) error {
 	if e.namespace == "" {
 		return f()
@@ -46,7 +46,7 @@ func (e *Engine) inNamespace(f func() error) error {
 	}
 	err = f()
 	if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
-		panic(back) // the thread is in the wrong namespace and must not end
+		panic(back) // the thread is in the wrong namespace, and must not end
 	}
 	runtime.UnlockOSThread()
 	return err

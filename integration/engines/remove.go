@@ -39,8 +39,7 @@ func (e *Engine) remove() {
 	}
 }
 
-// removeContainers removes the containers by force, so that the stop of the daemon does not wait for their grace
-// periods.
+// removeContainers removes the containers by force. The daemon can then stop without waiting for their grace periods.
 func (e *Engine) removeContainers() {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -53,8 +52,8 @@ func (e *Engine) removeContainers() {
 	}
 }
 
-// killAll kills the matching processes of the engine until none is left. A killed daemon leaves its shims and
-// containers behind.
+// killAll kills the matching processes of the engine until no such process is left. A killed daemon leaves its shims
+// and containers behind.
 func (e *Engine) killAll(what string, match func(process) bool) {
 	e.tb.Helper()
 	deadline := time.After(startTimeout)
@@ -122,7 +121,7 @@ func parentOf(pid int) (parent int, zombie bool) {
 	if err != nil {
 		return 0, true
 	}
-	// The process name can contain anything, even parentheses, so parse what follows the last closing one.
+	// The process name can contain anything, even parentheses, so parse the text after the last closing parenthesis.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 2 {
 		return 0, true
@@ -149,7 +148,7 @@ func mountsBelow(dir string) []string {
 	return points
 }
 
-// Empty removes everything that the engine has: images, containers, volumes, networks.
+// Empty removes all images, containers, volumes and networks of the engine.
 func (e *Engine) Empty() {
 	e.tb.Helper()
 	e.Stop()
@@ -165,7 +164,7 @@ func (e *Engine) Empty() {
 }
 
 // PowerCycle ends everything on the engine at once, as a power failure of its machine would. Only the engine's
-// directory survives. The test then restarts the engine.
+// directory remains. The test then restarts the engine.
 func (e *Engine) PowerCycle() {
 	e.tb.Helper()
 	e.Kill()

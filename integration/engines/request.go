@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// LoadImage copies an image, such as [dockertest.Image], from the machine's engine to e. It does nothing if e has the
-// image already.
+// LoadImage copies an image, such as [dockertest.Image], from the machine's engine to e. It does nothing if e already
+// has the image.
 func LoadImage(tb testing.TB, e *Engine, name string) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -40,8 +40,8 @@ func LoadImage(tb testing.TB, e *Engine, name string) {
 	}
 }
 
-// Containers lists the ids of e's containers in all states that have the label, "key" or "key=value". An empty label
-// lists all containers.
+// Containers lists the ids of e's containers, in all states, that have a label. label is "key" or "key=value"; if it is
+// empty, Containers lists all containers.
 func (e *Engine) Containers(ctx context.Context, label string) ([]string, error) {
 	path := "/containers/json?all=1"
 	if label != "" {

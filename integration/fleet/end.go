@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	deletedWithin = 40 * time.Second // how long deleting all sandboxes at the end of a test may take
-	emptyWithin   = 20 * time.Second // how long cleaning up may take: a worker inspects its host every 15 s
+	deletedWithin = 40 * time.Second // time limit for deleting all sandboxes at the end of a test
+	emptyWithin   = 20 * time.Second // time limit for cleaning up: a worker inspects its host every 15 s
 	deletesAtOnce = 8
 )
 
-// MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. It is for
-// tests that permanently break something that Boxfleet needs to clean up.
+// MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. Only tests
+// that permanently break something that Boxfleet needs to clean up may call it.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
 // remains finds and removes what a fleet leaves behind when its test ends.
 type remains struct{ *Fleet }
 
-// checkLeaks has Boxfleet delete all remaining sandboxes. It fails the test if anything of the fleet is left
-// afterwards. Processes that the test ended are restarted if the deleting needs them.
+// checkLeaks makes Boxfleet delete all remaining sandboxes. It fails the test if anything of the fleet is left
+// afterwards. If a delete needs a process that the test has ended, checkLeaks restarts the process.
 func (f remains) checkLeaks() {
 	f.TB.Helper()
 	if f.mayLeave != "" {
@@ -91,7 +91,7 @@ func (f remains) undeleted() map[string][]string {
 	return open
 }
 
-// revive starts a coordinator if none runs, and a worker on each engine that had one.
+// revive starts a coordinator if no coordinator is running, and a worker on each engine that a worker used.
 func (f remains) revive() {
 	f.TB.Helper()
 	for _, p := range f.processes {
@@ -107,7 +107,7 @@ func (f remains) revive() {
 		}
 	}
 	for _, p := range newest {
-		if p.Role.NATS != "" && !p.Exited() { // the test's link between it and NATS is closed
+		if p.Role.NATS != "" && !p.Exited() { // the test has closed its link between this process and NATS
 			p.Kill()
 		}
 		p.Role.NATS = ""
@@ -154,7 +154,7 @@ func (f remains) deleteAll(sandboxes map[string][]string) {
 	}
 }
 
-// cleanUp ends all processes of the fleet and removes what is left by force.
+// cleanUp ends all processes of the fleet and removes by force what is left.
 func (f remains) cleanUp() {
 	if f.TB.Failed() {
 		f.report()

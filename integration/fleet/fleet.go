@@ -27,31 +27,31 @@ const Image = "boxfleet/demo:busybox"
 // Options configures a fleet.
 type Options struct {
 	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
-	Killable     bool               // run the only NATS server in its own process, [Fleet.Server]
-	LockTTL      time.Duration      // time to live of host locks; default: the product's
-	CleanupTTL   time.Duration      // how long stopped and failed sandboxes are kept; default: the product's
-	BlobMaxAge   time.Duration      // how long uploaded trees are kept; default: the product's
-	Duplicates   time.Duration      // deduplication window of the request queue; default: the product's
+	Killable     bool               // run the only NATS server in its own process, see [Fleet.Server]
+	LockTTL      time.Duration      // time to live of host locks; default: as in production
+	CleanupTTL   time.Duration      // how long stopped and failed sandboxes are kept; default: as in production
+	BlobMaxAge   time.Duration      // how long uploaded trees are kept; default: as in production
+	Duplicates   time.Duration      // deduplication window of the request queue; default: as in production
 	Timing       coordinator.Timing // timing of the coordinators that Start starts
-	Coordinators int                // number that Start starts, named c1, c2, …; default 1; -1 for none
-	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for none
+	Coordinators int                // coordinators that Start starts, named c1, c2, …; default 1; -1 for no coordinator
+	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for no worker
 }
 
 // Fleet is one deployment.
 type Fleet struct {
 	TB      testing.TB
-	Dir     string // the fleet's directory; removed at the end
+	Dir     string // the fleet's directory; removed at the end of the test
 	Servers []*embedded.Server
-	Server  *Process // set with [Options.Killable]
+	Server  *Process // the NATS server's process, only with [Options.Killable]
 	Client  *sdk.Client
-	Conn    *jetstream.Conn // connection of the test itself, for checking the log
+	Conn    *jetstream.Conn // connection of the test itself, which checks the log
 	options Options
 
 	processes []*Process
 	engines   map[string]bool // addresses of the engines that workers used
 	began     time.Time
-	mayLeave  string        // why leaks are not checked at the end
-	patience  time.Duration // how long cleaning up may take
+	mayLeave  string        // why the end of the test does not check for leaks
+	patience  time.Duration // time limit for cleaning up
 }
 
 // Start starts a fleet and waits until it is ready. When the test ends, Boxfleet must have left nothing behind; see
@@ -94,7 +94,7 @@ func Start(tb testing.TB, o Options) *Fleet {
 	return f
 }
 
-// Connect opens the test's own connections. A coordinator must have provisioned the deployment.
+// Connect opens the test's own connections. A coordinator must already have created the streams.
 func (f *Fleet) Connect() {
 	f.TB.Helper()
 	if f.Client != nil {
@@ -131,7 +131,7 @@ func (f *Fleet) Spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{Image: Image, Memory: 64 << 20, Grace: protocol.Duration(time.Second)}
 }
 
-// Run runs a part of the test as a subtest. While it runs, f reports failures to the subtest.
+// Run runs a part of the test as a subtest. During the subtest, f reports failures to the subtest.
 func (f *Fleet) Run(t *testing.T, name string, part func(t *testing.T)) bool {
 	whole := f.TB
 	defer func() { f.TB = whole }()
@@ -159,8 +159,8 @@ func (f *Fleet) Create(id string) *sdk.Sandbox {
 }
 
 // Eventually waits until check returns nil. If check still fails after d, Eventually fails the test with the last
-// error. A check that began in time but ended late is repeated once, because the check may have been slow or the test
-// process may have been paused. Unlike eventually.Holds, Eventually reports why the condition does not hold.
+// error. If a check starts in time but ends late, it runs once more: the check may have been slow, or the test process
+// may have been paused. Unlike eventually.Holds, Eventually reports why the condition does not hold.
 func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 	f.TB.Helper()
 	deadline := time.Now().Add(d)

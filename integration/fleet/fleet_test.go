@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A check can outlast the deadline, for example because the test process is paused while it runs.
+// A check can end after the deadline, for example because the test process is paused during the check.
 func TestEventuallyChecksAgainAfterASlowCheck(t *testing.T) {
 	t.Parallel()
 	const within = 200 * time.Millisecond

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// goroutinesWithin is how long goroutines may take to end after the last test.
+// goroutinesWithin is the time limit for goroutines to end after the last test.
 const goroutinesWithin = 10 * time.Second
 
-// ours matches a line of a stack that calls or was created by code of this module or of the NATS client.
+// ours matches a stack line of a function, or of the creator of a goroutine, in this module or in the NATS client.
 var ours = regexp.MustCompile(`(?m)^(created by )?github\.com/(boxfleet/boxfleet|nats-io/nats\.go)[./]`)
 
 // checked runs the tests. If they pass, it fails the run if goroutines of Boxfleet or of NATS clients are left.
@@ -33,8 +33,8 @@ func checked(run func() int) int {
 	return 1
 }
 
-// goroutines lists the stacks of Boxfleet's goroutines, except the one that runs the tests and the one that starts
-// processes, which never ends.
+// goroutines lists the stacks of Boxfleet's goroutines. It leaves out the goroutine that runs the tests and the
+// goroutine that starts processes, which never ends.
 func goroutines() (found []string) {
 	stacks := make([]byte, 16<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]

@@ -52,9 +52,9 @@ func openHost(address, deployment string) (*host, error) {
 	}, nil
 }
 
-// traces lists objects of the fleet's containers and networks that carry no label of the fleet.
+// traces lists objects that belong to the fleet's containers and networks but carry no label of the fleet.
 type traces struct {
-	namespaces []string // files of network namespaces, which the engine creates
+	namespaces []string // files of the network namespaces that the engine creates
 	bridges    map[string]bool
 }
 
@@ -86,7 +86,7 @@ func (h *host) note(ctx context.Context) (traces, error) {
 var anonymous = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // left lists the deployment's remains on the engine and in the engine's network namespace. began is when the test
-// began.
+// started.
 func (h *host) left(ctx context.Context, began time.Time, before traces) []string {
 	var left []string
 	say := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
@@ -108,7 +108,7 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	volumes, err := h.VolumeList(ctx, volume.ListOptions{Filters: h.ours})
 	failed(err)
 	for _, v := range volumes.Volumes {
-		if v.Name != "boxfleet-host-"+h.deployment { // keeps the host id as long as the deployment exists
+		if v.Name != "boxfleet-host-"+h.deployment { // this volume keeps the host id
 			say("volume %s", v.Name)
 		}
 	}
@@ -143,11 +143,11 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	return left
 }
 
-// recordedBridges is the nftables set in the deployment's table in which the worker records the bridges that it
+// recordedBridges is a set in the deployment's nftables table. The worker records in it the bridges that the worker
 // created. Removed bridges stay in the set until the worker next inspects its host.
 const recordedBridges = "made"
 
-// rules lists the bridges that the rules of the deployment's table name, and the recorded bridges.
+// rules lists the bridges that appear in the rules of the deployment's table, and the recorded bridges.
 func (h *host) rules() (named, recorded []string, err error) {
 	file, err := os.Open(h.namespace + "/ns/net")
 	if err != nil {
@@ -196,7 +196,7 @@ func (h *host) rules() (named, recorded []string, err error) {
 
 func (h *host) table() string { return "boxfleet-" + h.deployment }
 
-// orphanBridges lists the given bridges that still exist and belong to no network of the engine.
+// orphanBridges lists the given bridges that still exist but belong to no network of the engine.
 func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]string, error) {
 	interfaces, err := os.ReadFile(h.namespace + "/net/dev")
 	if err != nil {
@@ -211,7 +211,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 	if len(there) == 0 {
 		return nil, nil
 	}
-	// Another deployment may have taken the subnet since, and with it the name of the bridge.
+	// Meanwhile another deployment may have taken the subnet, and with it the name of the bridge.
 	networks, err := h.NetworkList(ctx, network.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -230,7 +230,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 func (f remains) removeAll(address, deployment string) {
 	h, err := openHost(address, deployment)
 	if err != nil {
-		return // the test may have stopped the engine
+		return // the test may have stopped the engine for good
 	}
 	defer h.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -14,7 +14,7 @@ import (
 type History struct {
 	Tenant, Sandbox string
 	Events          []protocol.Event
-	State           *protocol.State // the fold of the events, or the tombstone if the beginning of the history was purged
+	State           *protocol.State // the fold of the events, or the tombstone if older events were purged
 }
 
 // Kinds lists the kinds of the events in order.
@@ -37,11 +37,11 @@ func (f *Fleet) History(id string) *History {
 	return &History{Tenant: protocol.DefaultTenant, Sandbox: id, State: &protocol.State{}}
 }
 
-// Judge reads the whole log and fails the test if the log breaks a promise:
+// Judge reads the whole log and fails the test if the log breaks one of these rules:
 //   - the events of each sandbox are numbered 1, 2, 3 … without gap or repeat;
-//   - each event is legal at its place and carries the state that the fold gives;
+//   - each event is legal at its place and carries the state that the fold computes;
 //   - an exec was accepted once, started at most once and ended at most once;
-//   - a sandbox that can no longer end its execs has no running ones;
+//   - no exec is running in a sandbox that can no longer end its execs;
 //   - no request created two sandboxes or two execs;
 //   - the running coordinators report the same sandboxes as the fold.
 func (f *Fleet) Judge() {
@@ -49,7 +49,7 @@ func (f *Fleet) Judge() {
 	judge{f}.log()
 }
 
-// judge checks what a fleet's log says.
+// judge checks the log of a fleet.
 type judge struct{ *Fleet }
 
 func (f judge) log() {
@@ -87,7 +87,7 @@ func (f judge) histories() []*History {
 			found[name] = h
 			all = append(all, h)
 		}
-		if b.First() > h.State.Sandbox.Sequence+1 { // the missing part is in segments, or the history has a tombstone
+		if b.First() > h.State.Sandbox.Sequence+1 { // segments hold the missing part, or the history has a tombstone
 			f.foldMoved(ctx, name, h, b.Record)
 		}
 		f.fold(name, h, b)
@@ -98,7 +98,7 @@ func (f judge) histories() []*History {
 	return all
 }
 
-// foldMoved folds the older part of a history that compaction has moved into segments. before is the record of the
+// foldMoved folds the older part of a history, which compaction has moved into segments. before is the record of the
 // first message in the log.
 func (f judge) foldMoved(ctx context.Context, name string, h *History, before uint64) {
 	f.TB.Helper()
@@ -126,7 +126,7 @@ func (f judge) fold(name string, h *History, b *protocol.Batch) {
 		if e.State == protocol.StateNone {
 			f.TB.Errorf("%s: event %d %s carries no state", name, e.Sequence, e.Kind)
 		}
-		// check the number, the legality and the state of the event
+		// Apply checks the number, the legality and the state of the event
 		if err := h.State.Apply(e); err != nil {
 			f.TB.Errorf("%s: event %d %s by %s (record %d): %v; before it: %v", name, e.Sequence, e.Kind, e.Writer,
 				e.Record, err, h.Kinds())
@@ -180,7 +180,7 @@ func (f judge) judgeRead(name string, h *History) {
 	want := h.State.Sandbox
 	q := &protocol.Query{Sandbox: h.Sandbox, MinSequence: want.Sequence}
 	reply, err := f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
-	// The test may have waited by reading the log only, so coordinators may not be connected again yet.
+	// The test may have waited only by reading the log, so coordinators may not have connected again yet.
 	for protocol.CodeOf(err) == protocol.Unavailable && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 		reply, err = f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
@@ -192,7 +192,7 @@ func (f judge) judgeRead(name string, h *History) {
 	got := *reply.Sandbox
 	got.Unreachable = false // coordinators derive this from heartbeats, not from the log
 	if got.Sequence > want.Sequence {
-		return // the sandbox changed in the meantime
+		return // the sandbox changed between the two reads
 	}
 	if g, w := asJSON(got), asJSON(want); !bytes.Equal(g, w) {
 		f.TB.Errorf("%s: a coordinator returned\n%s\nbut the fold of the log is\n%s", name, g, w)

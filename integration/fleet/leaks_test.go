@@ -30,7 +30,7 @@ type recorder struct {
 
 func (r *recorder) Cleanup(f func())    { r.cleanups = append(r.cleanups, f) }
 func (r *recorder) Failed() bool        { return len(r.errors) > 0 }
-func (r *recorder) Logf(string, ...any) {} // the expected failures must not be printed
+func (r *recorder) Logf(string, ...any) {} // drops messages: the expected failures must not be printed
 func (r *recorder) Errorf(format string, a ...any) {
 	r.errors = append(r.errors, fmt.Sprintf(format, a...))
 }
@@ -42,8 +42,8 @@ func (r *recorder) end() {
 	r.cleanups = nil
 }
 
-// TestLeaksFailATest leaves something of each kind behind and checks that the leak check reports it. Boxfleet knows of
-// none of these objects: it would remove what it knows.
+// TestLeaksFailATest leaves something of each kind behind and checks that the leak check reports it. Boxfleet has no
+// record of these objects: otherwise it would remove them.
 func TestLeaksFailATest(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
@@ -51,7 +51,7 @@ func TestLeaksFailATest(t *testing.T) {
 	f := Start(r, Options{Workers: -1, BlobMaxAge: 100 * time.Millisecond})
 	f.patience = 3 * time.Second
 	w := f.Worker("w1", Role{Reconcile: time.Hour})
-	f.Create("left") // Boxfleet deletes this one
+	f.Create("left") // Boxfleet deletes this sandbox
 	deployment, label := f.Conn.Deployment(), "boxfleet.deployment="+f.Conn.Deployment()
 
 	command(t, "docker", "create", "--name", "lost-"+deployment, "--label", label, "--volume", "/anonymous", Image,
@@ -59,7 +59,7 @@ func TestLeaksFailATest(t *testing.T) {
 	command(t, "docker", "network", "create", "--label", label, "lost-"+deployment)
 	command(t, "docker", "volume", "create", "--label", label, "lost-"+deployment)
 
-	// An anonymous volume stays when its container is removed without -v.
+	// An anonymous volume remains when its container is removed without -v.
 	id := command(t, "docker", "create", "--volume", "/anonymous", Image, "true")
 	volume := command(t, "docker", "inspect", "--format", "{{range .Mounts}}{{.Name}}{{end}}", id)
 	command(t, "docker", "rm", id)
@@ -80,7 +80,7 @@ func TestLeaksFailATest(t *testing.T) {
 	mounted := filepath.Join(f.Dir, "mounted")
 	check(t, os.Mkdir(mounted, 0o700))
 	check(t, unix.Mount(mounted, mounted, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) }) // again, in case the test ends early
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) }) // unmounts in case the test ends early
 	sleeper := exec.Command("sleep", "1000")
 	sleeper.Env = []string{"OF=" + f.Dir}
 	check(t, sleeper.Start())
@@ -114,7 +114,7 @@ func TestLeaksFailATest(t *testing.T) {
 	check(t, os.RemoveAll(f.Dir)) // fails while the mount exists
 }
 
-// TestAFleetThatLeavesNothingPasses also covers a test that kills its processes in the middle of their work.
+// TestAFleetThatLeavesNothingPasses also checks a test that kills its processes in the middle of their work.
 func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
@@ -136,7 +136,7 @@ func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	}
 }
 
-// upload stores an object in such a way that the server does not remove it when it expires.
+// upload stores an object that the server does not remove when it expires.
 func upload(t *testing.T, f *Fleet) {
 	t.Helper()
 	conn, err := nats.Connect(f.URL())
@@ -156,7 +156,7 @@ func upload(t *testing.T, f *Fleet) {
 	check(t, err)
 }
 
-// leftOf ends a fleet's test and returns its failures.
+// leftOf ends the test of a fleet and returns its failures.
 func leftOf(r *recorder) []string {
 	r.end()
 	return r.errors

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// noteTraces lists, before anything is deleted, the objects that must be gone afterwards.
+// noteTraces lists, before anything is deleted, the objects that must not exist afterwards.
 func (f remains) noteTraces() map[string]traces {
 	f.TB.Helper()
 	before := map[string]traces{}
@@ -72,7 +72,7 @@ func (f remains) leftInDirectories() []string {
 		seen[dir] = true
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil {
-				if os.IsNotExist(err) { // the worker has removed it since
+				if os.IsNotExist(err) { // the worker has removed it in the meantime
 					return nil
 				}
 				return err
@@ -98,8 +98,8 @@ func (f remains) leftInDirectories() []string {
 	return left
 }
 
-// leftInStore reports whether an uploaded tree is kept longer than the deployment promises. A tree outlives the
-// sandboxes that used it, since another sandbox may use it until it expires.
+// leftInStore reports whether an uploaded tree is kept longer than the deployment promises. A tree remains after the
+// delete of the sandboxes that used it: another sandbox may use the tree until it expires.
 func (f remains) leftInStore() []string {
 	if f.options.BlobMaxAge == 0 {
 		return nil // the product's default, longer than any test
@@ -130,9 +130,9 @@ func (f remains) leftInStore() []string {
 // expirySlack is how late the NATS server may remove expired messages.
 const expirySlack = 2 * time.Second
 
-// leftRunning lists the processes that belong to the fleet: those that have its directory in their arguments or
-// environment, or that see a mount of something in it. It checks the mount namespaces of all processes of the machine,
-// and so finds supervisors by the mounts of their containers.
+// leftRunning lists the processes of the fleet. Their arguments or environment contain the fleet's directory, or they
+// see a mount of something in it. leftRunning reads the mounts of all processes of the machine: it finds supervisors by
+// the mounts of their containers.
 func (f remains) leftRunning() []string {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
@@ -156,7 +156,7 @@ func processesOf(dir []byte) []string {
 		if err != nil {
 			continue
 		}
-		// A process that cannot be read has ended.
+		// A process with files that cannot be read has ended.
 		proc := filepath.Join("/proc", entry.Name())
 		arguments, _ := os.ReadFile(proc + "/cmdline")
 		environment, _ := os.ReadFile(proc + "/environ")

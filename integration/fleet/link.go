@@ -6,20 +6,20 @@ import (
 	"sync"
 )
 
-// Link is a TCP proxy to the first NATS server that a test can cut. While the link is cut, no byte passes in either
+// Link is a TCP proxy to the first NATS server. A test can cut it. While the link is cut, no byte passes in either
 // direction and neither side gets an error. Bytes in flight arrive after [Link.Mend].
 type Link struct {
 	listener net.Listener
 	server   string
 
 	mu      sync.Mutex
-	flowing chan struct{} // closed while the link is not cut
+	flowing chan struct{} // closed unless the link is cut
 	closed  bool
 	conns   []net.Conn
 	wg      sync.WaitGroup
 }
 
-// Link opens a link. A process uses it if its Role has the link's URL.
+// Link opens a link. To use it, a process must have the link's URL in its Role.
 func (f *Fleet) Link() *Link {
 	f.TB.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,10 +35,10 @@ func (f *Fleet) Link() *Link {
 	return l
 }
 
-// URL returns the address to which a process connects.
+// URL returns the link's address, to which a process connects.
 func (l *Link) URL() string { return "nats://" + l.listener.Addr().String() }
 
-// Cut stops all bytes.
+// Cut stops all bytes in both directions.
 func (l *Link) Cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,7 +52,7 @@ func (l *Link) Mend() {
 	close(l.flowing)
 }
 
-// Break closes the current connections. The link accepts new ones.
+// Break closes the current connections. The link still accepts new connections.
 func (l *Link) Break() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,7 +96,7 @@ func (l *Link) carry(client net.Conn) {
 	l.copy(client, server)
 }
 
-// copy passes bytes on until either side ends, and then closes both.
+// copy copies bytes until either side ends, and then closes both connections.
 func (l *Link) copy(to, from net.Conn) {
 	defer to.Close()
 	defer from.Close()
@@ -128,7 +128,7 @@ func (l *Link) pass() bool {
 	return !l.closed
 }
 
-// keep registers a connection to be closed at the end. It returns false if the link is closed already.
+// keep registers a connection, which is closed with the link. It returns false if the link is already closed.
 func (l *Link) keep(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

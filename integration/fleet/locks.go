@@ -12,17 +12,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Tenure is one write to a host's lock that the server accepted: an acquisition, a renewal or, without a holder, a
-// release.
+// Tenure is one write to a host's lock that the server accepted. The write acquires or renews the lock or, without a
+// holder, releases it.
 type Tenure struct {
 	Key      string
 	Revision uint64
-	Time     time.Time // server time
+	Time     time.Time // the server's time of the write
 	Holder   jetstream.Holder
 }
 
-// Locks records who held which host's lock and when, as the NATS server's own store shows it. With it, tests check
-// whether a worker was allowed to do what it did.
+// Locks records who held which host's lock and when. It reads the lock's stream on the NATS server. Tests use it to
+// check whether a worker was allowed to change its host.
 type Locks struct {
 	mu      sync.Mutex
 	tenures []Tenure
@@ -58,7 +58,7 @@ func (f *Fleet) WatchLocks() *Locks {
 func (l *Locks) note(m natsjs.Msg) {
 	meta, err := m.Metadata()
 	if err != nil {
-		return // the message is not from the stream
+		return // not a message of the stream
 	}
 	t := Tenure{Key: m.Subject(), Revision: meta.Sequence.Stream, Time: meta.Timestamp}
 	if len(m.Data()) > 0 {
@@ -82,9 +82,9 @@ func (l *Locks) Of(name string) []Tenure {
 	return own
 }
 
-// Held reports whether the worker certainly held the lock at that moment: less than the time to live had passed since
-// the server accepted the worker's last write. The worker itself relies on the lock for two thirds of that time. The
-// last third is for requests in flight, so a request that arrives within it breaks no promise.
+// Held reports whether the worker certainly held the lock at that moment: less than ttl had passed since the server
+// accepted the worker's last write. The worker itself relies on the lock for two thirds of that time. The last third is
+// for requests in flight, so a request that arrives during the last third breaks no rule.
 func (l *Locks) Held(name string, at time.Time, ttl time.Duration) bool {
 	for _, t := range l.Of(name) {
 		if since := at.Sub(t.Time); since >= 0 && since < ttl {

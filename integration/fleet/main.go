@@ -24,7 +24,7 @@ import (
 // supervisorPath is the supervisor that Main built.
 var supervisorPath string
 
-// Main is the TestMain of packages that start fleets. In a process that was started for a role it runs that role.
+// Main is the TestMain of packages that start fleets. If the process was started for a role, Main runs that role.
 // Otherwise it builds the supervisor and runs the tests.
 func Main(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
@@ -104,7 +104,7 @@ func play(encoded string) error {
 	})
 }
 
-// clock returns the machine's clock with its wall clock shifted.
+// clock returns the machine's clock. Its wall clock is shifted by r.Clock.
 func (r Role) clock() jetstream.Clock {
 	if r.Clock == 0 {
 		return jetstream.Clock{}
@@ -112,8 +112,8 @@ func (r Role) clock() jetstream.Clock {
 	return jetstream.Clock{Wall: func() time.Time { return time.Now().Round(0).Add(r.Clock) }}
 }
 
-// probe returns a hook that kills the process with SIGKILL, panics, stops or delays at the points that the role names.
-// It returns nil if the role names none.
+// probe returns a hook that kills the process with SIGKILL, panics, pauses the process or delays at the probes that the
+// role names. It returns nil if the role names no probe.
 func (r Role) probe() func(string) {
 	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" && r.SlowAt == "" {
 		return nil

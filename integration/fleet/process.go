@@ -26,18 +26,18 @@ import (
 
 // Role configures a process of the fleet.
 type Role struct {
-	Engine   string `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
+	Engine   string `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's engine
 	StateDir string `json:"state_dir,omitempty"`
 	CrashAt  string `json:"crash_at,omitempty"` // the process kills itself with SIGKILL at this probe
-	// the number of the pass through CrashAt at which it does so; default 1, the first
+	// CrashAfter is how many times the process passes CrashAt until it kills itself; default 1.
 	CrashAfter int    `json:"crash_after,omitempty"`
 	PanicAt    string `json:"panic_at,omitempty"` // panics each time it passes this probe
-	// stops itself with SIGSTOP the first time it passes this probe
+	// PauseAt is the probe at which the process stops itself with SIGSTOP, the first time it passes.
 	PauseAt  string        `json:"pause_at,omitempty"`
-	SlowAt   string        `json:"slow_at,omitempty"`  // pauses each time it passes this probe
-	SlowBy   time.Duration `json:"slow_by,omitempty"`  // length of the pause; default 5 ms
-	Patience time.Duration `json:"patience,omitempty"` // how long a worker waits for a full log of output
-	// how long a worker waits for output after an exec's timeout
+	SlowAt   string        `json:"slow_at,omitempty"`  // waits SlowBy each time it passes this probe
+	SlowBy   time.Duration `json:"slow_by,omitempty"`  // duration of each wait; default 5 ms
+	Patience time.Duration `json:"patience,omitempty"` // how long a worker waits while the log of output is full
+	// OutputWithin is how long a worker waits for output after an exec's timeout.
 	OutputWithin time.Duration      `json:"output_within,omitempty"`
 	OutputRate   protocol.Bytes     `json:"output_rate,omitempty"` // what a sandbox may publish per second after its burst
 	Slots        int                `json:"slots,omitempty"`
@@ -63,18 +63,18 @@ type Role struct {
 	Images       worker.Images      `json:"images,omitzero"`
 	Timing       coordinator.Timing `json:"timing,omitzero"` // timing of a coordinator
 
-	Histories coordinator.Histories `json:"histories,omitzero"` // how a coordinator keeps histories
+	Histories coordinator.Histories `json:"histories,omitzero"` // when a coordinator compacts and purges histories
 	Defaults  spec.Defaults         `json:"defaults,omitempty"`
-	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock is ahead
-	// URL of NATS to which the process connects; default: the fleet's servers
+	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock is shifted
+	// NATS is the URL of NATS to which the process connects; default: the fleet's servers.
 	NATS string `json:"-"`
-	// do not wait until the process is ready: the test expects it to fail or crash
+	// NoWait starts the process without waiting until it is ready: the test expects it to fail or crash.
 	NoWait bool `json:"-"`
 
 	ServiceProfiles []string              `json:"service_profiles,omitempty"`
 	WorkerDefaults  *protocol.SandboxSpec `json:"worker_defaults,omitempty"`
 
-	// The fleet sets the fields below.
+	// The fleet sets all fields below.
 	Kind       string        `json:"kind"`
 	Name       string        `json:"name"`
 	URL        string        `json:"url"`
@@ -86,7 +86,7 @@ type Role struct {
 	Duplicates time.Duration `json:"duplicates,omitempty"`
 }
 
-// roleVariable passes a Role to a process of the test binary.
+// roleVariable is the environment variable that passes a Role to a process of the test binary.
 const roleVariable = "BOXFLEET_TEST_ROLE"
 
 // readyLine is the line that a process prints when it is ready.
@@ -102,7 +102,7 @@ type Process struct {
 
 	ready  chan struct{}
 	exited chan struct{}
-	err    error // how the process ended, once exited is closed
+	err    error // how the process ended; valid after exited is closed
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -114,7 +114,8 @@ func (f *Fleet) Coordinator(name string, r Role) *Process {
 	return f.start("coordinator", name, r)
 }
 
-// Worker starts a worker. Workers of the same name share a state directory: the second one is a restart of the first.
+// Worker starts a worker. Workers of the same name share a state directory: the second worker is a restart of the
+// first.
 func (f *Fleet) Worker(name string, r Role) *Process {
 	f.TB.Helper()
 	if r.StateDir == "" {
@@ -216,7 +217,7 @@ func (p *Process) AwaitReady(d time.Duration) {
 		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
 	case <-time.After(d):
 		select {
-		case <-p.ready: // after a pause of the test process, both channels can be ready
+		case <-p.ready: // if the test process was paused, both channels can be ready
 		default:
 			p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
 		}
@@ -230,14 +231,14 @@ func (p *Process) AwaitExit(d time.Duration) error {
 	case <-p.exited:
 		return p.err
 	case <-time.After(d):
-		if !p.Exited() { // after a pause of the test process, both channels can be ready
+		if !p.Exited() { // if the test process was paused, both channels can be ready
 			p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
 		}
 		return p.err
 	}
 }
 
-// AwaitKilled waits until the process has killed itself as its Role says.
+// AwaitKilled waits until the process has killed itself at the probe that its Role names.
 func (p *Process) AwaitKilled(d time.Duration) {
 	p.f.TB.Helper()
 	err := p.AwaitExit(d)
@@ -248,7 +249,7 @@ func (p *Process) AwaitKilled(d time.Duration) {
 	}
 }
 
-// AwaitPaused waits until the process has stopped itself as its Role says.
+// AwaitPaused waits until the process has stopped itself at the probe that its Role names.
 func (p *Process) AwaitPaused(d time.Duration) {
 	p.f.TB.Helper()
 	p.f.Eventually(d, p.Name+" is paused", func() error {
@@ -274,7 +275,7 @@ func (p *Process) Exited() bool {
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal.
-func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails if it has ended
+func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails if the process has ended
 
 // Pause stops the process and returns once all its threads have stopped. [Process.Continue] resumes it.
 func (p *Process) Pause() {
@@ -287,7 +288,7 @@ func (p *Process) Pause() {
 // Continue undoes [Process.Pause].
 func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }
 
-// dump ends the process and has it print the stacks of its goroutines.
+// dump ends the process and makes it print the stacks of its goroutines.
 func (p *Process) dump() {
 	p.Signal(syscall.SIGCONT) // the test may have paused the process
 	p.Signal(syscall.SIGQUIT)
@@ -313,7 +314,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Restart starts the ended process again, without the crash that its Role injected.
+// Restart starts the ended process again, without the crash that its Role asks for.
 func (p *Process) Restart() *Process {
 	p.f.TB.Helper()
 	<-p.exited
@@ -322,7 +323,7 @@ func (p *Process) Restart() *Process {
 	return p.f.start(p.role, p.Name, r)
 }
 
-// dockerCLI runs the docker command against an engine and returns the printed words.
+// dockerCLI runs the docker command against an engine and returns the words that it prints.
 func dockerCLI(address string, args ...string) ([]string, error) {
 	if address != "" {
 		args = append([]string{"-H", address}, args...)
@@ -337,7 +338,7 @@ func dockerCLI(address string, args ...string) ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// Objects lists the deployment's containers and networks on an engine, as "kind id" lines.
+// Objects lists the deployment's containers and networks on an engine. Each item is "kind id".
 func (f *Fleet) Objects(address string) []string {
 	f.TB.Helper()
 	label := "label=boxfleet.deployment=" + f.Conn.Deployment()

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// reportsVariable names the directory for reports; default: one below the system's temporary directory.
+	// environment variable: directory for reports; default: a directory below the system's temporary directory
 	reportsVariable = "BOXFLEET_TEST_REPORTS"
-	reportEvents    = 30 // how many events a report has of each sandbox
+	reportEvents    = 30 // how many events of each sandbox a report contains
 	printedLines    = 12 // how many lines of each process the test itself prints
 )
 
 // report writes a file about the fleet of a failed test: the end of each history, the log of each process, and the
-// goroutine stacks of running processes. Printing its stacks ends a process. The test itself prints the path of the
-// file and the last lines of each process.
+// goroutine stacks of running processes. A process ends when it prints its stacks. The test itself prints the path of
+// the file and the last lines of each process's log.
 func (f *Fleet) report() {
 	var all bytes.Buffer
 	f.writeHistories(&all)

@@ -1,5 +1,5 @@
-// Package halt pauses processes and waits until they stand still. SIGSTOP alone is only a request: a thread of the
-// process has to run to receive it, and on a busy machine the other threads keep running until then.
+// Package halt pauses processes and waits until they have stopped. SIGSTOP alone is only a request: a thread of the
+// process has to run to receive it. On a busy machine the other threads keep running until then.
 package halt
 
 import (
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// within is how long a process may take to stop.
+// within is the time limit for a process to stop.
 const within = 10 * time.Second
 
 // Process pauses a process and returns once all its threads have stopped. SIGCONT resumes the process.
@@ -61,6 +61,6 @@ func Self() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
-		panic(err) // cannot fail: this thread exists
+		panic(err) // SIGSTOP to an existing thread cannot fail
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestMain runs the tests or, in a process that a test started, many busy threads.
+// TestMain runs the tests. In a process that a test started, it runs many busy threads.
 func TestMain(m *testing.M) {
 	switch os.Getenv("HALT_CHILD") {
 	case "busy":
@@ -46,7 +46,7 @@ func child(t *testing.T, what string) (cmd *exec.Cmd, next func() string) {
 	}
 	w.Close()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // fails if it has ended
+		_ = cmd.Process.Kill() // fails if the process has ended
 		_ = cmd.Wait()         // reports the kill
 		r.Close()
 	})

@@ -13,13 +13,13 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// box is one sandbox on a simulated host. It does one operation after another until the host, whose engine is a timer,
-// is in the state that the log asks for.
+// box is one sandbox on a simulated host. It does one operation after another until the host is in the state that the
+// log asks for. A timer replaces the host's engine.
 type box struct {
 	host    *host
 	key     key
 	journal *jetstream.Journal
-	round   atomic.Int64 // round of the last notification; see park.mark
+	round   atomic.Int64 // notification round of the last notification; see park.mark
 
 	mu    sync.Mutex
 	stale bool // the log may have events that the journal lacks
@@ -36,14 +36,14 @@ func newBox(h *host, k key) *box {
 	return b
 }
 
-// told handles a notification.
+// told handles a notification to this sandbox's host.
 func (b *box) told(ctx context.Context, batch *protocol.Batch) {
 	b.round.Store(b.host.park.round.Load())
 	gap := batch == nil || b.journal.Receive(batch)
 	b.wake(ctx, gap)
 }
 
-// look makes the sandbox read its history again.
+// look makes the box read the history of its sandbox again.
 func (b *box) look(ctx context.Context) { b.wake(ctx, true) }
 
 func (b *box) wake(ctx context.Context, stale bool) {
@@ -92,7 +92,7 @@ func (b *box) here() bool {
 	return here
 }
 
-// errSuperseded is returned if the log has changed since the decision.
+// errSuperseded means that the log has changed since the decision.
 var errSuperseded = errors.New("superseded")
 
 func (b *box) refresh(ctx context.Context) error {
@@ -171,7 +171,7 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	told := progress.Begin(s.Phase)
 	lasting, stop := context.WithCancel(ctx)
 	defer stop()
-	// If this append fails, a later one includes the phases.
+	// If an append of Run fails, a later append includes the phases.
 	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) })
 	for _, p := range phases {
 		told.Enter(p.name, b.host.conn.Now().UTC())
@@ -185,8 +185,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	}})
 }
 
-// afterPhases appends events and, before them, the phases of the create that the log lacks. Package worker does the
-// same.
+// afterPhases appends events. Before them, it appends the phases of the create that are missing in the log, as package
+// worker does.
 func (b *box) afterPhases(
 	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
 ) error {
@@ -209,7 +209,7 @@ func endAll(st *protocol.State) []protocol.Event {
 	return events
 }
 
-// start runs an exec unless it is running.
+// start runs an exec unless the exec is already running.
 func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -258,7 +258,8 @@ func ignoreSuperseded(err error) error {
 	return err
 }
 
-// append appends the events that decide returns, if the sandbox is still assigned to this host in this generation.
+// append appends the events that decide returns. It does so only if the sandbox is still assigned to this host in this
+// generation.
 func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
 	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := b.host.fence(); err != nil {

@@ -24,7 +24,7 @@ type creator struct {
 
 	mu      sync.Mutex
 	made    int
-	refused map[string]int // number of refusals by code and reason
+	refused map[string]int // number of refusals; the key is the code and the reason
 }
 
 func newCreator(c *sdk.Client) *creator { return &creator{client: c, refused: map[string]int{}} }
@@ -44,17 +44,17 @@ func (c *creator) create(ctx context.Context) {
 	c.refused[strings.TrimSuffix(string(e.Code)+" "+e.Reason, " ")]++
 }
 
-// closed creates n sandboxes, at most parallel at once.
+// closed creates n sandboxes, with at most parallel creates at once.
 func (c *creator) closed(ctx context.Context, n, parallel int) {
 	var group errgroup.Group
 	group.SetLimit(parallel)
 	for range n {
 		group.Go(func() error { c.create(ctx); return nil })
 	}
-	_ = group.Wait() // no error is returned: refusals are counted
+	_ = group.Wait() // the goroutines return no errors: they count refusals
 }
 
-// open creates n sandboxes at a fixed rate, whether or not the earlier ones are accepted.
+// open creates n sandboxes at a fixed rate. It does not wait until earlier creates are accepted.
 func (c *creator) open(ctx context.Context, n int, rate float64) {
 	var group errgroup.Group
 	begin := time.Now()
@@ -65,5 +65,5 @@ func (c *creator) open(ctx context.Context, n int, rate float64) {
 		}
 		group.Go(func() error { c.create(ctx); return nil })
 	}
-	_ = group.Wait() // no error is returned: refusals are counted
+	_ = group.Wait() // the goroutines return no errors: they count refusals
 }

@@ -38,8 +38,8 @@ func (c *complaints) Handle(ctx context.Context, r slog.Record) error {
 	return c.Handler.Handle(ctx, r)
 }
 
-// firstShown is how many warnings of each kind are logged; further ones are only counted. When a thousand workers lose
-// their server, each of them warns.
+// firstShown is how many warnings of each kind are logged. Later warnings are only counted: when a thousand workers
+// lose their server, each of them warns.
 const firstShown = 5
 
 // WithAttrs implements slog.Handler.

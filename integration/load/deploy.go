@@ -21,13 +21,13 @@ type deployment struct {
 	options
 	dir      string
 	server   *part.Process
-	at       ready                    // how to reach NATS
+	at       ready                    // addresses of NATS
 	deciding map[string]*part.Process // coordinators, by name
-	parks    []*part.Process          // processes of workers
+	parks    []*part.Process          // worker processes
 	client   *sdk.Client
 }
 
-// startServer starts NATS. A restart uses the same port and store.
+// startServer starts NATS. A restart uses the same port and the same store.
 func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	d.server, err = part.Start(roleVariable, role{Kind: kindServer, Dir: d.dir, Port: d.at.Port, Lazy: lazy})
 	if err != nil {
@@ -36,8 +36,8 @@ func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	return d.server.Answer(ctx, &d.at)
 }
 
-// fill writes the initial sandboxes through a server that does not sync each write. A coordinator then writes the
-// snapshots that a fleet of that age would have.
+// fill writes the sandboxes that exist before the run, through a server that does not sync each write. A coordinator
+// then writes their snapshots, because a fleet with these histories would have snapshots.
 func (d *deployment) fill(ctx context.Context) error {
 	if err := d.startServer(ctx, true); err != nil {
 		return err
@@ -89,8 +89,8 @@ func (d *deployment) fill(ctx context.Context) error {
 	return nil
 }
 
-// untilWritten waits until snapshots include everything so far. While a coordinator writes snapshots, it cannot be
-// measured as idle.
+// untilWritten waits until snapshots include everything in the log. A coordinator that still writes snapshots is not
+// idle, and cannot be measured as idle.
 func (d *deployment) untilWritten(ctx context.Context) error {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-rest"})
 	if err != nil {
@@ -107,7 +107,7 @@ func (d *deployment) untilWritten(ctx context.Context) error {
 	})
 }
 
-// startWorkers starts the worker processes, which share the hosts, and does not wait until the hosts are ready.
+// startWorkers starts the worker processes, which share the hosts. It does not wait until the hosts are ready.
 func (d *deployment) startWorkers(ctx context.Context) error {
 	first := 0
 	for i := range d.processes {
@@ -128,13 +128,13 @@ func (d *deployment) startWorkers(ctx context.Context) error {
 	return nil
 }
 
-// slots returns the capacity of a host: twice the sandboxes per host of an even spread.
+// slots returns the capacity of a host: twice the number of sandboxes that each host has if they are spread evenly.
 func (d *deployment) slots() int {
 	return max(100, 2*(d.living+d.sandboxes)/d.workers+10)
 }
 
-// startCoordinators starts the coordinators one after another and returns once all accept work. took is how long the
-// first one needed.
+// startCoordinators starts the coordinators one after another and returns when all accept work. took is the time that
+// the first coordinator needed.
 func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration, err error) {
 	d.deciding = map[string]*part.Process{}
 	for i := range d.coordinators {
@@ -154,7 +154,6 @@ func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration,
 	return took, nil
 }
 
-// connect connects a client.
 func (d *deployment) connect(ctx context.Context) (err error) {
 	d.client, err = sdk.Connect(ctx, sdk.Options{URL: d.at.URL, Name: "load", Logger: slog.New(slog.DiscardHandler)})
 	return err
@@ -181,7 +180,7 @@ func (d *deployment) allAlive(ctx context.Context) error {
 	})
 }
 
-// heard asks all worker processes which notifications they have received.
+// heard asks all worker processes how many notifications they have received.
 func (d *deployment) heard(ctx context.Context, command string) (heard, error) {
 	var sum heard
 	for _, p := range d.parks {
@@ -215,7 +214,7 @@ func (d *deployment) makeDir() (err error) {
 	return err
 }
 
-// profiles has the coordinators and NATS write CPU profiles of a phase until end is called.
+// profiles makes the coordinators and NATS write CPU profiles of a phase until end is called.
 func (d *deployment) profiles(ctx context.Context, phase string) (end func() error, err error) {
 	if d.profile == "" {
 		return func() error { return nil }, nil
@@ -245,13 +244,14 @@ func (d *deployment) profiles(ctx context.Context, phase string) (end func() err
 	}, nil
 }
 
-// Asking this process costs nothing; listing a thousand hosts costs the coordinator 10 ms.
+// Pauses between two polls: lookEvery for the state of this process, askEvery for questions to other processes. A list
+// of a thousand hosts costs a coordinator 10 ms.
 const (
 	lookEvery = 10 * time.Millisecond
 	askEvery  = 500 * time.Millisecond
 )
 
-// until polls a condition. Its error contains what it waited for and the last state.
+// until polls a condition. Its error names the condition and the last state.
 func until(ctx context.Context, what string, every time.Duration, is func() (ok bool, now string, err error)) error {
 	for {
 		ok, now, err := is()

@@ -8,12 +8,14 @@
 //	                         coordinators: processes ┘            └ simulated workers: one or a few processes
 //
 // Every process is this binary again, in a role. The NATS server and the coordinators are real. A simulated worker
-// (host.go, box.go) is not package worker, which is built around an Engine. It does the same on the wire, on its own
-// connection and through the same parts of package jetstream: it takes and renews its host's lock, registers, reports
-// its images, sends heartbeats, listens for work, keeps a journal per sandbox, and appends events under its lock. Only
-// its engine is a timer. Both use worker/progress, which decides what is appended and in how many messages.
+// (host.go, box.go) does not use package worker, which needs an Engine. On the wire it does the same as a real worker,
+// on its own connection and through the same parts of package jetstream: it takes and renews its host's lock,
+// registers, reports its images, sends heartbeats, listens for work, keeps a journal per sandbox, and appends events
+// under its lock. A timer replaces its engine. Real and simulated workers both use worker/progress, which decides what
+// is appended and in how many messages.
 //
-// Times come from the store's time stamps. At the end load prints milestones and goals with their results. It exits
-// with 1 if something went wrong: a sandbox failed or was placed twice, a host was lost, or a process logged an error.
-// Goals count only in runs of the size they are meant for; -short checks that everything works, not how fast.
+// Times are the store's time stamps. At the end load prints milestones, and goals with their results. It exits with 1
+// if something went wrong: a sandbox failed or was placed twice, a host was lost, or a process logged an error. Goals
+// count only in runs of the size that they were set for. With -short, load checks that everything works, not how fast
+// it works.
 package main

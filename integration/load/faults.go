@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// restartNATS kills and restarts the NATS server. It then waits until every worker has been notified again of all its
-// sandboxes.
+// restartNATS kills and restarts the NATS server. It then waits until every worker has again received notifications for
+// all its sandboxes.
 func (m *measurement) restartNATS(ctx context.Context) error {
 	before, err := m.heard(ctx, "mark")
 	if err != nil {
@@ -29,7 +29,7 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 		}
 		states, err := m.hostStates(ctx)
 		if err != nil {
-			return false, fmt.Sprintf("%+v", after), nil // no answer yet
+			return false, fmt.Sprintf("%+v", after), nil // no coordinator answers yet
 		}
 		lost = max(lost, states[protocol.HostLost])
 		return after.Told >= before.Living &&

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// These values are those of package worker.
+// Package worker uses the same values.
 const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
@@ -37,7 +37,7 @@ type host struct {
 	lease     atomic.Pointer[jetstream.Lease]
 	started   time.Time
 	listening atomic.Uint64
-	fresh     chan struct{} // gets a value when the worker listens again; its capacity is 1
+	fresh     chan struct{} // gets a value when the worker listens again after an interruption; its capacity is 1
 
 	mu    sync.Mutex
 	boxes map[key]*box
@@ -92,7 +92,7 @@ func (h *host) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case errors.As(err, &held) && held.Holder.Place == h.id: // the lock is held by this host's earlier tenure
+		case errors.As(err, &held) && held.Holder.Place == h.id: // an earlier tenure of this host holds the lock
 			takeOver = held.Revision
 			continue
 		case held == nil:
@@ -135,7 +135,7 @@ func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	return ctx.Err()
 }
 
-// adopt inspects all sandboxes on the host: those that were seeded and those that it has taken since.
+// adopt inspects all sandboxes on the host: seeded sandboxes, and sandboxes that the host took later.
 func (h *host) adopt(ctx context.Context) {
 	for i := h.number; i < h.park.role.Living; i += h.park.role.Workers {
 		h.box(key{protocol.DefaultTenant, livingID(i)})
@@ -208,7 +208,7 @@ func (h *host) beat(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		_ = h.conn.Beat(&protocol.Heartbeat{Worker: h.name, HostID: h.id, Instance: h.instance, Healthy: true,
-			Listening: h.listening.Load()}) // the coordinator notices a lost heartbeat
+			Listening: h.listening.Load()}) // ignore the error: a coordinator notices a lost heartbeat
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -223,7 +223,7 @@ func (h *host) token() uint64 { return h.lease.Load().Token() }
 // fence checks that the host still holds its lock. It is called before every change on the host.
 func (h *host) fence() error { return h.lease.Load().Check() }
 
-// sleep waits for d, or until ctx ends: then it returns false.
+// sleep waits for d. If ctx ends first, it returns false.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -44,7 +44,8 @@ func TestAFewSandboxesAreCreatedAndNothingIsLeft(t *testing.T) {
 	leftNothing(t, dir)
 }
 
-// The simulated engines need longer for a create than the run may take. No sandbox becomes ready, so the run must fail.
+// The simulated engines need longer for a create than the time limit of a step. No sandbox becomes ready, so the run
+// must fail.
 func TestARunWhoseSandboxesNeverBecomeReadyFails(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -68,14 +69,14 @@ func leftNothing(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for _, p := range processes {
-		data, err := os.ReadFile(p) // fails if it has ended
+		data, err := os.ReadFile(p) // fails if the process has ended
 		if err == nil && bytes.Contains(data, []byte(roleVariable+"=")) && bytes.Contains(data, []byte(dir)) {
 			t.Errorf("a process is left: %s", p)
 		}
 	}
 }
 
-// The judge of a run detects each way in which a create can go wrong.
+// judge detects each way in which a create can go wrong.
 func TestEachKindOfFailureIsDetected(t *testing.T) {
 	now := time.Now()
 	good := func() *life {

@@ -31,17 +31,17 @@ type options struct {
 	processes    int           // number of processes that run the workers
 	coordinators int           // number of coordinator processes
 	sandboxes    int           // number of sandboxes to create
-	rate         float64       // creates a second; 0: as fast as they are accepted
-	parallel     int           // concurrent creates without a rate
-	living       int           // sandboxes that exist before the run
-	over         int           // sandboxes that were deleted before the run
-	backlog      bool          // accept all creates before there is a host
+	rate         float64       // creates per second; 0: as fast as they are accepted
+	parallel     int           // number of concurrent creates if rate is 0
+	living       int           // number of sandboxes that exist before the run
+	over         int           // number of sandboxes that were deleted before the run
+	backlog      bool          // accept all creates before the first host starts
 	create       time.Duration // how long the simulated engine takes for a create
-	settle       time.Duration // how long to measure idle coordinators; 0: not at all
+	settle       time.Duration // how long to measure idle coordinators; 0: do not measure
 	restart      bool          // restart NATS once all sandboxes are ready
 	failOver     bool          // kill the scheduling coordinator during the creates
 	profile      string        // directory for CPU profiles
-	limit        time.Duration // longest time of each step
+	limit        time.Duration // time limit of each step
 	short        bool          // do not check goals
 }
 

@@ -21,7 +21,7 @@ type measurement struct {
 	creator *creator
 }
 
-// measure runs everything that the options ask for.
+// measure carries out every step that the options ask for.
 func measure(ctx context.Context, o options, r *report) (err error) {
 	r.begun = time.Now()
 	m := &measurement{deployment: &deployment{options: o}, report: r}
@@ -154,7 +154,7 @@ func (m *measurement) creates(ctx context.Context) error {
 	}
 	m.line("accepted", "%d after %.1f s", m.sandboxes, time.Since(begin).Seconds())
 	if m.backlog {
-		before, _ = part.Busy(m.pids()...) // from here on: the sandboxes are accepted and still to be placed
+		before, _ = part.Busy(m.pids()...) // from now on the sandboxes are accepted and must still be placed
 		if err := m.hostsCome(ctx); err != nil {
 			return err
 		}
@@ -205,7 +205,7 @@ func (m *measurement) latencies() {
 	m.line("assignments", "%s a second", figure(m.placing))
 }
 
-// judge reports everything that is wrong with the n created sandboxes according to the log.
+// judge reports everything that is wrong, according to the log, with the n created sandboxes.
 func (m *measurement) judge(n int) error {
 	outcomes, onHost, messages, most := map[string]int{}, map[string]int{}, 0, 0
 	m.watch.each(func(id string, l *life) {
@@ -282,7 +282,8 @@ func (m *measurement) rest(ctx context.Context) (err error) {
 	return nil
 }
 
-// store measures how many durable appends per second the store accepts, and compares the placement rate with that.
+// store measures how many durable appends per second the store accepts, and compares the placement rate with this
+// number.
 func (m *measurement) store(ctx context.Context) error {
 	rate, err := storeRate(ctx, m.at.URL)
 	if err != nil {
@@ -292,8 +293,8 @@ func (m *measurement) store(ctx context.Context) error {
 	if rate == 0 {
 		m.fail("the store accepted no append")
 	}
-	// Besides its messages on the log, a create durably stores a request and an id. With -backlog, these two and the first
-	// message were stored before the measurement.
+	// In addition to its messages on the log, a create durably stores a request and an id. With -backlog, the request,
+	// the id and the first message were stored before the measurement.
 	perCreate := m.messages + 2
 	if m.backlog {
 		perCreate = m.messages - 1
@@ -331,7 +332,8 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			// Warnings are about passing conditions. So are errors if the run kills processes or the machine is too slow.
+			// Warnings report conditions that pass. Errors are also acceptable if the run kills processes or the
+			// machine is too slow.
 			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}

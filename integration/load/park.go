@@ -16,12 +16,12 @@ type park struct {
 	role    *role
 	log     *slog.Logger
 	hosts   []*host
-	reading chan struct{} // one value for each read of a history under way: many hosts share this process
-	round   atomic.Int64  // number of the round of notifications; see mark
+	reading chan struct{} // one value for each history that this process reads now; its capacity limits these reads
+	round   atomic.Int64  // number of the current notification round; see mark
 	tenures atomic.Int64  // how often a host took its lock
 }
 
-// readingAtOnce is how many histories a process reads at once.
+// readingAtOnce is how many histories a process may read at once.
 const readingAtOnce = 64
 
 func newPark(r *role, log *slog.Logger) *park {
@@ -59,10 +59,10 @@ func hostID(i int) string     { return fmt.Sprintf("host-%05d", i) }
 // livingID returns the id of the i-th seeded sandbox, which is on host i modulo the number of hosts.
 func livingID(i int) string { return fmt.Sprintf("living-%07d", i) }
 
-// heard counts the notifications of the workers.
+// heard holds numbers about the notifications that workers have received.
 type heard struct {
-	Living  int   `json:"living"`  // sandboxes on the hosts
-	Told    int   `json:"told"`    // those of them whose worker was notified since the last mark
+	Living  int   `json:"living"`  // number of sandboxes on the hosts
+	Told    int   `json:"told"`    // number of these sandboxes for which a notification came since the last mark
 	Tenures int64 `json:"tenures"` // how often hosts took their locks since the process began
 }
 
@@ -72,13 +72,13 @@ func (h *heard) add(o heard) {
 	h.Tenures += o.Tenures
 }
 
-// mark begins a new round of notifications.
+// mark begins a new notification round.
 func (p *park) mark() heard {
 	p.round.Add(1)
 	return p.told()
 }
 
-// told counts the notifications of this round.
+// told returns the numbers of this notification round.
 func (p *park) told() heard {
 	sum, round := heard{Tenures: p.tenures.Load()}, p.round.Load()
 	for _, h := range p.hosts {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// report prints results as they arrive and keeps the failures.
+// report prints results as soon as they are known, and collects the failures.
 type report struct {
 	short  bool // do not check goals
 	out    io.Writer
@@ -19,7 +19,7 @@ type report struct {
 	wrong  []string
 
 	placing  float64 // assignments per second
-	messages float64 // messages of one create on the log
+	messages float64 // number of messages that one create adds to the log
 }
 
 // line prints one figure.
@@ -49,7 +49,7 @@ func (r *report) fail(format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Sprintf(format, args...))
 }
 
-// classes prints how often each kind of thing happened.
+// classes prints how often each class occurred.
 func (r *report) classes(name string, of map[string]int) {
 	for _, what := range slices.Sorted(maps.Keys(of)) {
 		r.line(name, "%d × %s", of[what], what)

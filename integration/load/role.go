@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// roleVariable passes a role to a process of the program.
+// roleVariable is the environment variable that passes a role to a process of the program.
 const roleVariable = "BOXFLEET_LOAD_ROLE"
 
 // Kinds of processes.
@@ -28,28 +28,28 @@ const (
 	kindWorkers     = "workers"
 )
 
-// role is what a process runs.
+// role says what a process runs.
 type role struct {
 	Kind  string `json:"kind"`
 	Name  string `json:"name,omitempty"`
-	URL   string `json:"url,omitempty"`   // of NATS
-	Dir   string `json:"dir,omitempty"`   // of NATS
-	Port  int    `json:"port,omitempty"`  // of NATS; 0: any free port
-	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk; for filling the store
+	URL   string `json:"url,omitempty"`   // URL of NATS
+	Dir   string `json:"dir,omitempty"`   // directory of the NATS store
+	Port  int    `json:"port,omitempty"`  // port of NATS; 0: any free port
+	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk, to fill the store faster
 	First int    `json:"first,omitempty"` // number of the first worker
 	Hosts int    `json:"hosts,omitempty"` // number of workers
 	fleet
 }
 
-// fleet has the settings that all workers share.
+// fleet holds the settings that all workers share.
 type fleet struct {
-	Workers int           `json:"workers,omitempty"` // number of workers in all processes together
+	Workers int           `json:"workers,omitempty"` // number of workers in all processes
 	Living  int           `json:"living,omitempty"`  // number of seeded sandboxes
-	Slots   int           `json:"slots,omitempty"`   // slots of each host
+	Slots   int           `json:"slots,omitempty"`   // number of slots of each host
 	Create  time.Duration `json:"create,omitempty"`  // how long the engine takes for a create
 }
 
-// ready is the line that a process prints once it accepts work.
+// ready is the line that a process prints when it accepts work.
 type ready struct {
 	URL  string `json:"url,omitempty"`
 	Port int    `json:"port,omitempty"`

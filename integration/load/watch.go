@@ -13,13 +13,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// watch reads the log as it is written and records the progress of each sandbox by the time stamps of the store.
+// watch reads the log while it is written, and records the progress of each sandbox. All times are the store's time
+// stamps.
 type watch struct {
 	nc   *nats.Conn
 	stop func()
 
 	mu    sync.Mutex
-	boxes map[string]*life // by id
+	boxes map[string]*life // the key is the id
 	broke []string         // rules that the log violates
 }
 
@@ -30,7 +31,7 @@ type life struct {
 	worker, scheduler, reason         string
 }
 
-// burstPrefix is how the ids of the sandboxes that the run creates begin. No other ids begin with it.
+// burstPrefix is the beginning of the ids of the sandboxes that the run creates. No other id begins with it.
 const burstPrefix = "burst-"
 
 func newWatch(ctx context.Context, url string) (*watch, error) {
@@ -103,7 +104,7 @@ func (w *watch) complain(what string) {
 	w.broke = append(w.broke, what)
 }
 
-// count counts the sandboxes that match.
+// count returns the number of matching sandboxes.
 func (w *watch) count(is func(*life) bool) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -36,7 +36,7 @@ func Resident(pid int) (rss, pss float64, err error) {
 	return rss, pss, nil
 }
 
-// Busy returns the processor time that the present threads of processes have used so far.
+// Busy returns the processor time that the current threads of processes have used so far.
 func Busy(pids ...int) (time.Duration, error) {
 	var total time.Duration
 	for _, pid := range pids {

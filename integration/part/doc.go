@@ -1,5 +1,4 @@
-// Package part runs the parts of a deployment as processes of a measuring program. Each part is the program's own
-// binary, started with a role in an environment variable. The program sends a part commands through its stdin, one per
-// line, and gets one line of JSON for each. When the program ends, however that happens, its end of stdin closes and
-// the part exits.
+// Package part runs the parts of a deployment as processes of a measuring program. Each part runs the program's own
+// binary, with a role in an environment variable. The program sends commands to a part's stdin, one per line, and gets
+// one line of JSON for each command. When the program ends for any reason, its end of stdin closes and the part exits.
 package part

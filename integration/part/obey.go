@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Commands that every part knows.
+// Commands that every part supports.
 const (
-	CommandProfile    = "profile" // argument: a path; starts writing a CPU profile there
+	CommandProfile    = "profile" // starts a CPU profile; the argument is the path of its file
 	CommandEndProfile = "end-profile"
 )
 
@@ -23,10 +23,10 @@ type answer struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
-// Command runs one command. Its result is returned as JSON.
+// Command carries out one command of the program. Its result is returned as JSON.
 type Command func(argument string) (any, error)
 
-// Obey runs the program's commands until stdin ends. commands holds the part's own commands and may be nil.
+// Obey carries out the program's commands until stdin ends. commands holds the part's own commands and may be nil.
 func Obey(in io.Reader, out io.Writer, commands map[string]Command) {
 	var profile *os.File
 	all := map[string]Command{

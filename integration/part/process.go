@@ -28,7 +28,7 @@ type Process struct {
 // answersWithin is how long Answer waits if the caller's context has no deadline.
 const answersWithin = 30 * time.Second
 
-// logKept is the least number of bytes of a process's log that are kept, from its end.
+// logKept is the minimum number of bytes that are kept at the end of a process's log.
 const logKept = 64 << 10
 
 // Start starts this binary again with a role in the environment. It does not wait until the process is ready.
@@ -61,7 +61,7 @@ func Start(variable string, role any) (*Process, error) {
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
 			p.answers <- lines.Text()
 		}
-		_ = p.cmd.Wait() // the log says how it ended
+		_ = p.cmd.Wait() // the process's log says how the process ended
 	}()
 	return p, nil
 }
@@ -84,7 +84,8 @@ func (p *Process) LastWords() string {
 	return string(log[max(0, len(log)-4<<10):])
 }
 
-// Answer waits for the process's next line, which is JSON, and decodes it into v. If ctx has no deadline it waits 30 s.
+// Answer waits for the process's next line, which is JSON, and decodes the line into v. See answersWithin for its time
+// limit.
 func (p *Process) Answer(ctx context.Context, v any) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -104,7 +105,7 @@ func (p *Process) Answer(ctx context.Context, v any) error {
 	}
 }
 
-// Ask sends the process a command and decodes its answer into v, which may be nil.
+// Ask sends the process a command and decodes the answer into v, which may be nil.
 func (p *Process) Ask(ctx context.Context, command string, v any) error {
 	if _, err := fmt.Fprintln(p.stdin, command); err != nil {
 		return err
@@ -122,18 +123,18 @@ func (p *Process) Ask(ctx context.Context, command string, v any) error {
 	return json.Unmarshal(a.Value, v)
 }
 
-// Pid is the process's id.
+// Pid returns the process's id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the process with SIGKILL and waits.
 func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill() // fails if it has ended
+	_ = p.cmd.Process.Kill() // fails if the process has ended
 	p.awaitExit()
 }
 
-// Stop asks the process to end and waits until it has.
+// Stop asks the process to end and waits until it has ended.
 func (p *Process) Stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails if the process has ended
 	p.awaitExit()
 }
 

@@ -13,16 +13,16 @@ import (
 
 // Fault says what a door does to a request. The zero value lets the request pass.
 type Fault struct {
-	Status    int           // answer with this status instead
-	Body      string        // and this body
-	StallAt   int           // pass on this many bytes of the answer, then stop
-	PerSecond int           // pass on this many bytes per second
-	Delay     time.Duration // wait before passing on the request
+	Status    int           // status of an answer that the door gives instead of the registry
+	Body      string        // body of that answer
+	StallAt   int           // the door passes on this many bytes of the answer, then stops
+	PerSecond int           // the door passes on this many bytes per second
+	Delay     time.Duration // the door waits for this time before it passes on the request
 }
 
-// Door is a proxy in front of a registry, with its own address.
+// Door is a proxy in front of a registry. Each door has its own address.
 type Door struct {
-	Host string // 127.0.0.1 and port, the first part of references
+	Host string // 127.0.0.1 and the port; references of images begin with it
 
 	closed chan struct{}
 	mu     sync.Mutex
@@ -31,14 +31,14 @@ type Door struct {
 	gone   int // number of requests that the client aborted
 }
 
-// Open opens a door that listens on l until the test ends.
+// Open opens a door. It listens on l until the test ends.
 func (r *Registry) Open(l net.Listener) *Door {
 	d := &Door{Host: l.Addr().String(), closed: make(chan struct{})}
 	transport := r.transport()
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = "http", "registry"
-			p.Out.Host = p.In.Host // so that the registry's redirects lead back to this door
+			p.Out.Host = p.In.Host // makes the registry's redirects lead back to this door
 		},
 		Transport: transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, q *http.Request, err error) {
@@ -77,14 +77,14 @@ func (r *Registry) Open(l net.Listener) *Door {
 	return d
 }
 
-// Fault makes the door apply f to each request from now on; nil lets all requests pass.
+// Fault makes the door apply the result of f to each request from now on. If f is nil, all requests pass.
 func (d *Door) Fault(f func(*http.Request) Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fault = f
 }
 
-// Layers limits a fault to downloads of layers, for [Door.Fault].
+// Layers returns a function for [Door.Fault] that applies a fault only to downloads of layers.
 func Layers(f Fault) func(*http.Request) Fault {
 	return func(q *http.Request) Fault {
 		if q.Method == http.MethodGet && strings.Contains(q.URL.Path, "/blobs/") {
@@ -104,7 +104,7 @@ func (d *Door) faultOf(q *http.Request) Fault {
 	return f(q)
 }
 
-// Passed counts the requests so far whose "METHOD path" contains all of the parts.
+// Passed counts the requests so far with a "METHOD path" that contains all of the parts.
 func (d *Door) Passed(parts ...string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,5 +1,6 @@
-// Package registry runs a real image registry for tests (Debian's docker-registry) on its own socket. Doors in front of
-// it, HTTP proxies on loopback addresses, count requests and can stall, slow down and refuse them.
+// Package registry runs a real image registry for tests, Debian's docker-registry, on its own socket. Doors are HTTP
+// proxies in front of the registry, on loopback addresses. They count requests and can stall, slow down and refuse
+// requests.
 package registry
 
 import (
@@ -110,7 +111,8 @@ func (r *Registry) write(name, content string) {
 	}
 }
 
-// Login creates a directory with a Docker configuration that holds the login for a host, and returns its path.
+// Login creates a directory with a Docker configuration that contains the login for a host. It returns the directory's
+// path.
 func Login(tb testing.TB, host, password string) string {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -123,8 +125,8 @@ func Login(tb testing.TB, host, password string) string {
 }
 
 // Push builds an image on the engine at host from the base image and a file of random bytes of the given size. It
-// pushes the image through the door, which that engine must reach, and removes it from the engine. It returns the
-// registry's digest.
+// pushes the image through the door, and removes the image from the engine. The engine must reach the door. Push
+// returns the registry's digest of the image.
 func (r *Registry) Push(host string, door *Door, base, name string, size int) (digest string) {
 	r.tb.Helper()
 	ref := door.Host + "/" + name

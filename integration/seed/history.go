@@ -10,21 +10,21 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// Coordinator is the writer of the seeded decisions.
+// Coordinator is the writer's name in seeded decisions.
 const Coordinator = "seeded"
 
-// History writes the history of one sandbox. It folds the events that it writes: the fold numbers them and refuses
-// illegal ones.
+// History writes the history of one sandbox. It folds the events that it writes. The fold numbers the events and
+// refuses illegal events.
 type History struct {
 	Tenant, ID string
 	worker     string
 	state      protocol.State
 	write      func(*protocol.Batch) error
-	err        error // the first error; nothing is written after it
+	err        error // the first error; after it nothing is written
 }
 
-// Sandbox begins a history: the sandbox is accepted at the time at, assigned to a host and ready there. container is
-// the name that the host's Engine has for it. write gets each message.
+// Sandbox begins a history: the sandbox is accepted at the time at, assigned to a host, and becomes ready on that host.
+// container is the id of the container on the host's Engine. Sandbox passes each message to write.
 func Sandbox(
 	id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error,
 ) *History {
@@ -40,7 +40,7 @@ func Sandbox(
 	return h
 }
 
-// Message writes the events as one message of this writer.
+// Message writes the events as one message from this writer.
 func (h *History) Message(writer string, events ...protocol.Event) {
 	if h.err != nil {
 		return
@@ -62,7 +62,7 @@ func (h *History) Delete(at time.Time) {
 	h.Message(h.worker, protocol.Event{Kind: protocol.SandboxDeleted, Time: at})
 }
 
-// Err returns the first error, nil if the history was written as requested.
+// Err returns the first error. It returns nil if the whole history was written.
 func (h *History) Err() error { return h.err }
 
 func newID() string { return strings.ToLower(ulid.Make().String()) }

@@ -1,5 +1,5 @@
-// Package seed writes histories straight into the log, for tests and benchmarks that need a past. To run all the execs
-// of a sandbox with many past execs would take hours; to write them takes seconds.
+// Package seed writes histories directly into the log, for tests and benchmarks that need past execs or sandboxes.
+// Running so many execs would take hours; writing their events takes seconds.
 package seed
 
 import (
@@ -13,9 +13,9 @@ import (
 
 // Past says which past execs to write.
 type Past struct {
-	N      int    // number of execs; required
+	N      int    // number of execs; must be set
 	First  int    // number of the first exec; their ids are [ID](First), [ID](First+1) and so on
-	Output []byte // what each exec has printed, at most 16 KiB
+	Output []byte // output of each exec, at most 16 KiB
 
 	// PerMessage is how many execs share a message of the log; default 100. Real execs that run one after another take
 	// three messages each.
@@ -25,8 +25,8 @@ type Past struct {
 // ID returns the id of the i-th past exec.
 func ID(i int) string { return fmt.Sprintf("past-%07d", i) }
 
-// Execs appends execs that were accepted, started and finished to the history of a ready sandbox. Coordinators and the
-// sandbox's worker follow the log and treat these execs like any others.
+// Execs appends execs to the history of a ready sandbox. Each was accepted, started and finished. Coordinators and the
+// sandbox's worker follow the log and treat these execs like any other execs.
 func Execs(ctx context.Context, conn *jetstream.Conn, tenant, sandbox string, p Past) error {
 	if p.PerMessage < 1 {
 		p.PerMessage = 100

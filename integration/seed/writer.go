@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Writer writes many histories quickly to the log of a deployment whose streams exist and are empty. It has many
-// messages in flight and does not use compare-and-set.
+// Writer writes many histories quickly. The streams of the deployment must exist and be empty. Writer has many messages
+// in flight and does not use compare-and-set.
 type Writer struct {
 	nc *nats.Conn
 	js jetstream.JetStream
@@ -36,7 +36,7 @@ func Connect(url string) (*Writer, error) {
 	return &Writer{nc, js}, nil
 }
 
-// Batch sends a message and does not wait until it is stored.
+// Batch sends a message. It does not wait until the message is stored.
 func (w *Writer) Batch(b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
 	for k, v := range b.Headers() {
@@ -47,7 +47,7 @@ func (w *Writer) Batch(b *protocol.Batch) error {
 	return err
 }
 
-// Reserve reserves the sandbox's id in the registry and does not wait until the reservation is stored.
+// Reserve reserves the sandbox's id in the registry. It does not wait until the reservation is stored.
 func (w *Writer) Reserve(h *History) error {
 	r := protocol.Reservation{Version: protocol.Version, Request: h.ID}
 	_, err := w.js.PublishAsync("$KV."+protocol.BucketIDs+"."+h.Tenant+"."+h.ID, protocol.Encode(&r),

@@ -63,7 +63,7 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	}
 	t.Parallel()
 	dir, servers, c := clusterOnSmallDisks(t)
-	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, nil) }) // returns when ctx ends
+	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, nil) }) // WatchStore returns when ctx ends
 	full := leaderOfEvents(t, c)
 	ballast := filepath.Join(dir, full, "ballast")
 	fill(t, ballast)
@@ -96,7 +96,7 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	}
 }
 
-// leaderOfEvents returns the server that leads the event log, empty if there is none.
+// leaderOfEvents returns the name of the server that leads the event log, or an empty text if it has no leader.
 func leaderOfEvents(t *testing.T, c *jetstream.Conn) string {
 	t.Helper()
 	streams := c.Storage(t.Context()).Streams

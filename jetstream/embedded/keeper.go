@@ -27,8 +27,8 @@ const (
 )
 
 // Keeper runs a server and keeps it able to write. A file, the ballast, reserves room on the server's disk. When the
-// disk is full, the Keeper removes the ballast, so that ends and deletes can still be written. When there is room
-// again, the Keeper makes the ballast again.
+// disk is full, the Keeper removes the ballast, so that the server can still store the ends and the deletions of
+// sandboxes. When there is room again, the Keeper makes the ballast again.
 //
 // After a failed write, a server's store refuses all further writes until the server is restarted, which
 // [Keeper.Restart] does. Clients reconnect by themselves.
@@ -43,8 +43,8 @@ type Keeper struct {
 	held    bool // the ballast exists
 }
 
-// Keep starts a server. ballast is the number of bytes to reserve, at most a twentieth of the disk; 0 reserves none.
-// logger may be nil.
+// Keep starts a server. ballast is the number of bytes to reserve; 0 reserves none. Keep reserves at most a twentieth
+// of the disk. logger may be nil.
 func Keep(cfg Config, ballast int64, logger *slog.Logger) (*Keeper, error) {
 	if logger == nil {
 		logger = slog.Default()
@@ -95,7 +95,7 @@ func (k *Keeper) Restart(context.Context) error {
 	free, size := k.Disk()
 	if free < k.unit(size)/4 {
 		k.release()
-		if free, _ = k.Disk(); free < k.unit(size)/4 { // the size has not changed
+		if free, _ = k.Disk(); free < k.unit(size)/4 { // the disk's size is already known
 			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull,
 				"the disk of %s has only %s left: free some space", filepath.Dir(k.file), protocol.Bytes(free))
 		}
@@ -149,7 +149,8 @@ func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 }
 
 // adjust removes or makes the ballast depending on the disk's free space, and reports whether new work must wait. The
-// wait begins at a lower level of free space than it ends, so that it does not begin and end repeatedly.
+// wait begins at one level of free space and ends at a higher level, so that small changes do not begin and end it
+// repeatedly.
 func (k *Keeper) adjust(free, size int64, was bool) (short bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -166,7 +167,7 @@ func (k *Keeper) adjust(free, size int64, was bool) (short bool) {
 	return free < unit
 }
 
-// unit is the free space that counts as low on a disk of this size.
+// unit is the free space below which a disk of this size has too little room for new work.
 func (k *Keeper) unit(size int64) int64 {
 	unit := k.ballast
 	if unit == 0 {

@@ -98,7 +98,7 @@ func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 	dir := smallDisk(t)
 	k, c := keep(t, dir)
 	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetWorkMustWait) })
-	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // returns when ctx ends
+	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // WatchStore returns when ctx ends
 	ballast := filepath.Join(dir, "nats", "ballast")
 	ballastExists := func() bool { _, err := os.Stat(ballast); return err == nil }
 	eventually.Holds(t, 5*time.Second, "the ballast exists", ballastExists)

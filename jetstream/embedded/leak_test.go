@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// openDescriptors returns what this process's open descriptors refer to.
+// openDescriptors returns the files and sockets that this process has open.
 func openDescriptors(t *testing.T) map[string]bool {
 	t.Helper()
 	const dir = "/proc/self/fd"
@@ -23,7 +23,7 @@ func openDescriptors(t *testing.T) map[string]bool {
 	}
 	open := map[string]bool{}
 	for _, e := range entries {
-		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil { // else closed in the meantime
+		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil { // otherwise it was closed in the meantime
 			open[target] = true
 		}
 	}

@@ -16,7 +16,7 @@ const (
 	firstPort     = 10000 // lowest port that FreePorts tries
 	lastPort      = 19999 // highest port that FreePorts tries; workers publish higher ports for sandboxes
 	triesForAPort = 100
-	triesForPorts = 5 // how often a server or cluster is started at ports that turn out to be in use
+	triesForPorts = 5 // how often a start is tried, each time at other ports, while a port is in use
 
 	portPause  = time.Millisecond
 	portWithin = 100 * time.Millisecond
@@ -48,7 +48,7 @@ func FreePorts(n int) ([]int, error) {
 		len(ports), n, firstPort, last)
 }
 
-// errPortInUse is in the chain of the errors of [Start] for a port in use.
+// errPortInUse is wrapped by the errors that [Start] returns for a port in use.
 var errPortInUse = errors.New("port in use")
 
 // portFree returns an error if the port is already in use. Without this check the NATS server would retry silently.
@@ -60,15 +60,15 @@ func portFree(host string, port int) error {
 	return l.Close()
 }
 
-// inUse is an error that says that a port is in use.
+// inUse is the error for a port in use. It wraps why and errPortInUse.
 type inUse struct{ why *protocol.Error }
 
 func (e inUse) Error() string { return e.why.Error() }
 
 func (e inUse) Unwrap() []error { return []error{e.why, errPortInUse} }
 
-// awaitPortFree waits up to portWithin until a port is free: FreePorts of another process takes each port that it tries
-// for a moment.
+// awaitPortFree waits up to portWithin until a port is free. A call of FreePorts in another process briefly takes each
+// port that it tries.
 func awaitPortFree(host string, port int) error {
 	for pause, end := portPause, time.Now().Add(portWithin); ; pause *= 2 {
 		err := portFree(host, port)

@@ -1,5 +1,5 @@
-// Package embedded runs a NATS server with JetStream inside the process: the default deployment on a single machine,
-// and the clusters of the tests.
+// Package embedded runs NATS servers with JetStream inside the process. A deployment on a single machine uses one such
+// server by default, and tests run clusters of them.
 package embedded
 
 import (
@@ -20,18 +20,18 @@ type Config struct {
 	Name  string // name of the server; must be unique in a cluster
 	Host  string // address to listen on; default 127.0.0.1
 	Port  int    // port to listen on; 0 chooses a free one, -1 opens no port at all
-	Token string // token that all clients must present, also in-process clients; empty if they need none
+	Token string // token that all clients must present, including in-process clients; empty if none is needed
 
 	// Operators puts the server in operator mode. All clients, also in-process clients, must then present credentials of
 	// the operator's accounts instead of Token, which must be empty. nil: no operator.
 	Operators *Operators
 
-	ClusterName string   // the cluster that the server is a member of; empty if there is none
+	ClusterName string   // name of the server's cluster; empty for a single server
 	ClusterPort int      // port to listen on for the other members
-	Routes      []string // nats://host:port of each other member
+	Routes      []string // URLs of the other members: nats://host:port
 
 	// SyncLazily gives up durability after a power loss: writes are flushed to disk every two minutes instead of before
-	// they are acknowledged. It is only for tests that measure the difference.
+	// they are acknowledged. Only tests that measure the difference set it.
 	SyncLazily bool
 }
 
@@ -46,7 +46,7 @@ func Start(cfg Config) (*Server, error) {
 	if cfg.Port != 0 {
 		return start(cfg)
 	}
-	// Another process may take the port between the choice and the start.
+	// Another process may take the chosen port before the server listens on it.
 	return retryInUse(func() (*Server, error) {
 		ports, err := FreePorts(1)
 		if err != nil {
@@ -58,7 +58,8 @@ func Start(cfg Config) (*Server, error) {
 	})
 }
 
-// retryInUse calls f again while f fails because a port that it chose is in use.
+// retryInUse calls f until f succeeds or fails for another reason than a port in use, at most triesForPorts times. f
+// chooses other ports each time.
 func retryInUse[T any](f func() (T, error)) (result T, err error) {
 	for range triesForPorts {
 		if result, err = f(); !errors.Is(err, errPortInUse) {

@@ -103,7 +103,7 @@ func TestAPortInUseIsReportedAtOnce(t *testing.T) {
 	}
 }
 
-// FreePorts of another process takes each port that it tries for a moment.
+// A call of FreePorts in another process briefly takes each port that it tries.
 func TestAPortThatIsTakenForAMomentIsAwaited(t *testing.T) {
 	t.Parallel()
 	ports, err := embedded.FreePorts(1)

@@ -10,8 +10,8 @@ import (
 
 // Size limits of one frame, without its header. A reader refuses a larger frame before reading it.
 const (
-	MaxNotice  = 1 << 20 // to the worker
-	MaxCommand = 2 << 20 // to the supervisor
+	MaxNotice  = 1 << 20 // frames to the worker
+	MaxCommand = 2 << 20 // frames to the supervisor
 )
 
 const headerSize = 4

@@ -13,14 +13,14 @@ const Version = 1
 const (
 	SocketName  = "worker.sock" // in the control directory
 	ExecsDir    = "execs"       // in the run directory on the host; contains the files of execs
-	PrimaryDir  = "primary"     // in the run directory; contains stdout and stderr of the primary command
+	PrimaryDir  = "primary"     // in the run directory on the host; contains stdout and stderr of the primary command
 	StdoutName  = "stdout"
 	StderrName  = "stderr"
 	RecordName  = "exit" // the exit record of an exec
 	ContainerAt = "/.boxfleet"
 
-	// OwnCapability is a capability that a privileged supervisor has, and its commands do not have, so that they cannot
-	// trace the supervisor. It allows waking a suspended machine by a timer, which the supervisor never does.
+	// OwnCapability is a capability of a privileged supervisor. The commands do not have it, so they cannot trace the
+	// supervisor. It allows waking a suspended machine by a timer, which the supervisor never does.
 	OwnCapability = "WAKE_ALARM"
 )
 
@@ -31,13 +31,13 @@ const PrimaryWindow = 1 << 20
 // The worker opens the files that a supervisor writes. It sends their descriptors in the socket message that carries
 // the frame. The frame says how many descriptors there are.
 const (
-	ExecFiles    = 3 // with a Start: stdout, stderr, and the exit record
-	PrimaryFiles = 2 // with a Welcome: stdout and stderr of the primary command
-	MaxFiles     = 8 // with any frame
+	ExecFiles    = 3 // files with a Start: stdout, stderr, and the exit record
+	PrimaryFiles = 2 // files with a Welcome: stdout and stderr of the primary command
+	MaxFiles     = 8 // maximum number of files with one frame
 )
 
-// MaxExecs is the maximum number of execs that a supervisor has: those that run, and those that have ended and are not
-// forgotten. It refuses a further exec with resource_exhausted.
+// MaxExecs is the maximum number of execs that a supervisor has. Running execs count, and ended execs until they are
+// forgotten. The supervisor refuses a further exec with resource_exhausted.
 const MaxExecs = 16384
 
 // MaxInline is the maximum size of the output in a [Result], both streams together. It applies even if
@@ -50,9 +50,9 @@ type Command struct {
 	Seq uint64 `json:"seq,omitempty"`
 
 	// Until is the time, by [Clock], until which the worker can trust that it holds the host's lock. A supervisor that
-	// was stopped meanwhile may read the command later than that. It then refuses a Start or a StopAll with unavailable
-	// and reason lease_lost, and after its first Welcome it closes the connection and dials again. 0 means no limit, and
-	// comes from an older worker.
+	// was paused may read the command after Until. It then refuses a Start or a StopAll with unavailable and reason
+	// lease_lost. If the command is the first Welcome, the supervisor closes the connection and dials again. 0 means no
+	// limit; older workers send 0.
 	Until time.Duration `json:"until,omitempty"`
 
 	Welcome *Welcome `json:"welcome,omitempty"`
@@ -79,7 +79,7 @@ type Hello struct {
 	Pid     int          `json:"pid"`  // the supervisor's pid in its own namespace; 1 in a container
 	Started time.Time    `json:"started"`
 	Primary *Primary     `json:"primary,omitempty"`
-	Execs   []ExecStatus `json:"execs,omitempty"` // of this boot: running, or ended but not forgotten
+	Execs   []ExecStatus `json:"execs,omitempty"` // execs of this boot that run, or have ended and are not forgotten
 	More    bool         `json:"more,omitempty"`
 
 	// TakesFiles says that this supervisor writes to the files that are sent with Welcome and Start. An older supervisor
@@ -92,10 +92,10 @@ type Hello struct {
 type Welcome struct {
 	Version     int               `json:"v"`
 	Key         []byte            `json:"key"`                   // 32 bytes; authenticates exit records
-	Command     []string          `json:"command,omitempty"`     // the primary command; empty if there is none
-	Env         map[string]string `json:"env,omitempty"`         // added to the primary command's environment
-	Grace       time.Duration     `json:"grace,omitempty"`       // between TERM and KILL for the primary command
-	StopSignal  int               `json:"stop_signal,omitempty"` // for the primary command; default TERM to its whole tree
+	Command     []string          `json:"command,omitempty"`     // the primary command; empty: no such command
+	Env         map[string]string `json:"env,omitempty"`         // variables added to the primary command's environment
+	Grace       time.Duration     `json:"grace,omitempty"`       // time between TERM and KILL for the primary command
+	StopSignal  int               `json:"stop_signal,omitempty"` // to the primary command; default TERM to its tree
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
 	Files       int               `json:"files,omitempty"` // [PrimaryFiles], or 0 if the primary command already runs
@@ -106,9 +106,10 @@ type Start struct {
 	ID   string `json:"id"`
 	Boot string `json:"boot,omitempty"` // the only boot that may start the exec; empty: any boot
 
-	// Number is positive and different for each exec of the sandbox. Later execs normally have higher numbers. Unless the
-	// supervisor still knows the exec, it refuses a number that this boot has already seen, and a number that is at least
-	// 65,536 below the highest one, with failed_precondition and reason interrupted. 0 means that the exec has no number.
+	// Number is positive and different for each exec of the sandbox. Later execs normally have higher numbers. The
+	// supervisor refuses a Start with failed_precondition and reason interrupted if this boot has already seen the
+	// number, or if the number is at least 65,536 below the highest number. It does not refuse the Start of an exec that
+	// it still knows. 0 means that the exec has no number.
 	Number uint64 `json:"number,omitempty"`
 
 	Argv        []string          `json:"argv"`
@@ -116,13 +117,13 @@ type Start struct {
 	Cwd         string            `json:"cwd,omitempty"`  // default: Welcome.DefaultCwd, or /
 	User        string            `json:"user,omitempty"` // "name|uid[:group|gid]"; default: Welcome.DefaultUser, or root
 	Stdin       []byte            `json:"stdin,omitempty"`
-	Timeout     time.Duration     `json:"timeout,omitempty"`      // counted from the start; 0: no timeout
-	Grace       time.Duration     `json:"grace,omitempty"`        // between TERM and KILL after the timeout
+	Timeout     time.Duration     `json:"timeout,omitempty"`      // counted from the start of the exec; 0: no timeout
+	Grace       time.Duration     `json:"grace,omitempty"`        // time between TERM and KILL after the timeout
 	OutputLimit int64             `json:"output_limit,omitempty"` // maximum number of stored bytes of each stream
-	InlineLimit int64             `json:"inline_limit,omitempty"` // maximum size of the output in the Result, both streams
+	InlineLimit int64             `json:"inline_limit,omitempty"` // maximum bytes of both streams in the Result
 
-	// Files is the number of files that come with the command: [ExecFiles] or 0. With 0, up to half of InlineLimit of
-	// each stream is kept in memory, and there is no exit record on disk.
+	// Files is the number of files that come with the command: [ExecFiles] or 0. If Files is 0, the supervisor keeps up
+	// to half of InlineLimit of each stream in memory, and writes no exit record to disk.
 	Files int `json:"files,omitempty"`
 }
 
@@ -149,7 +150,7 @@ type StopAll struct {
 type Reply struct {
 	Seq    uint64          `json:"seq"`
 	Error  *protocol.Error `json:"error,omitempty"`
-	Status *ExecStatus     `json:"status,omitempty"` // for Start
+	Status *ExecStatus     `json:"status,omitempty"` // set after a Start
 }
 
 // ExecStatus is the current state of one exec.
@@ -167,7 +168,7 @@ type ExecStatus struct {
 
 // Output says how much of an exec's output is in its files. The sizes never decrease.
 type Output struct {
-	ID     string `json:"id"` // "" for the primary command
+	ID     string `json:"id"` // "": the primary command
 	Stdout int64  `json:"stdout,omitempty"`
 	Stderr int64  `json:"stderr,omitempty"`
 }
@@ -202,10 +203,10 @@ func (r Result) WithoutOutput() Result {
 type Primary struct {
 	Running  bool            `json:"running"`
 	Restarts int             `json:"restarts,omitempty"`
-	LastExit *int            `json:"last_exit,omitempty"` // exit code of the previous run; 127 and 126 as for an exec
+	LastExit *int            `json:"last_exit,omitempty"` // exit code of the previous run; 126 or 127 if it did not start
 	Error    *protocol.Error `json:"error,omitempty"`     // why the command could not be started
 	OOMKills int             `json:"oom_kills,omitempty"` // out-of-memory kills in the sandbox during the previous run
-	Since    time.Time       `json:"since,omitzero"`      // when Running got its present value
+	Since    time.Time       `json:"since,omitzero"`      // time at which Running last changed
 	Began    time.Time       `json:"began,omitzero"`      // start of the latest run; zero if it could not be started
 	Stdout   int64           `json:"stdout,omitempty"`    // bytes that all runs wrote to the file; see [PrimaryWindow]
 	Stderr   int64           `json:"stderr,omitempty"`

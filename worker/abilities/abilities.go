@@ -78,8 +78,8 @@ func countGPUs(dev string) int {
 	return n
 }
 
-// Check refuses a spec that the host cannot run or its operator does not allow. The coordinators check the same by the
-// table of hosts, which may be outdated.
+// Check refuses a spec that the host cannot run or its operator does not allow. The coordinators make the same checks
+// with the table of hosts, but that table may be outdated.
 func (a *Abilities) Check(s *protocol.SandboxSpec) error {
 	unable := func(field, what string) error {
 		return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonUnsupported, Field: field,
@@ -96,7 +96,7 @@ func (a *Abilities) Check(s *protocol.SandboxSpec) error {
 	return a.CheckChoices(s)
 }
 
-// CheckChoices refuses a spec that chooses something that the operator does not allow, or that the host does not have.
+// CheckChoices refuses a spec if the operator does not allow what it chooses, or if the host does not have it.
 func (a *Abilities) CheckChoices(s *protocol.SandboxSpec) error {
 	switch {
 	case s.Profile != "" && !slices.Contains(a.Profiles, s.Profile):

@@ -20,7 +20,7 @@ type GPUs struct {
 
 type gpuUse struct {
 	ids     []string
-	resting bool // the sandbox's container has them, but does not run
+	resting bool // the sandbox's container has the GPUs, but does not run
 }
 
 // NewGPUs returns the record of a host with n GPUs.
@@ -60,8 +60,8 @@ func (g *GPUs) Take(k protocol.SandboxKey, n int) ([]string, error) {
 	return free[:n], nil
 }
 
-// Claim makes a sandbox hold the GPUs that its container has. Error: resource_exhausted if another sandbox holds one of
-// them.
+// Claim records that a sandbox holds the GPUs of its container. Error: resource_exhausted if another sandbox holds one
+// of these GPUs.
 func (g *GPUs) Claim(k protocol.SandboxKey, ids []string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,8 +92,8 @@ var errGPUsUnknown = protocol.Errorf(
 	"the worker does not know yet which GPUs of the host are free",
 )
 
-// others returns the GPUs that other sandboxes hold, and the GPUs of the containers of other sandboxes that are
-// stopped. The caller holds the lock.
+// others returns the GPUs that other sandboxes hold, and the GPUs that the containers of other, stopped sandboxes have.
+// The caller holds the lock.
 func (g *GPUs) others(k protocol.SandboxKey) (held, rested map[string]bool) {
 	held, rested = map[string]bool{}, map[string]bool{}
 	for other, u := range g.of {
@@ -108,7 +108,7 @@ func (g *GPUs) others(k protocol.SandboxKey) (held, rested map[string]bool) {
 	return held, rested
 }
 
-// Rest records that a sandbox is stopped, and so no longer holds the GPUs of its container.
+// Rest records that a sandbox is stopped and therefore no longer holds the GPUs of its container.
 func (g *GPUs) Rest(k protocol.SandboxKey) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -125,8 +125,8 @@ func (g *GPUs) Release(k protocol.SandboxKey) {
 	delete(g.of, k)
 }
 
-// Found makes sandboxes hold the GPUs of their containers. Several of these sandboxes may hold the same GPU, because it
-// is not known yet which of them are stopped; their goroutines will call Rest.
+// Found records that sandboxes hold the GPUs of their containers. Several of these sandboxes may hold the same GPU,
+// because it is not known yet which of them are stopped; their goroutines will call Rest.
 func (g *GPUs) Found(of map[protocol.SandboxKey][]string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -13,7 +13,7 @@ func box(id string) protocol.SandboxKey {
 	return protocol.SandboxKey{Tenant: "default", ID: id}
 }
 
-// mustTake takes n GPUs for a sandbox, and fails the test unless the sandbox gets exactly those in want.
+// mustTake takes n GPUs for a sandbox, and fails the test unless the sandbox gets exactly the GPUs in want.
 func mustTake(t *testing.T, g *GPUs, id string, n int, want ...string) {
 	t.Helper()
 	if got, err := g.Take(box(id), n); err != nil || !slices.Equal(got, want) {
@@ -59,7 +59,7 @@ func TestGPUsOfStoppedSandboxesAreTakenLast(t *testing.T) {
 	g := emptyHost(2)
 	mustTake(t, g, "a", 1, "0")
 	g.Rest(box("a"))
-	mustTake(t, g, "b", 1, "1") // not 0, so that a can be resumed
+	mustTake(t, g, "b", 1, "1") // b does not get GPU 0, so a can be resumed
 	if err := g.Claim(box("a"), []string{"0"}); err != nil {
 		t.Errorf("resuming a while its GPU is free: %v", err)
 	}

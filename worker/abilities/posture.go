@@ -33,8 +33,8 @@ func EnginePosture(i docker.Info) *protocol.Posture {
 	return p
 }
 
-// vulnerable lists versions with a known escape from containers: all versions from the first one to before the one that
-// fixes the escape.
+// vulnerable lists programs with a known escape from containers. A version is vulnerable if it is at least from, and
+// lower than fixed.
 var vulnerable = []struct {
 	what        string
 	from, fixed version

@@ -13,7 +13,7 @@ func TestThePostureHasAWarningForEachWeakness(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change func(*docker.Info)
-		want   string // part of the warnings; "" if there should be none
+		want   string // part of the warnings; "": no warnings
 	}{
 		"a good engine":                 {func(*docker.Info) {}, ""},
 		"no seccomp profile":            {func(i *docker.Info) { i.Seccomp = "unconfined" }, "unconfined"},

@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	connectTimeout = 20 * time.Second       // for a supervisor to connect once its container runs
-	alivePeriod    = 250 * time.Millisecond // between two checks whether the supervisor's process still exists
-	linkPeriod     = time.Second            // between two checks whether the supervisor is still connected
+	connectTimeout = 20 * time.Second       // limit for a supervisor to connect once its container runs
+	alivePeriod    = 250 * time.Millisecond // pause between two checks of the supervisor's process
+	linkPeriod     = time.Second            // pause between two checks of the connection
 )
 
 // Config describes the supervisor to wait for.
 type Config struct {
 	ControlDir string // directory of the socket that the supervisor dials
-	RunDir     string // directory that the container writes; its contents are untrusted
+	RunDir     string // directory that the container writes to; the worker does not trust its contents
 	Home       string // directory of the container on the host
 	Welcome    control.Welcome
-	Lease      func() (until time.Duration, err error) // until when the host's lock may be trusted
+	Lease      func() (until time.Duration, err error) // returns until when the host's lock may be trusted
 	Fence      func() error                            // returns an error if the worker does not hold the host's lock
 	Events     Events
 	Log        *slog.Logger
 }
 
-// Events takes the reports of a supervisor. Its methods are called by goroutines of the link.
+// Events receives the reports of a supervisor. The link's goroutines call its methods.
 type Events interface {
 	Connected(a *Attachment, h control.Hello, first bool)
 	Output(o control.Output)
@@ -46,13 +46,13 @@ type Events interface {
 // Attachment is the connection to the supervisor of one start of a container.
 type Attachment struct {
 	Link *supervise.Link
-	// Run is the run directory, which the container writes. Execs may still read from it after Close, so Close leaves it
-	// open. The garbage collector closes it when the attachment is no longer referenced.
+	// Run is the run directory, which the container writes to. Execs may still read from it after Close, so Close
+	// leaves it open. The garbage collector closes it when the attachment is no longer referenced.
 	Run  *os.Root
 	Home string // directory of the container on the host
 	Key  []byte // authenticates the supervisor's exit records
-	Pid  int    // of the supervisor, on the host; set by Greet
-	Boot string // of the supervisor; set by Greet
+	Pid  int    // process id of the supervisor on the host; set by Greet
+	Boot string // boot of the supervisor; set by Greet
 
 	ending     atomic.Bool
 	connected  bool // the supervisor has connected at least once; only the link's goroutine uses this field
@@ -60,7 +60,7 @@ type Attachment struct {
 	cfg        Config
 
 	mu       sync.Mutex
-	commands map[string]chan control.Result // by id: the worker's own commands that Command waits for
+	commands map[string]chan control.Result // the worker's own commands that Command waits for, by id
 
 	once sync.Once
 	done chan struct{}
@@ -155,10 +155,10 @@ func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, conte
 	return ctx, cancel
 }
 
-// Up reports whether the supervisor is connected, so that its last report is current. a may be nil.
+// Up reports whether the supervisor is connected. If not, its last report may be out of date. a may be nil.
 func (a *Attachment) Up() bool { return a != nil && a.Link.Up() }
 
-// EndAll has the supervisor end every command in the container, and reports whether it did.
+// EndAll tells the supervisor to end every command in the container, and reports whether the supervisor did so.
 func (a *Attachment) EndAll(ctx context.Context, grace time.Duration) bool {
 	bounded, cancel := context.WithTimeout(ctx, grace+3*time.Second)
 	defer cancel()
@@ -174,7 +174,7 @@ func (a *Attachment) EndAll(ctx context.Context, grace time.Duration) bool {
 // Ending reports whether EndAll was called. a may be nil.
 func (a *Attachment) Ending() bool { return a != nil && a.ending.Load() }
 
-// onConnect passes on what happened in the container while the worker was not connected.
+// onConnect reports to cfg.Events what happened in the container while the worker was not connected.
 func (a *Attachment) onConnect(h control.Hello) {
 	first := !a.connected
 	a.connected = true

@@ -31,7 +31,7 @@ func TestGreetDoesNotWaitForASupervisorThatHasEnded(t *testing.T) {
 	}
 }
 
-// A container that ends during a health test must not hold up the goroutine that has to inspect the container.
+// A container that ends during a health test must not block the goroutine that inspects the container.
 func TestACommandsContextEndsWithTheConnection(t *testing.T) {
 	a, connect := attachtest.Listen(t)
 	conn := connect()

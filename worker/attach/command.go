@@ -11,10 +11,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// The worker's own commands are hooks and health tests. The supervisor treats them as execs, so that a timeout kills
-// the whole process tree. Unlike execs, they are not in the log.
+// The worker's own commands are hooks and health tests. The supervisor treats them as execs, so a timeout kills the
+// whole process tree. Unlike execs, they are not in the log.
 
-// commandOutput is how many bytes the supervisor keeps of each output stream of such a command.
+// commandOutput limits how many bytes the supervisor keeps of each output stream of one of the worker's own commands.
 const commandOutput = 64 << 10
 
 // Command runs a command, and returns its result and the last part of its output. If the supervisor has already run a
@@ -59,8 +59,8 @@ func (a *Attachment) Runs(id string) bool {
 	return a.commands[id] != nil
 }
 
-// ForgetCommand has the supervisor drop a command with its files, and end the command first if it still runs. If the
-// supervisor does not do so, the command ends with the container.
+// ForgetCommand tells the supervisor to drop a command and its files. If the command still runs, the supervisor ends it
+// first. If the supervisor does not answer, the command ends with the container.
 func (a *Attachment) ForgetCommand(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -69,7 +69,7 @@ func (a *Attachment) ForgetCommand(id string) {
 	}
 }
 
-// outputOf returns the last part of a command's output: that of stdout followed by stderr.
+// outputOf returns the last part of a command's output. The output is stdout followed by stderr.
 func (a *Attachment) outputOf(r *control.Result) []byte {
 	stdout, stderr := r.Stdout, r.Stderr
 	if !r.Inline {
@@ -99,5 +99,5 @@ func endOf(f *os.File, size int64) []byte {
 	return data[:n]
 }
 
-// LastOutput returns the last part of some output, at most as much as fits into an event.
+// LastOutput returns the last part of some output, at most protocol.MaxLastOutput bytes.
 func LastOutput(output []byte) []byte { return output[max(0, len(output)-protocol.MaxLastOutput):] }

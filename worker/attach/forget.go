@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// forgetDelay is how long ended execs are gathered, so that one message has the supervisor forget several of them. A
+// forgetDelay is how long ended execs are gathered before one message tells the supervisor to forget all of them. A
 // message for each exec took a sixth of the CPU time of a short exec. The delay is well below the time after which the
 // supervisor writes the record of an exec to disk.
 const forgetDelay = 20 * time.Millisecond
 
-// forgetting gathers the execs that a supervisor is to forget.
+// forgetting gathers the execs that the supervisor should forget.
 type forgetting struct {
 	mu  sync.Mutex
-	ids []string // a timer runs while there are any
+	ids []string // a timer runs while ids is not empty
 }
 
-// Forget has the supervisor drop an exec that has ended, with its files. It does not wait until the supervisor has done
-// so. If the supervisor never does, the files are removed with the sandbox.
+// Forget tells the supervisor to drop an ended exec and its files. It does not wait for the supervisor. If the
+// supervisor does not drop the exec, the files are removed with the sandbox.
 func (a *Attachment) Forget(id string) {
 	f := &a.forgetting
 	f.mu.Lock()

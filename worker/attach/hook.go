@@ -15,13 +15,13 @@ import (
 // HookResult is the outcome of a hook.
 type HookResult struct {
 	ExitCode *int            // nil: the hook did not exit by itself
-	Output   []byte          // the last part
-	Error    *protocol.Error // why the hook failed; nil: it did not
+	Output   []byte          // last part of the hook's output
+	Error    *protocol.Error // why the hook failed; nil: it did not fail
 }
 
-// Hook runs a hook as the container's default user, in its default directory. A hook runs only once under one name and
-// in one boot of the container, even if the worker restarts meanwhile, because the supervisor keeps the result. An
-// error means that the outcome is not known.
+// Hook runs a hook as the container's default user, in its default directory. In one boot, a hook with the same name
+// runs only once, even if the worker restarts meanwhile, because the supervisor keeps the result. An error means that
+// the outcome is not known.
 func (a *Attachment) Hook(ctx context.Context, name string, h *protocol.Hook) (HookResult, error) {
 	timeout := h.Timeout
 	if timeout == 0 {
@@ -37,17 +37,19 @@ func (a *Attachment) Hook(ctx context.Context, name string, h *protocol.Hook) (H
 // hookPrefix begins the ids of hooks. A client may choose an exec id with this prefix, too.
 const hookPrefix = "hook-"
 
-// IsHook reports whether an id may be that of a hook. If the supervisor forgot a hook, the hook could run twice.
+// IsHook reports whether an id may be the id of a hook. The supervisor must not forget a hook, because the hook could
+// then run twice.
 func IsHook(id string) bool { return strings.HasPrefix(id, hookPrefix) }
 
-// hookID returns the exec id of a hook. No client can guess this id, so none can start an exec in place of the hook.
+// hookID returns the exec id of a hook. No client can guess this id, so no client can start an exec in place of the
+// hook.
 func hookID(key []byte, name string) string {
 	mac := hmac.New(sha256.New, key)
 	mac.Write([]byte("hook " + name))
 	return hookPrefix + hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// hookError returns why a hook failed, or nil if it did not.
+// hookError returns why a hook failed, or nil if it succeeded.
 func hookError(h *protocol.Hook, timeout protocol.Duration, r *control.Result, output []byte) *protocol.Error {
 	command := fmt.Sprintf("%.200q", h.Command)
 	fail := func(code protocol.Code, format string, args ...any) *protocol.Error {

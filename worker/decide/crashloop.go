@@ -13,8 +13,8 @@ import (
 type CrashLoop struct {
 	Window, Guard time.Duration
 
-	failingSince time.Time // first exit since the last run that lasted for Guard; zero: none
-	runningSince time.Time // zero: the command does not run
+	failingSince time.Time // first exit since the last run that lasted for Guard; zero: no such exit
+	runningSince time.Time // start of the present run; zero: the command does not run
 	oom          bool      // the last run ended because the command ran out of memory
 	exit         *int      // exit code of the last run; nil: unknown
 }
@@ -27,7 +27,7 @@ func (c *CrashLoop) Report(p *control.Primary, now time.Time) {
 		since = now
 	}
 	ended := p.LastExit != nil || p.Error != nil
-	if ended && !(p.Running && c.runningSince.Equal(since)) { // a new run that follows an exit implies this exit
+	if ended && !(p.Running && c.runningSince.Equal(since)) { // a report of a new run implies the exit before it
 		c.Ended(since, OutOfMemory(p))
 		c.exit = p.LastExit
 	}
@@ -57,7 +57,7 @@ func (c *CrashLoop) Looping(now time.Time) bool {
 // Reset removes all recorded reports and ends.
 func (c *CrashLoop) Reset() { *c = CrashLoop{Window: c.Window, Guard: c.Guard} }
 
-// Error returns the error of a command in a crash loop. what names the command, and memory is its limit.
+// Error returns the error of a command in a crash loop. what names the command, and memory is the memory limit.
 func (c *CrashLoop) Error(what string, memory protocol.Bytes) *protocol.Error {
 	loops := fmt.Sprintf("again and again: within %s it never ran for %s", c.Window, c.Guard)
 	if c.oom {

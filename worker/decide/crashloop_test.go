@@ -13,7 +13,7 @@ const (
 	testGuard  = 30 * time.Second
 )
 
-// ago returns a report that a command, which has exited once before, started or ended this long ago.
+// ago returns a report that a command started or ended the given time ago. The command has exited once before.
 func ago(d time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-d)}
 }

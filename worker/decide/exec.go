@@ -31,8 +31,8 @@ func Interrupted(reason string) *protocol.Error {
 		"the exec was interrupted (%s); its exit code is not known", reason)
 }
 
-// ExecStart starts an accepted exec under the supervisor of this boot. waited is how long the worker has known the
-// exec. If this is longer than the start of the exec may take, ExecStart fails the exec instead.
+// ExecStart starts an accepted exec under the supervisor with this boot. waited is how long the worker has known the
+// exec. If waited is longer than the start of the exec may take, ExecStart fails the exec instead.
 func ExecStart(st *protocol.State, id, boot string, waited time.Duration) []protocol.Event {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateAccepted ||
@@ -47,7 +47,8 @@ func ExecStart(st *protocol.State, id, boot string, waited time.Duration) []prot
 	return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: boot}}}
 }
 
-// StartedBefore returns the number of the start of an exec that already runs under the supervisor of this boot.
+// StartedBefore returns the sequence number of exec.started if the exec already runs under the supervisor with this
+// boot.
 func StartedBefore(st *protocol.State, id, boot string) (number uint64, started bool) {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateRunning || x.Boot != boot {
@@ -56,7 +57,8 @@ func StartedBefore(st *protocol.State, id, boot string) (number uint64, started 
 	return x.StartSequence, true
 }
 
-// ServiceDown fails an exec whose service was given up: it has no running container, and gets none by itself.
+// ServiceDown fails an exec in a service that was given up. The service's container does not run, and the worker will
+// not start it again.
 func ServiceDown(st *protocol.State, id, service string) []protocol.Event {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateAccepted {
@@ -73,7 +75,8 @@ func failUnstarted(id string, why *protocol.Error) []protocol.Event {
 		Exec: &protocol.ExecDetails{ID: id, Inline: true}}}
 }
 
-// ExecEnd ends a running exec with its result. ending says that this worker had all commands in the sandbox ended.
+// ExecEnd ends a running exec with its result. ending says that this worker told the supervisor to end all commands in
+// the exec's container.
 func ExecEnd(st *protocol.State, result *control.Result, details *protocol.ExecDetails, ending bool) []protocol.Event {
 	x := st.Execs[details.ID]
 	if x == nil || x.State != protocol.ExecStateRunning {
@@ -85,7 +88,7 @@ func ExecEnd(st *protocol.State, result *control.Result, details *protocol.ExecD
 // KilledExit is the exit code of a command that was ended by the signal KILL.
 const KilledExit = 128 + 9
 
-// endEvent returns the event of an exec's end.
+// endEvent returns the event that ends an exec.
 func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, details *protocol.ExecDetails,
 	ending bool) protocol.Event {
 	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}

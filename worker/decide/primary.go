@@ -17,7 +17,7 @@ const (
 // PrimaryRun is the newest report on the sandbox's own command.
 type PrimaryRun struct {
 	control.Primary
-	Boot string // of the supervisor that made the report
+	Boot string // boot of the supervisor that made the report
 }
 
 // ended reports whether the command has exited or could not be started, and does not run again.
@@ -31,8 +31,8 @@ func PrimaryEvents(b *protocol.Sandbox, run *PrimaryRun) []protocol.Event {
 	return run.events(b.Primary)
 }
 
-// events returns the starts and ends that known, the status in the log, does not have. A run that began and ended
-// between two reports has no events. It is counted in the number of restarts.
+// events returns the starts and ends that the log does not have. known is the command's status in the log. A run that
+// began and ended between two reports has no events, but is counted in the number of restarts.
 func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	if known == nil || known.Boot != r.Boot {
 		known = &protocol.PrimaryStatus{State: protocol.PrimaryHasEnded, Restarts: -1}
@@ -57,7 +57,8 @@ func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	return nil
 }
 
-// endOf returns an event of the end of the run with this number. The exit code and error are those of the last end.
+// endOf returns the event that ends the run with this number. The event has the exit code and the error of the
+// command's last end.
 func (r *PrimaryRun) endOf(run int) protocol.Event {
 	e := protocol.Event{Kind: protocol.PrimaryEnded, Error: r.Error,
 		Primary: &protocol.PrimaryDetails{Boot: r.Boot, Restarts: run, ExitCode: r.LastExit, OOMKills: r.OOMKills}}

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// Each case has the status in the log, a supervisor's report, and the events that follow: each with the number of the
-// run, and an end also with its exit code.
+// Each case has the status in the log, a supervisor's report, and the expected events. An event is written with the
+// number of its run, and an end also with its exit code.
 func TestPrimaryEventsAreThoseThatTheLogLacks(t *testing.T) {
 	t.Parallel()
 	four := 4

@@ -16,8 +16,8 @@ func Here(st *protocol.State, hostID string, generation uint64, decide Decision)
 	return decide(st)
 }
 
-// Decision returns the events to append to a history with this state. It returns none if the state has changed so that
-// the events no longer apply.
+// Decision returns the events to append to a history with this state. It returns no events if the state has changed so
+// that the events no longer apply.
 type Decision func(st *protocol.State) []protocol.Event
 
 // Refused gives a sandbox back to the coordinators, because this host has no room for it.
@@ -29,8 +29,8 @@ func Refused(st *protocol.State, why string) []protocol.Event {
 		Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
 }
 
-// Phases puts the phases of a create that the log does not have before events, while the sandbox waits for its create.
-// unreported are the phases that the worker entered and that it does not know to be in the log.
+// Phases returns events. While the sandbox waits for its create, the phases that the log does not have come first.
+// unreported are the phases that the worker has entered and that the log may not have.
 func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return events
@@ -38,7 +38,7 @@ func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.
 	return append(progress.Missing(unreported, st.Sandbox.Phase), events...)
 }
 
-// Ready ends a create. run is the sandbox's own command.
+// Ready ends a create. run is the newest report on the sandbox's own command.
 func Ready(st *protocol.State, run *PrimaryRun, made *protocol.SandboxDetails) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending {
 		return nil
@@ -129,8 +129,7 @@ func PullProgress(st *protocol.State, current string, pull *protocol.PullProgres
 	return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
 }
 
-// ErrSuperseded says that nothing was appended, because the newest state of the log no longer wants what the worker
-// does.
+// ErrSuperseded says that nothing was appended, because the events no longer apply to the newest state of the log.
 var ErrSuperseded = errors.New("superseded")
 
 // IgnoreSuperseded returns err, or nil if it is ErrSuperseded.

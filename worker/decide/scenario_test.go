@@ -19,9 +19,9 @@ import (
 
 var update = flag.Bool("update", false, "write the present decisions to testdata")
 
-// Scenario files, testdata/*.txt, have two kinds of lines. A line that begins with the kind of an event stands for an
-// event that any writer appended. A line that begins with "decide" stands for a decision of the worker. Below it are
-// the events that the decision returned, or "nothing".
+// Scenario files, testdata/*.txt, have two kinds of lines. A line that begins with the kind of an event is an event
+// that any writer appended. A line that begins with "decide" is a decision of the worker. Below it are the events that
+// the decision returned, or "nothing".
 //
 //	# a comment
 //	sandbox.assigned host=h1 gen=1
@@ -59,7 +59,7 @@ func TestDecisionScenarios(t *testing.T) {
 	}
 }
 
-// play applies the lines of a scenario, and returns it with the outcome below each decision.
+// play applies the lines of a scenario, and returns the scenario with the outcome below each decision.
 func play(text []byte) ([]byte, error) {
 	var out bytes.Buffer
 	st := &protocol.State{}
@@ -159,7 +159,7 @@ func (w *words) code() *int {
 	return &n
 }
 
-// why returns an error with the reason of the line, or nil if the line has none.
+// why returns an error with the reason of the line, or nil if the line has no reason.
 func (w *words) why() *protocol.Error {
 	if !w.has("reason") {
 		return nil

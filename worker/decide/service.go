@@ -33,7 +33,8 @@ func ServiceFailed(name string, why *protocol.Error) []protocol.Event {
 }
 
 // ServiceHook records the outcome of the hook with this number; the first hook has number 1. A failed hook fails the
-// service in the same message. Otherwise a worker that restarts between two messages would continue after the hook.
+// service in the same message. Otherwise, a worker that restarts between two messages would continue with the next
+// hook.
 func ServiceHook(name string, number int, exit *int, output []byte, failed *protocol.Error) []protocol.Event {
 	hook := protocol.Event{Kind: protocol.ServiceHook,
 		Service: &protocol.ServiceDetails{Name: name, Hook: number, ExitCode: exit, Output: output}}
@@ -44,9 +45,10 @@ func ServiceHook(name string, number int, exit *int, output []byte, failed *prot
 	return append([]protocol.Event{hook}, ServiceFailed(name, failed)...)
 }
 
-// ServiceEnded records the ends of the service's command that the log does not have, in one event. The supervisor
+// ServiceEnded records, in one event, the ends of the service's command that the log does not have. The supervisor
 // pauses before it starts the command again, so the number of these events is limited. The command of a failed service
-// may end again and again for weeks, so ServiceEnded records only an end with another exit code than the last one.
+// may end again and again for weeks, so ServiceEnded then records an end only if its exit code differs from that of the
+// last recorded end.
 func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.Primary) []protocol.Event {
 	ends := EndsOf(p)
 	recorded := status.Boot == boot && status.Ends >= ends

@@ -8,11 +8,11 @@ import (
 type Operation string
 
 const (
-	Nothing Operation = ""        // the host is as the log says
+	Nothing Operation = ""        // the host is in the state in the log
 	Create  Operation = "create"  // make network and container, start, wait for the supervisor, append ready
 	Resume  Operation = "resume"  // start the stopped container, append ready
 	Attach  Operation = "attach"  // connect to the supervisor of a running container
-	Revive  Operation = "revive"  // start a container again that should run and does not, or append failed
+	Revive  Operation = "revive"  // restart a container that should run but does not, or append failed
 	Stop    Operation = "stop"    // end execs, stop the container, append stopped
 	Halt    Operation = "halt"    // stop containers that should not run, but do not remove them
 	Delete  Operation = "delete"  // end execs, remove everything of the sandbox, append deleted
@@ -30,17 +30,17 @@ const (
 	ContainerExited
 )
 
-// Inspection describes what of a sandbox exists on the host.
+// Inspection describes the parts of a sandbox that exist on the host.
 type Inspection struct {
 	Container  ContainerState
-	Generation uint64 // of the container
-	Leftovers  bool   // there is a network or a directory
+	Generation uint64 // generation of the container
+	Leftovers  bool   // the host has a network or a directory of the sandbox
 	Connected  bool   // the supervisor is connected
-	Boot       string // of the connected supervisor
+	Boot       string // boot of the connected supervisor
 	Services   bool   // a service's container runs; always false while the log wants the services to run
 }
 
-// Next compares the log with the host, and returns the operation that brings the host closer to the log.
+// Next compares the log with the host, and returns the operation that brings the host closer to the state in the log.
 func Next(b *protocol.Sandbox, hostID string, found Inspection) Operation {
 	if found.Container == ContainerUnknown {
 		return Nothing // the engine did not answer, so the container may exist
@@ -93,7 +93,7 @@ func Next(b *protocol.Sandbox, hostID string, found Inspection) Operation {
 	return Nothing
 }
 
-// HoldsHost reports whether the sandbox's resources are reserved on this host, as placement counts them.
+// HoldsHost reports whether placement counts the sandbox's resources as used on this host.
 func HoldsHost(b *protocol.Sandbox, hostID string) bool {
 	return b.HostID == hostID && (b.Assigned || b.State == protocol.StateDeleting)
 }

@@ -15,7 +15,7 @@ import (
 // and to remove that sandbox. The worker takes the reserve again when the disk has enough free space.
 type reserve struct {
 	dir  string
-	size func(room) int64 // returns the number of bytes to hold
+	size func(room) int64 // returns the number of bytes that the reserve should hold
 	held bool
 
 	marked time.Time // when mark last set the directory's modification time

@@ -12,7 +12,7 @@ type room struct {
 	device    uint64
 	free      int64 // bytes
 	size      int64 // bytes
-	inodes    int64 // free
+	inodes    int64 // number of free inodes
 	allInodes int64 // 0 if the file system does not limit inodes
 }
 
@@ -33,17 +33,17 @@ func deviceOf(dir string) uint64 {
 	return r.device
 }
 
-// Defaults for the space that counts as low.
+// Defaults for the space that counts as low: a tenth of the disk, but at most lowMost or lowInodes.
 const (
-	lowPart   = 10      // a tenth of the disk is low,
-	lowMost   = 2 << 30 // but at most this number of bytes,
-	lowInodes = 50_000  // and at most this number of inodes
+	lowPart   = 10
+	lowMost   = 2 << 30 // bytes
+	lowInodes = 50_000
 )
 
-// Defaults for the size of the reserve.
+// Defaults for the size of the reserve: a fiftieth of the disk, but at most reserveMost.
 const (
-	reservePart = 50       // a fiftieth of the disk,
-	reserveMost = 32 << 20 // but at most this number of bytes
+	reservePart = 50
+	reserveMost = 32 << 20 // bytes
 )
 
 // limits are the operator's settings.
@@ -80,7 +80,7 @@ const (
 	critical       // stop the fastest writer, even a slow one
 )
 
-// nearFactor is the multiple of the low limit at which a disk is near that limit.
+// A disk is near its low limit if its free space is less than nearFactor times the limit.
 const nearFactor = 2
 
 // level classifies a disk. lost is the number of free bytes that the disk lost in the last second. inodes is true if
@@ -90,7 +90,7 @@ func (l limits) level(r room, lost int64) (_ level, inodes bool) {
 	switch in2s := r.free - 2*max(lost, 0); {
 	case r.free < limit/2:
 		byBytes = critical
-	case r.free < limit, r.free-lost < limit/2: // critical within a second
+	case r.free < limit, r.free-lost < limit/2: // would be critical within a second
 		byBytes = low
 	case r.free < nearFactor*limit || in2s < limit:
 		byBytes = near

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// measure measures all sandboxes. There may not be enough time for all of them, so it begins with the sandboxes that
-// wrote the most since the previous sample.
+// measure measures all sandboxes. The time may be too short for all sandboxes, so measure begins with the sandboxes
+// that wrote the most since the previous sample.
 func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
@@ -39,7 +39,7 @@ func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	for _, c := range mostWrittenFirst(containers, taken, d.before) {
 		taken.use[c.source("deleted files")] = diskuse.Deleted(ctx, processes[c.group], c.device, since)
 		taken.measureTree(ctx, c.source("layer"), c.layer, since)
-		taken.measureTree(ctx, source{c.key, "home"}, c.home, since) // one for all containers of the sandbox
+		taken.measureTree(ctx, source{c.key, "home"}, c.home, since) // one directory for all containers of the sandbox
 	}
 	return taken
 }
@@ -58,7 +58,7 @@ func (c container) source(what string) source {
 	return source{c.key, fmt.Sprintf("%s %d", what, c.pid)}
 }
 
-// running returns the tracked containers that still run, and forgets the others.
+// running returns the tracked containers that still run, and forgets the tracked containers that have ended.
 func (d *Watch) running() []container {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -85,7 +85,7 @@ func (c container) kill() error {
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 }
 
-// noteName is the file in a sandbox's directory that says why the watch stopped it.
+// noteName is the file in a sandbox's directory that says why the watch stopped the sandbox.
 const noteName = "stopped-for-disk"
 
 func writeNote(home string, why *protocol.Error) error {
@@ -96,8 +96,8 @@ func writeNote(home string, why *protocol.Error) error {
 	return os.WriteFile(filepath.Join(home, noteName), data, 0o600)
 }
 
-// ReadNote returns the reason for which a watch stopped the sandbox with this directory, or nil if none did. The watch
-// may have been that of an earlier worker.
+// ReadNote returns the reason why a watch stopped the sandbox with this directory. The watch may be the one of an
+// earlier worker. ReadNote returns nil if no watch stopped the sandbox.
 func ReadNote(home string) *protocol.Error {
 	data, err := os.ReadFile(filepath.Join(home, noteName))
 	if errors.Is(err, fs.ErrNotExist) {

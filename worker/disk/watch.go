@@ -20,7 +20,7 @@ type Config struct {
 	WorkerDir  string         // contains the directories of all sandboxes; its disk is the worker's disk
 	EngineDir  string         // directory of the Docker engine; it may not exist on this machine
 	ReserveDir string         // the reserve is kept below this directory, on the worker's disk
-	Low        protocol.Bytes // stop sandboxes when less than this is free; 0: a tenth of the disk, at most 2 GiB
+	Low        protocol.Bytes // free space below which sandboxes are stopped; 0: a tenth of the disk, at most 2 GiB
 	Reserve    protocol.Bytes // held back for the worker; 0: a fiftieth of the disk, at most 32 MiB
 
 	// OnStop is called before the processes of a sandbox are killed. The error is the reason why the sandbox fails.
@@ -28,7 +28,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Watch watches the free space on the host's disks, and stops the sandbox that would fill one:
+// Watch watches the free space on the host's disks, and stops the sandbox that would fill a disk:
 //
 //	enough free space  nothing is measured
 //	near the limit     the sandboxes' use of the disk is measured once a second
@@ -41,27 +41,27 @@ type Watch struct {
 	log     *slog.Logger
 	limits  limits
 	dirs    []string // WorkerDir and EngineDir
-	layers  string   // where the engine keeps the layers of containers
+	layers  string   // directory in which the engine keeps the layers of containers
 	reserve *reserve
 	onStop  func(protocol.SandboxKey, *protocol.Error)
 
 	mu         sync.Mutex
-	containers map[int]container // by the PID of their first process
+	containers map[int]container // containers by the PID of their first process
 	copies     map[*copying]bool
 
 	full     atomic.Pointer[string] // why the host takes no sandboxes; nil if it takes them
 	allKnown atomic.Bool            // all containers that ran before this worker started are tracked
 
 	// The following fields are used only by the goroutine of Run.
-	before     *sample // the previous measurement; nil if there is none since the disk had enough space
+	before     *sample // the previous measurement; nil: nothing was measured since the disk last had enough space
 	sampledAt  time.Time
 	checkedAt  time.Time
 	free       map[uint64]int64 // free bytes at checkedAt, by device
 	stoppedAny bool             // a sandbox was stopped since the disk last had enough space
-	warnedAt   time.Time        // when the log last said that the disk is full although no sandbox writes
+	warnedAt   time.Time        // when the watch last logged that the disk is full although no sandbox writes
 
-	// unwatchedSince is when the previous worker last watched the disk. It is reset after the one check for a
-	// sandbox that filled the disk meanwhile.
+	// unwatchedSince is when the previous worker last watched the disk. It is reset after the watch has checked, once,
+	// which sandbox filled the disk meanwhile.
 	unwatchedSince time.Time
 }
 
@@ -69,11 +69,11 @@ type Watch struct {
 type container struct {
 	key   protocol.SandboxKey
 	home  string // the sandbox's directory
-	pid   int    // of the first process
+	pid   int    // PID of the first process
 	group string // control groups of all its processes
 	layer string // directory of its writable layer; "": unknown
 
-	device uint64 // of the layer
+	device uint64 // the device with the layer
 }
 
 // copying is a tree that is being copied into a container.
@@ -159,7 +159,7 @@ func (c *copying) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Full returns why the host should take no new sandboxes, or "".
+// Full returns why the host should take no new sandboxes, or "" if it may take them.
 func (d *Watch) Full() string {
 	if d == nil {
 		return ""
@@ -196,7 +196,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	d.setFull(worst)
 	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
 	if firstKnown {
-		d.before = nil // makes chooseWriter check, this once, which sandbox wrote while no worker ran
+		d.before = nil // chooseWriter then checks, this once, which sandbox wrote while no worker ran
 		defer func() { d.unwatchedSince = time.Time{} }()
 	}
 	if d.unwatchedSince.IsZero() {
@@ -248,7 +248,7 @@ func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64)
 	return worst, free
 }
 
-// setFull makes the host take no new sandboxes while one of its disks is low.
+// setFull records whether one of the disks is low. While a disk is low, the host takes no new sandboxes.
 func (d *Watch) setFull(s shortage) {
 	if s.level < low {
 		d.full.Store(nil)
@@ -283,7 +283,8 @@ func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	limit := d.limits.lowOf(s.room)
 	if d.before == nil {
 		// The disk filled up between two checks, or before this worker started, so no rates are known. Stop a sandbox only
-		// if it made large writes recently, and stop only one sandbox: the others may have written their data long before.
+		// if it made large writes recently. Stop only one sandbox, because the other sandboxes may have written their data
+		// long before.
 		w := latestWriter(now, s.device)
 		allKnown := d.unwatchedSince.IsZero() || d.allKnown.Load()
 		return w, s.level == critical && !d.stoppedAny && !s.inodes && allKnown && w.rate >= float64(limit/4)

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// smallDisk mounts a file system of 16 MiB that stands for a disk.
+// smallDisk mounts a file system of 16 MiB that represents a disk.
 func smallDisk(t *testing.T) (dir string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -50,7 +50,7 @@ func fill(t *testing.T, home string, size int) error {
 	return os.WriteFile(filepath.Join(home, "output"), make([]byte, size), 0o600)
 }
 
-// process starts a process that stands for a sandbox's container.
+// process starts a process that represents a sandbox's container.
 func process(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")

@@ -7,15 +7,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// source is one place where data of a sandbox is written: the sandbox's directory, the layer of one of its containers,
-// the deleted files of a container, or a copy into a container.
+// source is a place to which a sandbox writes data: its directory, the layer of a container, the deleted files of a
+// container, or a copy into a container.
 type source struct {
 	key  protocol.SandboxKey
 	what string
 }
 
-// sample records how much the sandboxes of a host have on the host's disks at one moment, and how much they have
-// written.
+// sample records how much disk space the sandboxes of a host use at one moment, and how much they have written.
 type sample struct {
 	at      time.Time
 	free    map[uint64]int64 // bytes, by device
@@ -40,10 +39,10 @@ const (
 // fastestWriter returns the sandbox that added the most to a device between two samples. It counts inodes if inodes is
 // set, and bytes otherwise.
 //
-// The decision is made by the growth of a sandbox's files. The bytes that its processes wrote count only if no growth
-// explains the lost space, because a process may write the same bytes again and again without filling the disk. Then
-// fastestWriter first checks the sandboxes whose files could not be counted completely, and after them all sandboxes
-// that wrote enough to be the cause. It may also be that no sandbox is the cause, but the engine during a pull.
+// fastestWriter compares how much the files of each sandbox grew. A process may write the same bytes again and again
+// without filling the disk. Therefore the bytes that processes wrote count only if no growth explains the lost space.
+// In that case, fastestWriter first checks the sandboxes whose files could not be counted completely, and then all
+// sandboxes that wrote enough to be the cause. Possibly no sandbox is the cause: the engine may be pulling an image.
 func fastestWriter(before, now *sample, device uint64, inodes bool) writer {
 	seconds := max(now.at.Sub(before.at).Seconds(), 0.01)
 	grown, uncounted := growth(before, now, device, inodes)

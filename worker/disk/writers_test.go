@@ -16,7 +16,8 @@ var (
 
 const mib = 1 << 20
 
-// sampleOf returns a sample of two sandboxes: how much each has on device 1, and how much its processes have written.
+// sampleOf returns a sample of two sandboxes: how many bytes each uses on device 1, and how many bytes its processes
+// have written.
 func sampleOf(second int, free, oneHas, twoHas, oneWrote, twoWrote int64) *sample {
 	use := func(n int64) diskuse.Usage {
 		return diskuse.Usage{Device: 1, Bytes: n, Inodes: n / mib, Recent: n, Complete: true}

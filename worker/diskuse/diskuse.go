@@ -1,4 +1,4 @@
-// Package diskuse measures how much a sandbox has on a disk, and how much it writes. The sandbox may be hostile: its
+// Package diskuse measures how much disk space a sandbox uses, and how much it writes. The sandbox may be hostile: its
 // directory trees may have any depth and width, and may change while they are read.
 //
 //	Tree     the blocks of the files in a directory; uses few descriptors, and follows no link
@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is how much a tree, or a set of deleted files, has on a disk.
+// Usage is the disk space that a tree, or a set of deleted files, uses.
 type Usage struct {
 	Device   uint64 // the device of the tree's root
 	Bytes    int64  // size of the allocated blocks
@@ -48,13 +48,13 @@ func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	return w.use, err
 }
 
-// walk is at one directory of a tree. It remembers the directories above only by their inodes, so a deep tree needs no
-// more descriptors than a flat one.
+// walk reads a tree, and is at one of its directories at a time. It remembers the directories above only by their inode
+// numbers, so a deep tree needs no more descriptors than a flat tree.
 type walk struct {
 	dir     *os.File
 	above   []level
 	below   []string // subdirectories that are still to be read
-	pending int      // the number of such directories on all levels
+	pending int      // the number of unread directories on all levels
 	since   int64
 	use     Usage
 }
@@ -114,8 +114,8 @@ func (w *walk) enter(ctx context.Context, name string) {
 	w.read(ctx)
 }
 
-// leave moves the walk to the directory above. It returns false if that is not the directory from which the walk
-// entered this one.
+// leave moves the walk to the directory above. It returns false if the walk did not enter the present directory from
+// that directory.
 func (w *walk) leave() bool {
 	up := w.above[len(w.above)-1]
 	w.above = w.above[:len(w.above)-1]

@@ -25,7 +25,7 @@ func Processes(groups map[string]bool) map[string][]int {
 		return found
 	}
 	defer proc.Close()
-	names, _ := proc.Readdirnames(-1) // with an error, names still has the entries that could be read
+	names, _ := proc.Readdirnames(-1) // after an error, names has the entries that could be read
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {

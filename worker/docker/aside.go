@@ -8,11 +8,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PullAside pulls the image that the registry has under ref, gives the image the name as, and describes it. An image
-// that had the name as before loses that name. An image that the engine knows as ref keeps its name, even if the
-// registry has another image under ref by now. If the pull leaves a reference by digest to the image on the engine,
-// PullAside calls left with that reference. If several callers share the pull, only one caller's left is called. report
-// and the errors are as for [Engine.PullImage].
+// PullAside pulls the image of a reference and inspects it, but does not change which image the engine has under that
+// reference. It gives the pulled image the second name, and takes this name away from any other image. The pull may
+// leave a reference by digest to the image on the engine; PullAside then calls left with this reference. If several
+// callers share the pull, only one caller's left is called. PullAside reports progress and returns errors like
+// [Engine.PullImage].
 func (ps *pulls) PullAside(ctx context.Context, ref, as string, left func(ref string),
 	report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)

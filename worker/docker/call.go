@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// kind is the kind of object that a call is about. The kind decides which "not found" errors mean that the object
-// itself does not exist.
+// kind is the kind of object that a call reads or changes. The kind decides which "not found" errors mean that the
+// object itself does not exist.
 type kind string
 
 const (
@@ -34,8 +34,8 @@ func (c call) subject() string {
 	return s
 }
 
-// do runs f with the call's deadline, and translates f's error. All calls of the Docker client use do, except for the
-// event streams, which have no end.
+// do runs f with the call's deadline, and translates f's error. All calls of the Docker client pass through do, except
+// for the endless streams of events.
 func (conn *connection) do(ctx context.Context, c call, f func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
@@ -47,8 +47,8 @@ func (conn *connection) do(ctx context.Context, c call, f func(context.Context) 
 	return translate(ctx, c, err)
 }
 
-// A read is quick. A change may wait for locks and for the kernel. Starting and removing a container also wait for the
-// runtime and the storage driver.
+// The time limit of a call depends on what the call does. A read is quick. A change may wait for locks and for the
+// kernel. Starting and removing a container also wait for the runtime and the storage driver.
 func (conn *connection) readLimit() time.Duration   { return conn.callTimeout / 3 }
 func (conn *connection) changeLimit() time.Duration { return conn.callTimeout }
 func (conn *connection) runLimit() time.Duration    { return 2 * conn.callTimeout }

@@ -10,15 +10,15 @@ import (
 	"github.com/docker/docker/client"
 )
 
-// connection is shared by all parts of an [Engine]. It has the Docker clients, whose transport is the fence, and the
-// deadlines. The parts make every call through its method do.
+// connection is shared by all parts of an [Engine]. It has the deadlines and the Docker clients. All requests of the
+// clients pass the fence. The parts make every call through connection.do.
 type connection struct {
 	client      *client.Client
 	transport   *http.Transport
 	pinger      *client.Client // dials a new connection for each request
 	deployment  string
 	callTimeout time.Duration
-	fence       func() error // called by the transport before every change
+	fence       func() error // the transport calls it before every change
 	log         *slog.Logger
 }
 
@@ -33,7 +33,7 @@ func newConnection(cfg Config) (*connection, error) {
 	return conn, conn.dial(cfg)
 }
 
-// negotiate checks that the engine answers, and agrees on the API version.
+// negotiate checks that the engine answers, and agrees with the engine on the API version.
 func (conn *connection) negotiate(ctx context.Context) error {
 	c := call{verb: "connect to", kind: kindEngine, name: conn.Address(), limit: conn.readLimit()}
 	return conn.do(ctx, c, func(ctx context.Context) error {
@@ -98,8 +98,8 @@ func (conn *connection) Close() {
 	conn.transport.CloseIdleConnections()
 }
 
-// Ping checks that the engine answers on a new connection. An engine that is shutting down, and stopping its
-// containers, accepts no new connections but still answers on existing ones.
+// Ping checks that the engine answers on a new connection. While an engine shuts down and stops its containers, it
+// accepts no new connections, but still answers on existing ones.
 func (conn *connection) Ping(ctx context.Context) error {
 	return conn.do(ctx, call{verb: "ping", kind: kindEngine, limit: conn.readLimit()}, func(ctx context.Context) error {
 		_, err := conn.pinger.Ping(ctx)

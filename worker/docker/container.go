@@ -17,11 +17,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// CoverInodes is the mount option by which the file systems of [ContainerSpec.Covers] are recognized in a container's
-// mount table: no other file system of a container has this limit.
+// CoverInodes is a mount option. In a container's mount table, it identifies the file systems of
+// [ContainerSpec.Covers]: no other file system of a container has this limit.
 const CoverInodes = "nr_inodes=1000003"
 
-// ContainerSpec describes a container. Settings that it does not have are the engine's defaults, with four exceptions:
+// ContainerSpec describes a container. For settings without a field, the engine's defaults apply, with four exceptions:
 // there is no restart policy; there is no log driver, because the supervisor writes no logs; the image's health check
 // is off; and the stop signal is TERM. The container runs the supervisor, which applies the image's health check and
 // stop signal to the image's command.
@@ -37,7 +37,7 @@ type ContainerSpec struct {
 	Hostname        string
 	Network         string // "": the engine's default bridge
 	Aliases         []string
-	DNS             []string        // name servers for names outside of the network; nil: those of the engine
+	DNS             []string        // name servers for names outside of the network; nil: the engine's
 	Ports           []protocol.Port // published on the host's loopback
 	Binds           []Bind
 	CPU             float64 // cores; 0: no limit
@@ -48,11 +48,11 @@ type ContainerSpec struct {
 	NoNewPrivileges bool
 	ReadOnlyRoot    bool
 	Tmpfs           map[string]int64 // size in bytes of each file system in memory, by target
-	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]: the caller unmounts them before any command runs
+	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]; the caller unmounts them before any command runs
 	ShmSize         int64            // size of /dev/shm in bytes; 0: the engine's default
 	Disk            int64            // size of the container's own layer in bytes; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
-	GPUs            []string         // indices or ids, as the runtime names them; nil: none
+	GPUs            []string         // GPUs by index or id, as the runtime names them; nil: no GPUs
 }
 
 // Bind mounts a path of the engine's host, which must exist, with private propagation.
@@ -67,19 +67,20 @@ type Bind struct {
 type Container struct {
 	ID      string
 	Name    string
-	Image   string // inspected: the image's id; listed: the reference from which the container was created
+	Image   string // from Inspect: the image's id; from Containers: the reference that the container was created from
 	Labels  map[string]string
 	State   string // created, running, paused, restarting, removing, exited, dead
 	Running bool
 	Created time.Time
 
 	// Doubtful means that the container's image has Boxfleet labels, or no longer exists. The container may have its
-	// labels from that image, which anyone may have built, so the labels prove nothing.
+	// labels from that image, and anyone may have built the image. So the labels do not prove that Boxfleet created the
+	// container.
 	Doubtful bool
 	Binds    []string // the mounted paths of the engine's host
 
 	// The following fields are set only by Inspect.
-	Pid        int // of the first process, on the engine's host; 0 if the container does not run
+	Pid        int // PID of the first process on the engine's host; 0 if the container does not run
 	ExitCode   int
 	OOMKilled  bool
 	Error      string // why the last start failed
@@ -87,7 +88,7 @@ type Container struct {
 	FinishedAt time.Time
 	Ports      []protocol.Port // the published ports, while the container runs
 	Hostname   string
-	Address    string // in its network, while it runs; "" if the container has no network or several
+	Address    string // IP address while the container runs; "" if the container has no network or several
 }
 
 // containers has the methods for containers and the files in them.
@@ -142,7 +143,8 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 	}
 	host.ReadonlyRootfs, host.ShmSize, host.Runtime = spec.ReadOnlyRoot, spec.ShmSize, spec.Runtime
 	host.Tmpfs = map[string]string{}
-	// exec: the engine's default noexec would break builds that compile programs below /tmp and run them.
+	// The option exec replaces the engine's default noexec, which would break builds that compile programs below /tmp and
+	// run them.
 	for target, size := range spec.Tmpfs {
 		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
 	}
@@ -152,7 +154,7 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 	if spec.Disk > 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
 	}
-	if len(spec.GPUs) > 0 { // by id: with a count, every container would get the same first GPUs
+	if len(spec.GPUs) > 0 { // request GPUs by id: with a count, every container would get the same first GPUs
 		host.DeviceRequests = []container.DeviceRequest{{DeviceIDs: spec.GPUs, Capabilities: [][]string{{"gpu"}}}}
 	}
 	if spec.PIDs > 0 {
@@ -222,12 +224,12 @@ func (cs *containers) RemoveContainer(ctx context.Context, id string) error {
 	return cs.removeContainer(ctx, id)
 }
 
-// tooDeep matches the engine's error for a container's layer with more nested directories than the engine may open
-// files.
+// tooDeep matches the engine's error for a container's layer that is too deep to remove. The engine opens one file for
+// each level of nested directories, and has reached its limit of open files.
 var tooDeep = regexp.MustCompile(`failed to remove root filesystem: .*too many open files`)
 
-// emptyLayerOf empties the layer of a container that the engine failed to remove. It does nothing unless the engine
-// calls the container dead, and so no longer uses the layer.
+// emptyLayerOf empties the layer of a container that the engine failed to remove. It does nothing unless the
+// container's state is dead, which means that the engine no longer uses the layer.
 func (cs *containers) emptyLayerOf(ctx context.Context, id string) error {
 	layer := ""
 	err := cs.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: cs.readLimit()},
@@ -323,7 +325,7 @@ func (cs *containers) Containers(ctx context.Context) ([]Container, error) {
 		for _, got := range found {
 			c := Container{
 				ID: got.ID, Image: got.Image, Labels: got.Labels, State: string(got.State),
-				// Like Running in the engine's response to an inspection: paused and restarting containers count too.
+				// As in the engine's response to an inspection, paused and restarting containers also count as running.
 				Running: got.State == container.StateRunning || got.State == container.StatePaused ||
 					got.State == container.StateRestarting,
 				Created: time.Unix(got.Created, 0).UTC(), Binds: bindsOf(got.Mounts),

@@ -186,7 +186,7 @@ func TestErrorsSayWhyAContainerCannotBeCreatedOrStarted(t *testing.T) {
 	}
 	check(t, b.RemoveContainer(ctx, id))
 
-	// The engine answers 404 also for a start of an existing container whose network is gone.
+	// The engine also answers 404 if an existing container is started and its network is gone.
 	network := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine)}
 	check(t, b.CreateNetwork(ctx, network))
 	spec = b.sleeper()

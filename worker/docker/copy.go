@@ -11,10 +11,10 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// CopyTo unpacks a tar stream into a directory of a container, with the owners in the stream. The container need not
-// have been started. CopyTo fails with failed_precondition and reason copy_failed if the directory does not exist, and
-// with [ErrEngineUnavailable] if the transfer makes no progress for [Config.StallTimeout]. An error of reading tar is
-// returned unchanged. CopyTo does not read tar after it has returned.
+// CopyTo unpacks a tar stream into a directory of a container, and keeps the owners that the stream names. The
+// container need not have been started. CopyTo fails with failed_precondition and reason copy_failed if the directory
+// does not exist, and with [ErrEngineUnavailable] if the transfer makes no progress for [Config.StallTimeout]. CopyTo
+// returns an error from reading tar unchanged. CopyTo does not read tar after it has returned.
 func (cs *containers) CopyTo(ctx context.Context, id, dir string, tar io.Reader) error {
 	body := &source{r: tar}
 	err := cs.do(ctx, call{verb: "copy to", kind: kindContainer, name: id, limit: transferLimit},
@@ -31,8 +31,8 @@ func (cs *containers) CopyTo(ctx context.Context, id, dir string, tar io.Reader)
 }
 
 // PathMode returns the mode of a path in a container. The container need not have been started. If the path is a
-// symbolic link, PathMode returns the link's mode. there is false if nothing exists at the path. It is an error if a
-// parent of the path is not a directory.
+// symbolic link, PathMode returns the link's mode. The second result is false if nothing exists at the path. PathMode
+// fails if a parent of the path is not a directory.
 func (cs *containers) PathMode(ctx context.Context, id, path string) (mode fs.FileMode, there bool, err error) {
 	err = cs.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: cs.readLimit()},
 		func(ctx context.Context) error {
@@ -46,8 +46,8 @@ func (cs *containers) PathMode(ctx context.Context, id, path string) (mode fs.Fi
 	return mode, there, err
 }
 
-// ReadFile reads the first bytes of a file in a container, at most most of them. The container need not have been
-// started. ReadFile returns nil if the path does not exist or is not a regular file.
+// ReadFile reads the beginning of a file in a container. The last parameter is the maximum number of bytes. The
+// container need not have been started. ReadFile returns nil if the path does not exist or is not a regular file.
 func (cs *containers) ReadFile(ctx context.Context, id, path string, most int64) ([]byte, error) {
 	var data []byte
 	err := cs.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: cs.readLimit()},

@@ -11,9 +11,9 @@ import (
 // helperTimeout limits how long a credential helper may take.
 const helperTimeout = 20 * time.Second
 
-// loginFor reads the credentials that `docker login` stored for a registry, including those of credential helpers. dir
-// is the directory of the Docker configuration; "" means Docker's default. loginFor reads the files at each call, so a
-// new login takes effect at once. It returns the zero value if there are no credentials.
+// loginFor reads the credentials that `docker login` stored for a registry, in the configuration or in a credential
+// helper. dir is the directory of the Docker configuration; "" means Docker's default. loginFor reads the files at each
+// call, so a new login takes effect at once. It returns the zero value if there are no credentials.
 func loginFor(ctx context.Context, dir, host string) (registry.AuthConfig, error) {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()

@@ -15,7 +15,8 @@
 //
 // The package enforces three rules, each in one place:
 //
-//   - Every call has a deadline, even if its context has none (call.go). Calls to a hung engine fail with unavailable.
+//   - Every call has a deadline, even if its context has no deadline (call.go). Calls to a hung engine fail with
+//     unavailable.
 //   - No request that could change the host is sent unless the fence allows it. The fence is the transport below the
 //     Docker client, so no method can bypass the fence, and it checks at the last moment (fence.go).
 //   - An error is translated once, completely (errors.go). A call fails with not_found only if the engine itself says

@@ -83,7 +83,7 @@ func empty(tb testing.TB, e *docker.Engine) {
 // name returns the name of an object. No other test uses this name.
 func (b *bench) name(what string) string { return "boxfleet-" + b.deployment + "-" + what }
 
-// sleeper describes a container that runs until it gets TERM. awaitUp waits until it handles TERM.
+// sleeper describes a container that runs until it gets TERM.
 func (b *bench) sleeper() docker.ContainerSpec {
 	return docker.ContainerSpec{
 		Name: b.name("sleeper"), Image: dockertest.Image, Network: "none",
@@ -91,7 +91,7 @@ func (b *bench) sleeper() docker.ContainerSpec {
 	}
 }
 
-// awaitUp waits until a sleeper has started, and stops at once when it gets TERM.
+// awaitUp waits until a sleeper has started and handles TERM.
 func (b *bench) awaitUp(tb testing.TB, id string) {
 	tb.Helper()
 	eventually.Holds(tb, within, "the container is up", func() bool {

@@ -30,7 +30,7 @@ type Config struct {
 
 	// EmptyLayer empties a directory of the engine's host. It is called for a container's layer that is too deep for the
 	// engine to remove: the engine needs one file descriptor for each level of nested directories. If EmptyLayer is nil,
-	// removing such a container fails.
+	// the removal of such a container fails.
 	EmptyLayer func(ctx context.Context, dir string) error
 
 	// CallTimeout is the maximum duration of a change. A read may take a third of CallTimeout, starting and removing a
@@ -56,7 +56,7 @@ type Config struct {
 }
 
 // Engine is the client of one Docker Engine for one deployment. Its methods may be called concurrently. They return
-// errors of type *protocol.Error, or the fence's own. Each part implements the methods for one kind of object.
+// errors of type *protocol.Error, or the fence's own error. Each part implements the methods for one kind of object.
 type Engine struct {
 	*connection
 	containers
@@ -117,8 +117,8 @@ func newEngine(conn *connection, cfg Config) *Engine {
 	return e
 }
 
-// CheckHost refuses an engine's address that can never work. It does not connect. host is as in [Config.Host]. Error:
-// invalid_argument.
+// CheckHost refuses an engine's address that can never work. It does not connect. The address has the form of
+// [Config.Host]. Error: invalid_argument.
 func CheckHost(host string) error {
 	conn, err := newConnection(Config{Host: host, Fence: Unfenced})
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Reasons of this package's errors, in addition to those of package protocol.
+// Reasons of this package's errors, in addition to the reasons in package protocol.
 const (
 	// ReasonEngineError means that the engine failed: it answered with a 5xx status, or with a response that cannot be
 	// read. Whether a requested change was made is unknown.
 	ReasonEngineError = "engine_error"
-	// ReasonSubnetOverlap means that the subnet overlaps one that is in use on the engine's host.
+	// ReasonSubnetOverlap means that the subnet overlaps another subnet that is in use on the engine's host.
 	ReasonSubnetOverlap = "subnet_overlap"
 	// ReasonPortTaken means that a port of the engine's host is in use.
 	ReasonPortTaken = protocol.ReasonPortTaken
@@ -95,7 +95,7 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.FailedPrecondition, ReasonNoDiskQuota)
 	case c.verb == "start" && portRefused.MatchString(message):
 		return fail(protocol.ResourceExhausted, ReasonPortTaken)
-	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // many kernels have no SCTP ports
+	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // many kernels do not support SCTP
 		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)

@@ -15,12 +15,12 @@ type Event struct {
 	Type   string // "container"
 	Action string // create, start, die, oom, kill, stop, destroy, …
 	ID     string
-	Labels map[string]string // of the container, and the engine's own attributes: name, image, exitCode, …
+	Labels map[string]string // the container's labels, and attributes that the engine adds: name, image, exitCode, …
 	Time   time.Time
 }
 
-// eventOverlap is how far in the past a stream begins. The engine answers the request before it subscribes to its
-// events. Without the overlap, a caller that lists the containers right after the answer would miss events.
+// eventOverlap is how far in the past a stream of events begins. The engine answers the request before it subscribes to
+// its events. Without the overlap, a caller that lists the containers right after the answer would miss events.
 const eventOverlap = 2 * time.Second
 
 // eventStreams has the methods that follow the engine's events.
@@ -32,15 +32,15 @@ type eventStreams struct{ *connection }
 // When the stream ends, exactly one error is sent, and then both channels are closed. The error is cancelled if ctx
 // ended, and unavailable otherwise. After unavailable, the caller should call Events again and list the containers.
 //
-// lost is called as soon as the stream breaks, and before the error is sent, even if the caller is not receiving events
-// at the time. So lost is called before the caller can have an answer from a restarted engine.
+// Events calls lost as soon as the stream breaks, even if the caller is not receiving events at that time. It sends the
+// error after that. So lost is called before a restarted engine can answer the caller.
 func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
 	c := call{verb: "follow", kind: kindContainer, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
 
-	// Only the start of the stream has a deadline; the stream itself has none.
+	// Only the start of the stream has a deadline.
 	late := time.AfterFunc(c.limit, stop)
 	messages, errs := es.client.Events(following, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),

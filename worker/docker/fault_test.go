@@ -14,7 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// calls are all methods that send a request to the engine. Events is among them, and waits for the end of its stream.
+// calls returns a call of each method that sends a request to the engine. The call of Events waits for the end of its
+// stream.
 func calls() map[string]func(context.Context, *bench, string) error {
 	all := maps.Clone(changing)
 	all["Ping"] = func(ctx context.Context, b *bench, _ string) error { return b.Ping(ctx) }
@@ -73,8 +74,8 @@ func TestTheCallersDeadlineAndCancelAreDistinguished(t *testing.T) {
 // pulls are the calls that bring an image to the engine. Their errors say why the image could not be pulled.
 var pulls = []string{"PullImage", "TakeImage", "PullAside"}
 
-// An object may be called absent only if the engine says that it does not exist. An engine that does not answer, or
-// fails, does not say that.
+// An object may be called absent only if the engine says that it does not exist. An engine that fails or does not
+// answer proves nothing about the object.
 func TestNoFaultIsMistakenForAnAbsentObject(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -96,7 +97,7 @@ func TestNoFaultIsMistakenForAnAbsentObject(t *testing.T) {
 			b.proxy.Inject(func(r *http.Request) dockertest.Fault { return c.fault })
 			for method, call := range calls() {
 				if slices.Contains(pulls, method) || method == "Ping" || method == "Events" || method == "Info" {
-					continue // pulls and Events follow below; the others are about no object
+					continue // pulls and Events follow below; the others name no object
 				}
 				err := call(t.Context(), b, "absent")
 				if !errors.Is(err, c.want) || docker.IsNotFound(err) {

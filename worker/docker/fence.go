@@ -10,12 +10,12 @@ import (
 	"sync/atomic"
 )
 
-// Unfenced is a fence that always allows changes. It is for tools, for tests, and for a worker that must read the
-// [Engine.HostID] before it can take the host's lock.
+// Unfenced is a fence that always allows changes. Tools and tests use it. A worker uses it to read the [Engine.HostID],
+// because it needs this id to take the host's lock.
 func Unfenced() error { return nil }
 
-// fence lets requests pass that only read, and lets other requests pass only if the check allows them. It sits between
-// the Docker client and the socket, so no method can bypass it. The check runs a second time when the first byte of the
+// fence refuses requests that could change something, unless the check allows them. The fence is between the Docker
+// client and the socket, so no method can bypass the fence. The check runs a second time when the first byte of the
 // request is written: the process may have been paused since the first check, and may have lost its lock meanwhile.
 type fence struct {
 	check func() error
@@ -87,7 +87,7 @@ func fenceConns(t *http.Transport) {
 	}
 }
 
-// arm makes the connection call ask before its next write. With a nil ask, the next write is not checked.
+// arm sets the check that the connection runs before its next write. If ask is nil, the next write is not checked.
 func arm(c net.Conn, ask func() error) {
 	if encrypted, ok := c.(*tls.Conn); ok {
 		c = encrypted.NetConn()

@@ -150,7 +150,7 @@ func TestTheFenceIsCheckedAgainWhenARequestIsWritten(t *testing.T) {
 	left.Store(100)
 	id := b.create(t, b.sleeper(), false)
 	b.proxy.Reset()
-	for range 3 { // first on a connection that was used before, then on new connections
+	for range 3 { // the first start uses an old connection, the others use new connections
 		left.Store(1)
 		if err := b.StartContainer(t.Context(), id); !errors.Is(err, lost) {
 			t.Errorf("got %v, want the fence's error", err)

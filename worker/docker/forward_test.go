@@ -17,7 +17,7 @@ func TestALostStreamIsNoticedWhileNobodyReceivesItsEvents(t *testing.T) {
 		ended <- forward(t.Context(), messages, errs, make(chan Event), func() { close(lost) })
 	}()
 	limit := time.After(10 * time.Second)
-	for range 3 { // the receiver takes none of these
+	for range 3 { // the receiver takes none of these events
 		select {
 		case messages <- events.Message{Action: events.ActionDie}:
 		case <-limit:

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// healthcheckOf translates an image's health check. It returns nil if the image has none. A CMD-SHELL test runs in the
-// image's shell, if the image sets a shell.
+// healthcheckOf translates an image's health check. It returns nil if the image has no health check. A CMD-SHELL test
+// runs in the image's shell, if the image sets a shell.
 func healthcheckOf(h *container.HealthConfig, shell []string) *protocol.Healthcheck {
 	if h == nil || len(h.Test) < 2 || h.Test[0] != "CMD" && h.Test[0] != "CMD-SHELL" {
 		return nil

@@ -9,14 +9,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hostMark has the methods for the volume whose label is the host's id.
+// hostMark has the methods for the volume that stores the host's id in a label.
 type hostMark struct{ *connection }
 
 func (hm *hostMark) hostVolume() string { return "boxfleet-host-" + hm.deployment }
 
 // HostID returns the id by which this deployment knows the engine's host. The id is random, and stored as the label of
 // a volume on the engine. HostID creates the volume if it does not exist. If several callers create the volume at once,
-// they all get the same id. Machine ids and engine ids would not do, because a clone of a machine has the same ones.
+// they all get the same id. The ids of the machine and of the engine are not used, because a clone of the machine has
+// the same ids.
 //
 // Creating the volume passes the fence like every change. A caller that needs the id in order to take the host's lock
 // uses an [Unfenced] engine.
@@ -28,8 +29,8 @@ func (hm *hostMark) HostID(ctx context.Context) (string, error) {
 	return hm.markHost(ctx, rand.Text())
 }
 
-// KeepHostID returns the id like [Engine.HostID], but gives an engine without an id the id that its host had before.
-// The caller holds the lock of that host. Only the engine's volumes were removed; the host is still the same.
+// KeepHostID returns the id like [Engine.HostID]. If the engine has no id, because its volumes were removed, KeepHostID
+// stores the id that the host had before. The caller must hold the lock of that host.
 func (hm *hostMark) KeepHostID(ctx context.Context, had string) (string, error) {
 	id, err := hm.readHostID(ctx)
 	if !IsNotFound(err) {

@@ -27,7 +27,7 @@ type Image struct {
 	Cmd          []string
 	StopSignal   int                   // the signal that stops the image's command; 0: TERM
 	Volumes      []string              // declared volumes; sorted
-	Healthcheck  *protocol.Healthcheck // without the engine's defaults; nil if the image has none
+	Healthcheck  *protocol.Healthcheck // without the engine's defaults; nil if the image has no health check
 	Size         int64                 // bytes
 	OS           string
 	Architecture string
@@ -91,8 +91,8 @@ func registryDigest(ref string, digests []string) string {
 	return found
 }
 
-// ImageNames lists the full references by which the engine finds its images: first those with tags, then those with
-// digests, then the image ids. Each of these groups is sorted.
+// ImageNames lists the full references by which the engine finds its images: first the references with tags, then the
+// references with digests, then the image ids. Each of these groups is sorted.
 func (im *images) ImageNames(ctx context.Context) ([]string, error) {
 	var tags, digests, ids []string
 	err := im.do(ctx, call{verb: "list", kind: kindImage, limit: im.readLimit()}, func(ctx context.Context) error {
@@ -134,7 +134,7 @@ func (im *images) RemoveImage(ctx context.Context, refOrID string) error {
 	return err
 }
 
-// ImagesInUse lists the ids of the images used by containers of any owner, in any state.
+// ImagesInUse lists the ids of all images that a container uses. Containers of all owners and in all states count.
 func (im *images) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	used := map[string]bool{}
 	err := im.do(ctx, call{verb: "list", kind: kindContainer, limit: im.readLimit()}, func(ctx context.Context) error {

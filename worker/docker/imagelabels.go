@@ -17,8 +17,8 @@ type imageLabels struct {
 	known map[string]bool // by image id: whether the image has Boxfleet labels
 }
 
-// labelsOf reports whether the image with an id has Boxfleet labels. An image that no longer exists counts as having
-// them. The labels of an image id never change, so labelsOf asks the engine only once about each image.
+// labelsOf reports whether the image with an id has Boxfleet labels. labelsOf also returns true for an image that no
+// longer exists. The labels of an image id never change, so labelsOf asks the engine only once about each image.
 func (il *imageLabels) labelsOf(ctx context.Context, image string) (has bool, err error) {
 	il.mu.Lock()
 	has, known := il.known[image]
@@ -30,7 +30,7 @@ func (il *imageLabels) labelsOf(ctx context.Context, image string) (has bool, er
 	if err != nil && (ctx.Err() != nil || unanswered(err)) {
 		return true, err
 	}
-	if err != nil { // gone or broken
+	if err != nil { // the image is gone or broken
 		return true, nil
 	}
 	if got.Config != nil {

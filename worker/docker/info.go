@@ -39,7 +39,8 @@ type Info struct {
 func (i Info) Like(o Info) bool { return reflect.DeepEqual(i, o) }
 
 // mayLimitDisk reports whether a storage driver may be able to limit a container's own layer. overlay2 can limit layers
-// on an xfs mounted with project quotas. The engine does not tell about project quotas; only an attempt shows them.
+// on an xfs mounted with project quotas. The engine does not report project quotas, so only an attempt shows whether
+// the limit works.
 func mayLimitDisk(driver string, status [][2]string) bool {
 	switch driver {
 	case "btrfs", "zfs", "devicemapper":

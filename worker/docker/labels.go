@@ -21,11 +21,11 @@ const (
 )
 
 // containerLabels are all labels that containers may have, apart from LabelDeployment. Boxfleet sets all of them on
-// each of its containers, so that a container gets none of them from its image.
+// each of its containers. Otherwise a container could get such a label from its image.
 var containerLabels = []string{LabelTenant, LabelSandbox, LabelGeneration, LabelRole, LabelService, LabelHost,
 	LabelDirectory, LabelNetwork, LabelGPUs}
 
-// containerLabelled returns all labels of a container. Those that are not in labels are empty.
+// containerLabelled returns all labels of a container. A label that is missing in the argument is empty.
 func (cs *containers) containerLabelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(containerLabels)+1)
 	for _, name := range containerLabels {
@@ -35,7 +35,7 @@ func (cs *containers) containerLabelled(labels map[string]string) map[string]str
 	return all
 }
 
-// labelled returns the given labels together with LabelDeployment.
+// labelled returns a copy of the labels, with LabelDeployment added.
 func (conn *connection) labelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(labels)+1)
 	for k, v := range labels {

@@ -12,7 +12,7 @@ import (
 type layers struct {
 	mu    sync.Mutex
 	try   int
-	found map[string]*layer // by the layer's short id in the messages
+	found map[string]*layer // layers by their short id in the messages
 }
 
 type layer struct {
@@ -39,9 +39,9 @@ func (l *layers) restart(try int) {
 	clear(l.found)
 }
 
-// update applies a message, and reports whether the message shows progress: a layer reached a later stage, or more
-// bytes than before in this attempt. While the engine waits to retry a layer, and while it downloads the same bytes
-// again, its messages show no progress.
+// update applies a message, and reports whether the message shows progress: either a layer reached a later stage, or
+// the engine has more bytes of a layer than before in this attempt. While the engine waits to retry a layer, and while
+// it downloads the same bytes again, its messages show no progress.
 func (l *layers) update(m *jsonmessage.JSONMessage) bool {
 	stage := stages[m.Status]
 	if stage == 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The messages are those of an engine that downloads a layer twice.
+// An engine that downloads a layer twice sends these messages.
 func TestMessagesAboutBytesDownloadedAgainShowNoProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONProgress {

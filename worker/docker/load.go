@@ -10,7 +10,7 @@ import (
 )
 
 // LoadImage loads the images of an archive under the names in the archive. The archive is in the format of docker save.
-// An error of reading the archive is returned unchanged. LoadImage fails with unavailable and reason engine_error if
+// An error from reading the archive is returned unchanged. LoadImage fails with unavailable and reason engine_error if
 // the engine refuses the archive, and with [ErrEngineUnavailable] after [Config.PullStall] without progress.
 func (im *images) LoadImage(ctx context.Context, archive io.Reader) error {
 	return im.take(ctx, "load", "", archive, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
@@ -19,8 +19,8 @@ func (im *images) LoadImage(ctx context.Context, archive io.Reader) error {
 	})
 }
 
-// ImportImage creates an image named ref from a tar stream with a root file system. changes are Dockerfile instructions
-// such as `ENV A=1`. Errors are as for [Engine.LoadImage].
+// ImportImage creates an image named ref from a tar stream with a root file system. The parameter changes has
+// Dockerfile instructions such as `ENV A=1`. ImportImage returns the errors of [Engine.LoadImage].
 func (im *images) ImportImage(ctx context.Context, root io.Reader, ref string, changes []string) error {
 	return im.take(ctx, "import", ref, root, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
 		return im.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref,

@@ -34,7 +34,7 @@ type Network struct {
 type networks struct{ *connection }
 
 // CreateNetwork creates a network. It fails with already_exists if the name is taken, and with [ErrSubnetOverlap] if
-// the subnet overlaps one that is in use.
+// the subnet overlaps a subnet that is in use.
 func (ns *networks) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 	options := network.CreateOptions{Driver: "bridge", Labels: ns.labelled(spec.Labels), Options: map[string]string{}}
 	if spec.Subnet.IsValid() {

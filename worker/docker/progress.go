@@ -14,11 +14,11 @@ const DefaultStallTimeout = time.Minute
 // transferLimit is the maximum duration of a transfer.
 const transferLimit = time.Hour
 
-// errStalled is the cause with which a transfer that makes no progress is cancelled.
+// errStalled is the cause when a transfer is cancelled because it makes no progress.
 var errStalled = errors.New("no progress for too long")
 
-// progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would not
-// do, because the duration of a transfer depends on its size.
+// progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would be
+// wrong, because the duration of a transfer depends on its size.
 type progress struct {
 	stall time.Duration
 	timer *time.Timer
@@ -39,7 +39,7 @@ func (p *progress) done() {
 	p.stop(nil)
 }
 
-// cause returns errStalled if err came from a stall, and err otherwise.
+// cause returns errStalled if a stall caused err, and err otherwise.
 func cause(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
 		return errStalled
@@ -55,7 +55,7 @@ type source struct {
 
 	mu     sync.Mutex
 	r      io.Reader
-	err    error // of the caller's reader
+	err    error // the error of the caller's reader
 	closed bool
 }
 

@@ -38,17 +38,17 @@ type pulls struct {
 	dockerConfig string
 
 	mu      sync.Mutex
-	running map[string]*pull // by the name that the image gets on the engine
+	running map[string]*pull // pulls by the name that the image gets on the engine
 }
 
 // PullImage pulls an image and inspects it. Concurrent calls for the same image share one pull, which is cancelled only
 // when no caller waits for it any more. report, which may be nil, is called in the caller's goroutine at the start of
 // the pull, at growing intervals during the pull, and at the end of a successful pull.
 //
-// It fails with [ErrImageNotFound] if the registry does not have the image, or hides it from this worker; with
-// permission_denied and reason image_denied if the registry denies access; and otherwise with unavailable and one of
-// these reasons: registry_unreachable after several attempts, image_pull_stalled after [Config.PullStall] without
-// progress, image_pull_failed for every other failure.
+// It fails with [ErrImageNotFound] if the registry does not have the image or hides it from this worker, and with
+// permission_denied and reason image_denied if the registry denies access. Otherwise it fails with unavailable and one
+// of these reasons: registry_unreachable after several attempts, image_pull_stalled after [Config.PullStall] without
+// progress, or image_pull_failed for every other failure.
 func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
@@ -63,8 +63,8 @@ func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol
 	return ps.images.FindImage(ctx, ref)
 }
 
-// pullOnce waits for the running pull of this name. If none is running, it starts one with bring, which must bring the
-// image to the engine under this name.
+// pullOnce waits for the running pull of this name. If no pull of the name is running, pullOnce starts one: it calls
+// bring, which must bring the image to the engine under this name.
 func (ps *pulls) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
 	bring func(context.Context, *layers) error) error {
 	p := ps.joinPull(ctx, full, name, bring)
@@ -242,7 +242,7 @@ func readReport(report io.Reader, handle func(*jsonmessage.JSONMessage)) error {
 }
 
 // Error texts of engines and registries. A registry that hides its contents from anonymous clients does not distinguish
-// a missing image from a denied one.
+// a missing image from a denied image.
 var (
 	denied = regexp.MustCompile(`(?i)unauthorized|authentication required|no basic auth credentials|` +
 		`incorrect username or password|insufficient_scope`)

@@ -17,13 +17,13 @@ import (
 // number of the layer's bytes that are written so far.
 type Archive func(ctx context.Context, w io.Writer, moved func(layer string, done, total int64)) error
 
-// TakeImage loads an image from the archive that open returns, under the name in the archive. It is for images that the
-// engine does not pull itself. open returns nil if the engine already has the image. As in [Engine.PullImage],
-// concurrent calls for the same reference share one load, and report is called during the load.
+// TakeImage loads an image from the archive that open returns, under the name in the archive. Callers use it for images
+// that the engine does not pull itself. If the engine already has the image, open must return nil. As in
+// [Engine.PullImage], concurrent calls for the same reference share one load, and report is called during the load.
 //
-// TakeImage returns the errors of open and of the archive, after retrying those with reason registry_unreachable. It
-// fails with unavailable and reason image_pull_stalled after [Config.PullStall] without progress, and with reason
-// image_pull_failed if the engine refuses the image.
+// TakeImage returns the errors of open and of the archive. Before it returns an error with reason registry_unreachable,
+// it tries again several times. It fails with unavailable and reason image_pull_stalled after [Config.PullStall]
+// without progress, and with reason image_pull_failed if the engine refuses the image.
 func (ps *pulls) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error),
 	report func(protocol.PullProgress)) error {
 	full, err := imageref.Full("spec.image", ref)
@@ -87,11 +87,11 @@ func (im *images) TagImage(ctx context.Context, refOrID, name string) error {
 		})
 }
 
-// Login is the credentials for a registry. The zero value means none.
+// Login has the credentials for a registry. The zero value means no credentials.
 type Login struct{ Username, Password, IdentityToken, RegistryToken string }
 
-// LoginFor reads the credentials for the registry of a reference from the worker's Docker configuration. It returns
-// none if they cannot be read.
+// LoginFor reads the credentials for the registry of a reference from the worker's Docker configuration. It returns the
+// zero value if the credentials cannot be read.
 func (ps *pulls) LoginFor(ctx context.Context, ref string) Login {
 	found, err := loginFor(ctx, ps.dockerConfig, registryOf(ref))
 	if err != nil {

@@ -15,8 +15,8 @@ type Epoch struct {
 	lost bool // the stream of events ended, and there is no new stream yet
 }
 
-// Begin records that the worker follows the engine's events from now on. Since the last stream of events ended, another
-// engine process may have started and ended unnoticed. Begin therefore starts a new epoch after a loss.
+// Begin records that the worker follows the engine's events from now on. After a loss of the events, Begin starts a new
+// epoch, because another engine process may have started and ended unnoticed.
 func (e *Epoch) Begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -58,7 +58,7 @@ func (e *Epoch) Same(epoch int64) error {
 }
 
 // EndedByItself returns nil if a container that ended since epoch ended by itself: the engine answers, and its events
-// were followed without a gap. Its errors are those of ping and of Same.
+// were followed without a gap. It returns the errors of ping and of Same.
 func (e *Epoch) EndedByItself(ctx context.Context, ping func(context.Context) error, epoch int64) error {
 	if err := ping(ctx); err != nil {
 		return err

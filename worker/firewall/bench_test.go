@@ -19,8 +19,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// listenVariable makes the test binary act as the process of an engine. The process listens on the socket that the
-// variable names until it is killed.
+// listenVariable makes the test binary act as the process of an engine. Until it is killed, the process listens on the
+// socket that the variable names.
 const listenVariable = "BOXFLEET_TEST_LISTEN"
 
 // engineVariable makes the test binary act as a worker. It writes rules for the engine at the address in the variable,
@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 // The name servers in the resolv.conf of the host. Some tests make hostServer an address of the host itself.
 const hostServer, otherServer = "10.77.0.1", "10.77.0.2"
 
-// host is a network namespace that stands for a Docker host. A process in the namespace listens on a socket like an
-// engine does.
+// host is a network namespace that represents a Docker host. A process in the namespace listens on a socket, like an
+// engine.
 type host struct {
 	t         testing.TB
 	namespace string

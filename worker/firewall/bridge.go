@@ -16,12 +16,12 @@ import (
 type Bridge struct {
 	Name   string
 	Subnet netip.Prefix // derived from Name
-	Index  int          // number of the interface; differs if the bridge is deleted and created again
+	Index  int          // number of the interface; changes if the bridge is deleted and created again
 }
 
 // Abandoned lists the bridges that were created for this deployment and belong to no known network. It does not list
-// bridges for which another deployment has rules, nor bridges to which interfaces are attached. It removes recorded
-// bridges that no longer exist from the record.
+// bridges for which another deployment has rules, or bridges to which interfaces are attached. It also removes bridges
+// that no longer exist from the record.
 func (f *Firewall) Abandoned() ([]Bridge, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -29,7 +29,7 @@ func (f *Firewall) Abandoned() ([]Bridge, error) {
 	return abandoned, explain(err)
 }
 
-// RemoveBridge removes a bridge if [Firewall.Abandoned] would still list it, and reports whether it did.
+// RemoveBridge removes a bridge if [Firewall.Abandoned] would still list it, and reports whether it removed the bridge.
 func (f *Firewall) RemoveBridge(b Bridge) (removed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,8 +24,8 @@ func bridgeOf(i int) string { return network(i, "internet").Bridge }
 type bridgeBench struct {
 	*host
 	ours   *firewall.Firewall // the firewall of this deployment
-	again  *firewall.Firewall // of a later worker of this deployment; knows the bridges only from the table's record
-	theirs *firewall.Firewall // of another deployment
+	again  *firewall.Firewall // the firewall of a later worker, which knows the bridges only from the table's record
+	theirs *firewall.Firewall // the firewall of another deployment
 }
 
 func newBridgeBench(t *testing.T) bridgeBench {

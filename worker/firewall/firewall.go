@@ -32,10 +32,10 @@ type Config struct {
 	Deployment string
 	Engine     string         // address of the Docker Engine
 	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, even if its policy allows them
-	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: none
+	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: no ranges
 	MostConns  int            // maximum number of open connections from one network to other networks; 0: no limit
 	Pool       netip.Prefix   // the range from which sandbox networks are taken
-	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: those of the engine's host
+	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: the engine host's
 	Logger     *slog.Logger
 }
 
@@ -52,7 +52,7 @@ func (n Network) equal(o Network) bool {
 
 // Firewall manages the table of a deployment in the network namespace of an engine. Its methods may be called
 // concurrently. They return errors of type *protocol.Error: failed_precondition with reason firewall_unavailable if
-// this host cannot be protected, unavailable if a retry may help.
+// this host cannot be protected, and unavailable if a retry may help.
 type Firewall struct {
 	*host
 	cfg    Config
@@ -70,8 +70,8 @@ func New(cfg Config) *Firewall {
 	return f
 }
 
-// LimitsConnections reports whether the connections of networks are limited. Until the first write, it assumes that the
-// kernel can count connections.
+// LimitsConnections reports whether the firewall limits the number of connections of each network. Until the first
+// write, it assumes that the kernel can count connections.
 func (f *Firewall) LimitsConnections() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,8 +109,8 @@ func (f *Firewall) protect(n Network) error {
 	return explain(err)
 }
 
-// Check verifies that this firewall writes its rules to the engine's namespace. bridges are bridges of the engine, and
-// at least one of them must be in that namespace.
+// Check verifies that this firewall writes its rules to the engine's namespace. The parameter lists bridges of the
+// engine. At least one of these bridges must be in that namespace.
 func (f *Firewall) Check(bridges ...Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,8 +169,9 @@ func (f *Firewall) Forget(bridge string) error {
 	return f.table.forget([]string{bridge})
 }
 
-// Gone records, after [Firewall.Forget], that the engine has removed the network. It removes the network's rules again,
-// because a Sync between Forget and Gone may have restored them from a list that still had the network.
+// Gone records that the engine has removed a network. The caller must have called [Firewall.Forget] before. It removes
+// the network's rules again, because a Sync between Forget and Gone may have restored them from a list that still had
+// the network.
 func (f *Firewall) Gone(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -189,9 +190,9 @@ func (f *Firewall) Mark() uint64 {
 	return f.ledger.clock
 }
 
-// Sync rewrites all rules, which restores missing rules, and removes the rules of networks that are gone. listed are
-// the engine's networks. They must have been listed after the call of [Firewall.Mark] that returned mark. Changes by
-// other methods since mark take precedence over the list.
+// Sync rewrites all rules, which restores missing rules. It also removes the rules of networks that are gone. The
+// second parameter is the list of the engine's networks. The list must have been read after the call of [Firewall.Mark]
+// that returned mark. Changes that other methods made since mark take precedence over the list.
 func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,7 +216,7 @@ func (f *Firewall) prune() error {
 	return f.table.forget(slices.Collect(maps.Keys(there)))
 }
 
-// writeAll writes all rules that should exist, and removes none. The caller holds the lock.
+// writeAll writes all rules that should exist, and removes no rules. The caller holds the lock.
 func (f *Firewall) writeAll() error {
 	if err := f.enter(); err != nil {
 		return err
@@ -235,8 +236,8 @@ func (f *Firewall) writeAll() error {
 	return explain(f.table.writeNetworks(networks))
 }
 
-// Withdraw removes the chains of bridges that no longer exist, and removes the table when no such chain is left. It is
-// for a worker whose firewall was turned off. Networks that still exist keep their rules.
+// Withdraw removes the chains of bridges that no longer exist, and removes the table when no such chain is left. A
+// worker calls Withdraw if its operator has turned the firewall off. Networks that still exist keep their rules.
 func (f *Firewall) Withdraw() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

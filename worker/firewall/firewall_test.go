@@ -157,7 +157,8 @@ func TestSyncRestoresMissingRulesAndKeepsOtherDeploymentsRules(t *testing.T) {
 	if again := h.nft("list", "ruleset"); len(again) != len(before) {
 		t.Errorf("the restored rules are\n%s\nwant\n%s", again, before)
 	}
-	// Networks that the engine no longer has lose their rules. Networks protected after the list was made keep theirs.
+	// Networks that the engine no longer has lose their rules. Networks that were protected after the list was read keep
+	// their rules.
 	check(t, f.Sync(f.Mark(), []firewall.Network{network(1, "internet")}))
 	check(t, f.Protect(network(5, "none")))
 	mark := f.Mark()
@@ -256,7 +257,7 @@ func TestRestoreWritesMissingRules(t *testing.T) {
 	h := newHost(t)
 	f := h.firewall(nil)
 	n := network(1, "none")
-	check(t, f.Restore(n)) // not protected before
+	check(t, f.Restore(n)) // the network was not protected before
 	before := h.nft("list", "ruleset")
 	for what, args := range map[string][]string{
 		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"},

@@ -9,7 +9,7 @@ import (
 )
 
 // FreePort returns the first of the given ports that is free on the loopback of the engine's host. Errors:
-// resource_exhausted if all of them are taken, unavailable if that cannot be determined.
+// resource_exhausted if all of these ports are taken, and unavailable if that cannot be determined.
 func (h *host) FreePort(transport string, ports []int) (free int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -35,8 +35,8 @@ func (l *ledger) add(n Network) {
 	delete(l.gone, n.Bridge)
 }
 
-// confirm records that the engine has the network of a bridge. A list that lacks the network means that the network is
-// gone only if the list was made after this call.
+// confirm records that the engine has the network of a bridge. A list without the network proves that the network is
+// gone only if the list was read after this call.
 func (l *ledger) confirm(bridge string) {
 	if e := l.known[bridge]; e != nil && !e.listed {
 		l.clock++
@@ -47,7 +47,7 @@ func (l *ledger) confirm(bridge string) {
 // forget removes a network that should no longer be protected.
 func (l *ledger) forget(bridge string) { delete(l.known, bridge) }
 
-// markGone records that a network is gone. Lists made before this call no longer add the network.
+// markGone records that a network is gone. Lists that were read before this call no longer add the network.
 func (l *ledger) markGone(bridge string) {
 	l.clock++
 	l.gone[bridge] = l.clock
@@ -56,7 +56,7 @@ func (l *ledger) markGone(bridge string) {
 // clear forgets all networks.
 func (l *ledger) clear() { clear(l.known) }
 
-// update processes a list of the engine's networks. The list was made after the clock showed mark. Changes since mark
+// update processes a list of the engine's networks. The list was read after the clock showed mark. Changes since mark
 // take precedence over the list.
 func (l *ledger) update(mark uint64, listed []Network) {
 	present := map[string]bool{}
@@ -79,8 +79,8 @@ func (l *ledger) update(mark uint64, listed []Network) {
 	maps.DeleteFunc(l.gone, func(_ string, at uint64) bool { return at <= mark })
 }
 
-// networks returns the known networks. missing counts those among them that exist on the engine, but are not in ruled,
-// the bridges that have rules.
+// networks returns the known networks. The parameter has the bridges with rules. missing is the number of known
+// networks that exist on the engine, but have no rules.
 func (l *ledger) networks(ruled map[string]bool) (networks []Network, missing int) {
 	networks = make([]Network, 0, len(l.known))
 	for bridge, e := range l.known {

@@ -12,7 +12,7 @@ import (
 
 // link is an interface in a network namespace.
 type link struct {
-	index, master int // master is the index of the bridge to which the interface is attached; 0 if there is none
+	index, master int // master is the index of the bridge to which the interface is attached; 0: no bridge
 	name, kind    string
 }
 

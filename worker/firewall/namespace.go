@@ -19,7 +19,7 @@ import (
 type namespace struct {
 	file  *os.File // keeps the namespace open
 	inode uint64
-	own   bool   // it is also the worker's namespace, so no thread has to enter it
+	own   bool   // the namespace is also the worker's, so no thread has to enter it
 	root  string // the worker's path to the root of the engine's file system
 	probe int    // a socket in the namespace, for reading the addresses of interfaces
 }
@@ -65,7 +65,7 @@ func findNamespace(address string) (*namespace, error) {
 	return n, nil
 }
 
-// Listener returns the id of the process that listens on a unix socket. It returns 0 if that process is in a PID
+// Listener returns the PID of the process that listens on a unix socket. It returns 0 if that process is in a PID
 // namespace that this process cannot see.
 func Listener(path string) (int, error) {
 	conn, err := net.Dial("unix", path)
@@ -93,7 +93,7 @@ func inodeOf(path string) (uint64, error) {
 }
 
 func (n *namespace) close() {
-	_ = n.file.Close() // was only open to keep the namespace; nothing was written
+	_ = n.file.Close() // the file was only open to keep the namespace; nothing was written to it
 	if n.probe >= 0 {
 		_ = unix.Close(n.probe) // a socket that never connected
 	}

@@ -63,8 +63,8 @@ func (p Policy) internet() bool {
 }
 
 // allows reports whether the policy's ranges allow an address. A private address is allowed only by a range that is
-// completely private and that the operator allows. Of a range with public and private addresses, only the public ones
-// are allowed.
+// completely private and that the operator allows. A range with public and private addresses allows only its public
+// addresses.
 func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	single := netip.PrefixFrom(a, a.BitLen())
 	return slices.ContainsFunc(p.Allow, func(r netip.Prefix) bool {
@@ -82,9 +82,9 @@ func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 	return i, i >= 0
 }
 
-// Denied returns the index of the first range of a policy that no sandbox may reach. Such a range lies within a range
-// that is never reachable, within the sandboxes' network pool, or within a range that the operator denies; or it is an
-// address of the host.
+// Denied returns the index of the first range of a policy that no sandbox may reach. The host's own addresses are such
+// ranges. So is each range within a range that is never reachable, within the network pool of the sandboxes, or within
+// a range that the operator denies.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)
 	if f.cfg.Pool.IsValid() {

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// HostNameServers returns those configured name servers of the engine's host that run on the host itself. No sandbox
-// can reach them. HostNameServers returns nil if the host cannot be read.
+// HostNameServers returns the configured name servers of the engine's host that run on the host itself. No sandbox can
+// reach such a name server. HostNameServers returns nil if the host cannot be read.
 func (h *host) HostNameServers() []netip.Addr {
 	own := h.HostAddresses()
 	h.mu.Lock()
@@ -78,7 +78,7 @@ func (f *Firewall) DNS(p Policy) []string {
 const deadResolver = "0.0.0.0"
 
 // resolvers reads the configured name servers of the engine's host. For a sandbox, the engine queries them from inside
-// the sandbox's network. resolvers leaves out name servers on the loopback, because the engine queries those from
+// the sandbox's network. resolvers leaves out name servers on the loopback, because the engine queries them from
 // outside of the sandbox's network.
 func (n *namespace) resolvers() []netip.Addr {
 	var found []netip.Addr

@@ -24,23 +24,23 @@ const (
 	chainPrivate    = "private"
 	chainNone       = "none"
 	chainRefuse     = "refuse"
-	chainCounted    = "counted"  // unused by packets; writing it shows whether the kernel can count connections
-	setCounted      = "counted-" // followed by the limit; counts connections by bridge
+	chainCounted    = "counted"  // no packet passes it; writing it shows whether the kernel can count connections
+	setCounted      = "counted-" // the limit is appended; counts connections by bridge
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 	setMade         = "made"
 )
 
 // beforeTranslation is the priority of the base chains. They run after connection tracking (-200) and before address
-// translation (-100). A packet to a published port still has the host's address there, and counts as a packet to the
-// host.
+// translation (-100). At that point, a packet to a published port still has the host's address, and counts as a packet
+// to the host.
 var beforeTranslation = nftables.ChainPriorityRef(-150)
 
 // script collects one transaction on the table.
 type script struct {
 	conn     *nftables.Conn
 	table    *nftables.Table
-	networks *nftables.Set // chains by bridge
+	networks *nftables.Set // maps a bridge to its chain
 	bridges  *nftables.Set
 	made     *nftables.Set // records the bridges that the engine was asked to create
 	counted  *nftables.Set // counts connections by bridge
@@ -162,7 +162,7 @@ func (s *script) network(n Network) error {
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
 	}, verdict(expr.VerdictDrop))
-	// With a forged source address, a connection could look like one that was opened from outside.
+	// With a forged source address, a sandbox's connection could look like a connection from outside.
 	s.rule(n.Bridge, address(fromOffset, n.Subnet, expr.CmpOpNeq), verdict(expr.VerdictDrop))
 	s.rule(n.Bridge, answer(), verdict(expr.VerdictAccept))
 	s.rule(n.Bridge, []expr.Any{
@@ -191,7 +191,7 @@ func (s *script) network(n Network) error {
 }
 
 // allow writes the rules for the ranges of a policy. Private ranges are allowed only if the operator allows them too.
-// Of all other ranges, only the public addresses are allowed.
+// All other ranges allow only their public addresses.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {

@@ -18,8 +18,8 @@ const (
 	atOnce           = 64      // maximum number of networks in one transaction
 )
 
-// table reads and writes the deployment's nftables table by netlink. It tells which rules the kernel has, while the
-// [ledger] tells which networks should have rules. Callers hold the host's lock and have entered the namespace.
+// table reads and writes the deployment's nftables table by netlink. The table shows which rules the kernel has; the
+// [ledger] shows which networks should have rules. Callers hold the host's lock and have entered the namespace.
 type table struct {
 	host   *host
 	cfg    *Config
@@ -28,8 +28,8 @@ type table struct {
 	counts bool // the kernel can count connections; true until a write shows the contrary
 }
 
-// writeCommon writes the rules that all networks share. It does without replies to refused packets, and without a limit
-// of connections, if the kernel does not support them.
+// writeCommon writes the rules that all networks share. If the kernel does not support replies to refused packets, or a
+// limit of connections, writeCommon leaves them out.
 func (t *table) writeCommon() error {
 	err := t.transact(t.common)
 	if errors.Is(err, unix.EOPNOTSUPP) && !t.silent {
@@ -108,8 +108,8 @@ func isBridge(chain string) bool {
 		chainNone, chainRefuse, chainCounted}, chain)
 }
 
-// forget removes the rules of bridges. A transaction fails if it deletes a rule that is missing. In that case forget
-// first completes the rules of the bridge, and then removes them.
+// forget removes the rules of bridges. A transaction fails if it deletes a rule that is missing. After such a failure,
+// forget restores the rules of the bridge, and then removes all of them.
 func (t *table) forget(bridges []string) error {
 	for _, bridge := range bridges {
 		remove := func(s *script) error { return s.forget(bridge) }

@@ -20,7 +20,7 @@ import (
 // Root is the directory that contains the directories of all sandboxes of one engine.
 type Root struct{ path string }
 
-// In returns the root in the state directory that a worker has for one engine.
+// In returns the root below a worker's state directory for one engine.
 func In(stateDir string) Root { return Root{filepath.Join(stateDir, "sandboxes")} }
 
 // Of returns the directory of one generation of a sandbox. The directory need not exist.
@@ -60,11 +60,11 @@ func (r Root) Has(k protocol.SandboxKey) (bool, error) {
 	return slices.ContainsFunc(dirs, func(d Dir) bool { return d.Key == k }), err
 }
 
-// Dir is the directory of one generation of a sandbox, or of a service in it:
+// Dir is the directory of one generation of a sandbox, or of a service of the sandbox:
 //
 //	<tenant>.<sandbox>.<generation>/
 //	    key         authenticates the supervisor's exit records; the container cannot see it
-//	    defaults    the image's settings that the spec leaves open; see Defaults
+//	    defaults    settings that each start of the container needs; see Defaults
 //	    bindings    which files of the host are mounted; see package hostfiles
 //	    mounts/     links to these files; the engine mounts the links
 //	    shadow/     copies of tools' directories that cannot be mounted themselves
@@ -109,7 +109,7 @@ func (d Dir) Ctl() string { return filepath.Join(d.Path, "ctl") }
 // Run returns the path of the directory that the supervisor writes to.
 func (d Dir) Run() string { return filepath.Join(d.Path, "run") }
 
-// Create makes the directory, or completes a directory that was left incomplete by a crash, and returns its key.
+// Create makes the directory, or completes a directory that a crash left incomplete, and returns the directory's key.
 func (d Dir) Create() ([]byte, error) {
 	for _, dir := range []string{d.Path, d.Ctl(), d.Run()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -133,7 +133,7 @@ const keyLength = 32
 // key cannot be read at the moment.
 func (d Dir) Secret() ([]byte, error) {
 	secret, err := os.ReadFile(filepath.Join(d.Path, "key"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the process may be out of descriptors
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the process may have no free file descriptor
 		return nil, protocol.Errorf(protocol.Unavailable, "", "read the sandbox's key: %v", err)
 	}
 	if err != nil || len(secret) != keyLength {

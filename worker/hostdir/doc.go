@@ -1,6 +1,6 @@
 // Package hostdir creates, reads and removes the directory of a sandbox on its host. The worker makes this directory
-// before all other objects of the sandbox and removes it last. A worker that restarts therefore finds every sandbox by
-// listing these directories.
+// before all other parts of the sandbox on the host, and removes it last. A worker that restarts therefore finds every
+// sandbox by listing these directories.
 //
 //	Root ── Of, List ──► Dir ── dir.go      create, key, remove
 //	                      │

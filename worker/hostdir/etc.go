@@ -48,8 +48,8 @@ func (d Dir) WriteEtc(hostname string) error {
 	return nil
 }
 
-// EtcBinds returns the mounts of the three files, without those at the paths in taken, where the spec mounts other
-// files.
+// EtcBinds returns the mounts of the three files. It leaves out the files at the paths in taken, because the spec
+// mounts something else there.
 func (d Dir) EtcBinds(taken []string) []docker.Bind {
 	var binds []docker.Bind
 	for _, target := range EtcTargets {
@@ -62,7 +62,7 @@ func (d Dir) EtcBinds(taken []string) []docker.Bind {
 
 // SetAddress writes a container's address to its hosts file. The engine may choose another address at each start. Call
 // SetAddress after each start, before a command runs in the container. SetAddress does nothing if the container has no
-// address, or if it has the engine's hosts file because an older version of the worker made it.
+// address, or if it has the engine's hosts file because an older version of the worker made the container.
 func (d Dir) SetAddress(hostname, address string) error {
 	if address == "" {
 		return nil

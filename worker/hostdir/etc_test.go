@@ -36,7 +36,7 @@ func TestTheHostsFileKeepsItsInode(t *testing.T) {
 		if err := d.SetAddress("web", address); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.WriteEtc("web"); err != nil { // as a create does that continues an interrupted one
+		if err := d.WriteEtc("web"); err != nil { // a create that continues an interrupted create calls WriteEtc again
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(name)

@@ -8,16 +8,16 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Defaults are the settings of a container that its spec leaves open and its image has. They are stored, because the
-// image's name may refer to another image later.
+// Defaults are settings that each start of a container needs. Each comes from the spec or, if the spec does not have
+// it, from the image. The settings are stored, because the image's name may refer to another image later.
 type Defaults struct {
 	User    string   `json:"user,omitempty"`
 	Cwd     string   `json:"cwd,omitempty"`
-	Command []string `json:"command,omitempty"` // of a service
+	Command []string `json:"command,omitempty"` // the service's command; not set for a primary container
 
 	Volumes     []string              `json:"volumes,omitempty"`     // volumes of the image; see hostfiles.Volumes
 	StopSignal  int                   `json:"stop_signal,omitempty"` // stops the container's own command; 0: TERM
-	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // of a service
+	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // health check in the image of a service
 }
 
 // SaveDefaults stores the defaults of a sandbox or service.

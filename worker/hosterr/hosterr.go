@@ -1,5 +1,5 @@
-// Package hosterr translates errors of the worker's own machine, says which errors are temporary, and keeps the present
-// problem of a facility of the host, such as its firewall.
+// Package hosterr translates errors of the worker's own machine, says which errors are temporary, and records why a
+// facility of the host, such as its firewall, does not work.
 //
 //	os, unix ──► Wrap ──► *protocol.Error
 //
@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Wrap translates an error of the host's file system: a full disk becomes resource_exhausted, any other error internal.
-// The message consists of format with args, which name the failed action, and the text of err.
+// Wrap translates an error of the host's file system: a full disk becomes resource_exhausted, and any other error
+// becomes internal. The message consists of format with args, which name the failed action, and the text of err.
 func Wrap(err error, format string, args ...any) *protocol.Error {
 	code, reason := protocol.Internal, ""
 	if DiskFull(err) {
@@ -58,7 +58,7 @@ func Temporary(err error) bool {
 	return false
 }
 
-// WithField returns err, with its field set to field if it has this reason.
+// WithField returns err. If err has this reason, WithField sets the field of the returned error.
 func WithField(err error, reason, field string) error {
 	var e *protocol.Error
 	if errors.As(err, &e) && e.Reason == reason {

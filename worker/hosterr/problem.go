@@ -2,8 +2,8 @@ package hosterr
 
 import "sync"
 
-// Problem is the present reason why a facility of the host does not work, for example its firewall. The zero value
-// means that the facility works. A Problem is safe for concurrent use.
+// Problem is the present reason why a facility of the host, such as its firewall, does not work. The zero value means
+// that the facility works. A Problem is safe for concurrent use.
 type Problem struct {
 	mu   sync.Mutex
 	text string

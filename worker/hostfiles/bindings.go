@@ -17,11 +17,11 @@ import (
 // mounts the same bindings, after resolving and checking their sources again.
 //
 // When the container starts, the engine opens the source of a mount by its name. After the worker's check, a process
-// that can write to the directory could still put a link in place of the source. The engine therefore gets the name of
-// a link in the sandbox's directory. Before and after a start, this link leads to an empty placeholder. Files that are
-// copied into the container can then not reach the host, and neither can a container that is started without the
-// worker. During a start, the link leads to the source, which the worker keeps open. Before the supervisor may run a
-// command, the worker compares the mounted files with the files that it has opened.
+// that can write to the source's directory could still put a link in place of the source. The engine therefore gets the
+// name of a link in the sandbox's directory. Before and after a start, this link leads to an empty placeholder. The
+// placeholder protects the host from files that are copied into the container, and from a start of the container
+// without the worker. During a start, the link leads to the source, which the worker keeps open. Before the supervisor
+// may run a command, the worker compares the mounted files with the files that it has opened.
 type Binding struct {
 	Field    string `json:"field"`            // field of the spec that errors name
 	Source   string `json:"source,omitempty"` // path on the host, as it is in the spec
@@ -36,7 +36,7 @@ type Binding struct {
 // Bindings are all bindings of a sandbox, as they are stored in its directory.
 type Bindings struct {
 	List []Binding         `json:"bindings,omitempty"`
-	Env  map[string]string `json:"env,omitempty"` // tells programs where the files are
+	Env  map[string]string `json:"env,omitempty"` // environment variables that tell programs where the files are
 }
 
 const bindingsFile = "bindings"
@@ -48,14 +48,14 @@ func placeholder(d hostdir.Dir, i int) string { return link(d, i) + ".empty" }
 // unverifiedFile returns the path of a file that exists from before a start until the container's mounts are verified.
 func unverifiedFile(d hostdir.Dir) string { return filepath.Join(d.Path, "unverified") }
 
-// Unverified reports whether a container was started and its mounts have not been verified since.
+// Unverified reports whether a container was started, but its mounts have not been verified since.
 func Unverified(d hostdir.Dir) bool {
 	_, err := os.Stat(unverifiedFile(d))
 	return err == nil
 }
 
 // load reads the bindings that a create chose. ok is false if the create has not chosen them yet, or if an old version
-// of the worker, which did not store them, made the sandbox.
+// of the worker, which did not store bindings, made the sandbox.
 func load(d hostdir.Dir) (b Bindings, ok bool, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, bindingsFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +85,7 @@ func (b Bindings) save(d hostdir.Dir) error {
 	return nil
 }
 
-// hide points a link to its placeholder, which it creates if it is missing.
+// hide points a link to its placeholder, and creates the placeholder if it is missing.
 func hide(d hostdir.Dir, i int, b Binding) error {
 	empty := placeholder(d, i)
 	var err error

@@ -100,8 +100,8 @@ func TestLinksLeadToTheSourcesOnlyDuringAStart(t *testing.T) {
 	}
 }
 
-// If a source existed at the create and is missing now, a resume is refused. The restart of a ready sandbox waits for
-// the source, unless the source is optional.
+// If a source existed during the create and is missing now, a resume is refused. The restart of a ready sandbox waits
+// for the source, unless the source is optional.
 func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 	dir := t.TempDir()
 	home, data, deep := filepath.Join(dir, "home"), filepath.Join(dir, "data"), filepath.Join(dir, "data", "deep")

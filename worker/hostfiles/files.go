@@ -50,16 +50,16 @@ func (f Files) Check(spec *protocol.SandboxSpec) ([]Binding, error) {
 // not be set.
 type FindHome func() (dir, env string, err error)
 
-// Choose adds the bindings of a spec's tools to those of its mounts, and stores all of them in the sandbox's directory.
-// If an earlier try of the create has stored its bindings, Choose returns these, because a container with them may
-// exist. Choose calls home only if a tool needs the home directory.
+// Choose adds the bindings of a spec's tools to the bindings of its mounts, and stores all bindings in the sandbox's
+// directory. If an earlier try of the create has stored bindings, Choose returns the stored bindings, because a
+// container with them may exist. Choose calls home only if a tool needs the home directory.
 func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Binding, home FindHome) (Bindings, error) {
 	stored, ok, err := load(d)
 	if err != nil {
 		return stored, err
 	}
 	if ok {
-		return stored, stored.hide(d) // if a worker died during a start, the links lead to the sources
+		return stored, stored.hide(d) // if a worker died during a start, the links still lead to the sources
 	}
 	chosen := Bindings{List: mounts}
 	if len(spec.Tools) > 0 {

@@ -18,15 +18,16 @@ var engineSockets = []string{
 	"/run/docker/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
 }
 
-// kernelFileSystems give access to other processes, to devices and to the kernel itself.
+// kernelFileSystems are the types of file systems that give access to other processes, to devices or to the kernel
+// itself.
 var kernelFileSystems = []int64{
 	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC,
 	unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.NSFS_MAGIC, unix.BPF_FS_MAGIC, unix.DEVPTS_SUPER_MAGIC,
 }
 
 // forbids returns an error if a source is a forbidden path, is inside a forbidden path, or contains a forbidden path.
-// Paths are compared by name, by their place in the file system, because several mounts may show the same place, and by
-// inode.
+// forbids compares the names of paths, their inodes and their places in the file system. It compares places because
+// several mounts may show the same place under different names.
 func (p *Policy) forbids(f *os.File, info fs.FileInfo, real string) error {
 	var system unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &system); err != nil {
@@ -109,11 +110,11 @@ func sameDevice(a, b fs.FileInfo) bool {
 	return xOK && yOK && x.Dev == y.Dev
 }
 
-// maxLinkSearch is how many entries of a directory are searched at most for a hard link to a socket.
+// maxLinkSearch limits how many entries of a directory are searched for a hard link to a socket.
 const maxLinkSearch = 200_000
 
-// findLink returns errCollides if a directory contains a hard link to a file. The caller has checked that the file has
-// more than one name.
+// findLink returns errCollides if a directory contains a hard link to a file. Call findLink only for a file with more
+// than one name.
 func findLink(dir *os.File, file fs.FileInfo) error {
 	n, top := 0, fmt.Sprintf("/proc/self/fd/%d/", dir.Fd())
 	return filepath.WalkDir(top, func(_ string, entry fs.DirEntry, err error) error {

@@ -9,9 +9,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Homes finds the home directories of sandboxes' users, and keeps those that it read from images. An image never
-// changes, and reading a file of an image needs a container, which takes some 50 ms of a create
-// (`go test ./integration -run TestTheHomeOfAUser -v`). The zero value is ready to use.
+// Homes finds the home directories of sandboxes' users. It keeps the home directories that it read from images, because
+// an image never changes. Reading a file of an image needs a container, which adds about 50 ms to a create (`go test
+// ./integration -run TestTheHomeOfAUser -v`). The zero value is ready to use.
 type Homes struct {
 	mu    sync.Mutex
 	known map[imageUser]string // "": the user has no home in /etc/passwd
@@ -19,7 +19,8 @@ type Homes struct {
 
 type imageUser struct{ image, user string }
 
-// maxHomes is how many home directories are kept at most. When this number is reached, all of them are removed.
+// maxHomes limits how many home directories are kept. When this limit is reached, all kept home directories are
+// removed.
 const maxHomes = 1000
 
 func (h *Homes) find(of imageUser) (home string, known bool) {
@@ -38,9 +39,10 @@ func (h *Homes) remember(of imageUser, home string) {
 	h.known[of] = home
 }
 
-// Of returns the home directory that the commands of a sandbox's user will have: HOME of the spec, or HOME of the
-// image, or the directory in the image's /etc/passwd, which passwd reads. Root without an entry in /etc/passwd has the
-// home /root. Only then env is not empty: HOME must be set to env. The error is invalid_argument if no home is found.
+// Of returns the home directory that the commands of a sandbox's user will have. It is HOME in the spec, otherwise HOME
+// in the image, otherwise the directory in the image's /etc/passwd. passwd reads this file. If root has no entry in the
+// file, home is /root, and env is the value to which HOME must be set. In all other cases, env is "". The error is
+// invalid_argument if no home is found.
 func (h *Homes) Of(
 	spec *protocol.SandboxSpec, image docker.Image, user string, passwd func() ([]byte, error),
 ) (home, env string, err error) {
@@ -85,8 +87,8 @@ func checkHome(field, home string) (string, error) {
 	return path.Clean(home), nil
 }
 
-// passwdHome returns the home directory of a user, who is given by name or id, from the content of an /etc/passwd. Its
-// lines have the form name:password:uid:gid:gecos:home:shell.
+// passwdHome returns the home directory of a user from the content of an /etc/passwd. user is a name or an id. The
+// lines of the file have the form name:password:uid:gid:gecos:home:shell.
 func passwdHome(passwd []byte, user string) string {
 	for line := range strings.Lines(string(passwd)) {
 		fields := strings.Split(strings.TrimRight(line, "\n"), ":")

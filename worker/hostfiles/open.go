@@ -24,10 +24,10 @@ func openBelow(dir, real string) (*os.File, error) {
 	return openPath(int(root.Fd()), rel, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS)
 }
 
-// maxOpenTries is how often openPath tries again after EAGAIN.
+// maxOpenTries limits how often openPath tries to open a path while the kernel returns EAGAIN.
 const maxOpenTries = 200
 
-// openPath opens a path with O_PATH, so that opening a socket, pipe or device has no effect on it. For a path with ".."
+// openPath opens a path with O_PATH, so that the open has no effect on a socket, pipe or device. For a path with ".."
 // that must stay below a directory, the kernel returns EAGAIN if any process on the machine renames a file meanwhile.
 func openPath(at int, name string, resolve uint64) (*os.File, error) {
 	fd, err := -1, error(unix.EAGAIN)

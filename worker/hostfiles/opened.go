@@ -40,7 +40,7 @@ func (o *Opened) Show() error {
 // Hide points the links to their placeholders again. The sources stay open.
 func (o *Opened) Hide() error { return o.bindings.hide(o.dir) }
 
-// Close closes the sources. It may be called on nil, and it may be called again.
+// Close closes the sources. It may be called on nil, and more than once.
 func (o *Opened) Close() {
 	if o == nil {
 		return

@@ -27,7 +27,7 @@ type allowedMount struct {
 	writable bool
 }
 
-// NewPolicy resolves an allow-list, whose entries have the form PATH, PATH:ro or PATH:rw. A path in forbid may not be
+// NewPolicy resolves an allow-list. Its entries have the form PATH, PATH:ro or PATH:rw. A path in forbid may not be
 // mounted, even if it is below an entry of the list. The error is invalid_argument if an entry does not exist, is the
 // root directory, or is writable although this process cannot verify mounts.
 func NewPolicy(allow, forbid []string) (*Policy, error) {
@@ -66,7 +66,7 @@ func newAllowedMount(field, entry string) (a allowedMount, err error) {
 // CanVerify reports whether this process may inspect the mounts of containers. Only root may.
 func CanVerify() bool { return os.Geteuid() == 0 }
 
-// Advertised returns the entries of the allow-list for the table of hosts: all of them, and the writable ones.
+// Advertised returns the entries of the allow-list for the table of hosts: all entries, and only the writable entries.
 func (p *Policy) Advertised() (all, writable []string) {
 	for _, a := range p.allowed {
 		all = append(all, a.named)
@@ -114,7 +114,8 @@ func (p *Policy) open(field, source string, writable bool) (*os.File, string, er
 	return f, real, nil
 }
 
-// entry returns the entry of the allow-list that contains a path; if several do, the one with the longest path.
+// entry returns the entry of the allow-list that contains a path. If several entries contain the path, entry returns
+// the entry with the longest path.
 func (p *Policy) entry(real string) (narrowest allowedMount, ok bool) {
 	for _, a := range p.allowed {
 		if isBelow(real, a.path) && len(a.path) > len(narrowest.path) {
@@ -138,7 +139,8 @@ func (p *Policy) checkWritable(field, source, real string, entry allowedMount) e
 	return nil
 }
 
-// check returns an error if an open source must not be mounted. The text of the error follows the name of the source.
+// check returns an error if an open source must not be mounted. The caller puts the name of the source before the text
+// of the error.
 func (p *Policy) check(f *os.File, real string) error {
 	info, err := f.Stat()
 	if err != nil {

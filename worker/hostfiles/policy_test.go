@@ -74,7 +74,7 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 	}
 }
 
-// opens fails the test unless opening a source read-only fails with this code, or succeeds if the code is "".
+// opens checks that opening a source read-only fails with this code, or succeeds if code is "".
 func opens(t *testing.T, policy *Policy, what, source string, code protocol.Code) {
 	t.Helper()
 	f, _, err := policy.open("m", source, false)
@@ -259,7 +259,7 @@ func TestASourceThatIsReplacedWhileItIsResolvedIsDenied(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				// If an exchange fails, the next one may succeed. The test fails below if all of them fail.
+				// If an exchange fails, the next exchange may succeed. The test fails below if all exchanges fail.
 				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 			}
 		}

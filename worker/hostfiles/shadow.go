@@ -27,9 +27,9 @@ const (
 // shadowDir returns the path of the directory with a sandbox's copies of tools' directories.
 func shadowDir(d hostdir.Dir) string { return filepath.Join(d.Path, "shadow") }
 
-// shadow copies a directory if it contains links that lead out of it, and reports whether it did. The copy does not
-// contain these links, because the sandbox must not read their targets. Nor does it contain sockets, pipes or devices.
-// The copied files keep their owners, so the sandbox has the same access to them as to the originals.
+// shadow copies a directory if it contains links to targets outside the directory, and reports whether it made a copy.
+// The copy does not contain these links, because the sandbox must not read their targets. It also contains no sockets,
+// pipes or devices. The copied files keep their owners, so the sandbox has the same access to them as to the originals.
 func shadow(source *os.File, to string) (bool, error) {
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", source.Fd()))
 	if err != nil {
@@ -59,7 +59,8 @@ func shadow(source *os.File, to string) (bool, error) {
 	return true, errors.Join(copying.dir(root, "", into, 0), describe(into, ".", info))
 }
 
-// shadowing walks a directory, either to find out whether links lead out of it, or to copy it.
+// shadowing walks through a directory, either to search for links to targets outside the directory, or to copy the
+// directory.
 type shadowing struct {
 	copying  bool
 	leadsOut bool
@@ -67,8 +68,8 @@ type shadowing struct {
 	bytes    int64
 }
 
-// dir visits the entries of a directory. name is the path of this directory below the first one. Subdirectories are
-// opened through their parent's descriptor.
+// dir visits the entries of a directory. name is the path of this directory below the directory where the walk began.
+// Subdirectories are opened through their parent's descriptor.
 func (s *shadowing) dir(from *os.Root, name string, into *os.Root, depth int) error {
 	d, err := from.Open(".")
 	if err != nil {
@@ -87,7 +88,7 @@ func (s *shadowing) dir(from *os.Root, name string, into *os.Root, depth int) er
 			return err
 		}
 		if s.leadsOut && !s.copying {
-			return nil // the search has found a link that leads out
+			return nil // the search has found a link to a target outside
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Toolbox finds the files of builtin tools on this host, for the tools that its operator offers.
+// Toolbox finds the files of the builtin tools that the operator of this host offers.
 type Toolbox struct {
 	offered []string
 	home    string // home directory of the worker's user
@@ -24,7 +24,7 @@ type Toolbox struct {
 	verifies bool // the process can verify mounts; see CanVerify
 }
 
-// allTools, in the operator's list, offers every builtin tool.
+// allTools, as an entry of the operator's list, offers every builtin tool.
 const allTools = "all"
 
 // NewToolbox returns the toolbox with the tools in offered, whose files are below home. agent is the address of the ssh
@@ -93,8 +93,8 @@ func (t *Toolbox) works(name string) bool {
 	return some && required
 }
 
-// mayMount reports whether the worker may mount a tool's file on this host. A worker that cannot verify mounts mounts
-// no writable file and no socket, because the source could be replaced with any other file of the host.
+// mayMount reports whether the worker may mount a tool's file on this host. A worker that cannot verify mounts must not
+// mount writable files or sockets, because the source could be replaced with any other file of the host.
 func (t *Toolbox) mayMount(m *toolMount) bool { return t.verifies || m.mode == toolReadOnly }
 
 // check refuses a tool that does not exist, is not offered, or does not work on this host.
@@ -110,7 +110,7 @@ func (t *Toolbox) check(field, name string) error {
 	return nil
 }
 
-// Reasons why a mount is left out. The texts follow the name of the mount.
+// Reasons why a mount is left out. The caller puts the name of the mount before these texts.
 var (
 	errNoTool     = errors.New("does not exist")
 	errUnverified = errors.New("only a worker that runs as root may mount (writable files and sockets)")
@@ -162,7 +162,6 @@ func (t *Toolbox) find(m *toolMount) (*os.File, string, error) {
 	return f, real, err
 }
 
-// findAgent opens the ssh agent's socket.
 func (t *Toolbox) findAgent() (*os.File, string, error) {
 	if !filepath.IsAbs(t.agent) {
 		return nil, "", fs.ErrNotExist
@@ -175,7 +174,8 @@ func (t *Toolbox) findAgent() (*os.File, string, error) {
 	return f, real, err
 }
 
-// checkSource returns an error if an open source must not be mounted. The text of the error follows the mount's name.
+// checkSource returns an error if an open source must not be mounted. The caller puts the name of the mount before the
+// text of the error.
 func (t *Toolbox) checkSource(m *toolMount, f *os.File, real string) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -24,8 +24,8 @@ func NeedHome(names []string) bool {
 }
 
 // plan chooses the bindings of a spec's tools, and the environment variables that tell programs the paths of the files.
-// A mount that several tools share is planned once. home is the home directory of the sandbox's user. Copies of tools'
-// directories are made in d.
+// A mount that several tools share is planned only once. home is the home directory of the sandbox's user. Copies of
+// tools' directories are made in d.
 func (t *Toolbox) plan(spec *protocol.SandboxSpec, home string, d hostdir.Dir) (Bindings, error) {
 	p := toolPlan{box: t, spec: spec, home: home, dir: d, planned: map[string]bool{}}
 	p.chosen.Env = map[string]string{}
@@ -43,18 +43,18 @@ func (t *Toolbox) plan(spec *protocol.SandboxSpec, home string, d hostdir.Dir) (
 	return p.chosen, nil
 }
 
-// toolPlan is the state of one plan.
+// toolPlan is the state of one call of plan.
 type toolPlan struct {
 	box     *Toolbox
 	spec    *protocol.SandboxSpec
 	home    string
 	dir     hostdir.Dir
-	planned map[string]bool // mounts by name
+	planned map[string]bool // names of the mounts that are planned
 	chosen  Bindings
 }
 
-// add plans one mount of a tool, unless another tool has it too and it is planned already. It leaves out an optional
-// mount that the host does not have.
+// add plans one mount of a tool, unless the mount was planned for another tool before. It leaves out an optional mount
+// that the host does not have.
 func (p *toolPlan) add(field, tool string, use toolUse) error {
 	if p.planned[use.mount] {
 		return nil

@@ -9,20 +9,20 @@ const (
 	toolSocket // the sandbox may connect to the socket
 )
 
-// toolMount is a file, directory or socket of the worker's user. Several tools may share one.
+// toolMount is a file, directory or socket of the worker's user. Several tools may use the same toolMount.
 type toolMount struct {
 	name string
 	// source is a path below the home directory of the worker's user. A socket has no source: its address comes from the
 	// worker's environment variable SSH_AUTH_SOCK.
 	source string
-	// target is an absolute path, or a path below the home directory of the sandbox's user. "" stands for the absolute
-	// path of the source.
+	// target is an absolute path, or a path below the home directory of the sandbox's user. "" means the absolute path
+	// of the source.
 	target string
 	mode   toolMode
 	file   bool // the source is a file, not a directory
-	// shadow: if the directory contains links that lead out of it, the sandbox gets a copy of the directory. If the
-	// directory itself were mounted, these links would lead to other files in the sandbox. Caches are large and have many
-	// such links, so they are mounted directly.
+	// shadow: if the directory contains links to targets outside the directory, the sandbox gets a copy of the
+	// directory. If the directory itself were mounted, these links would lead to other files in the sandbox. Caches are
+	// large and have many such links, so they are mounted directly.
 	shadow bool
 	env    string // environment variable that tells programs the target; "": programs use the target by default
 }
@@ -33,13 +33,12 @@ type toolUse struct {
 	required bool // if the host does not have the mount, the tool is refused; an optional mount is left out
 }
 
-// tool is a builtin tool.
 type tool struct {
 	name string
 	uses []toolUse
 }
 
-// toolMounts and tools define the builtin tools completely.
+// toolMounts and tools contain the whole definition of the builtin tools.
 var toolMounts = []toolMount{
 	{name: ".claude", source: ".claude", target: ".claude", mode: toolReadWrite, shadow: true},
 	{name: ".claude.json", source: ".claude.json", target: ".claude.json", mode: toolReadWrite, file: true},

@@ -15,7 +15,8 @@ import (
 )
 
 // UncoverVolumes unmounts the covers of a container's volumes. pid is the container's first process. UncoverVolumes
-// must succeed once before another process runs in the container; later calls change nothing. The error is unavailable.
+// must succeed once before another process runs in the container; later calls change nothing. The error has the code
+// unavailable.
 func UncoverVolumes(pid int, volumes []string) error {
 	if len(volumes) == 0 || !CanVerify() {
 		return nil
@@ -64,8 +65,8 @@ func inMountNamespace(pid int, f func() error) error {
 	return f()
 }
 
-// uncover unmounts the covers at these paths, inner covers first. mounts are the container's mounts, which the worker
-// read on the host before, because the container's own /proc may be replaced.
+// uncover unmounts the covers at these paths, inner covers first. mounts are the container's mounts. The worker read
+// them from the host's /proc, because the container's own /proc may have been replaced.
 func uncover(mounts mountTable, volumes []string) error {
 	for _, at := range slices.Backward(volumes) {
 		var found unix.Statx_t
@@ -86,8 +87,8 @@ func uncover(mounts mountTable, volumes []string) error {
 }
 
 // isCover reports whether a mount is the cover of a volume. If the worker restarts while the container runs, processes
-// in the container may have replaced the path of a volume with a link to another mount, for example one that hides a
-// part of /proc.
+// in the container may have replaced the path of a volume with a link to another mount, for example a mount that hides
+// a part of /proc.
 func isCover(m *mountinfo.Info) bool {
 	return m.FSType == "tmpfs" && m.Root == "/" && slices.Contains(strings.Split(m.VFSOptions, ","), docker.CoverInodes)
 }

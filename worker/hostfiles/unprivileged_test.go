@@ -101,7 +101,8 @@ func nothingElseIsMounted(t *testing.T, files Files, d hostdir.Dir) {
 			}
 		}
 	}
-	// The next start of a sandbox that a worker with root created does not mount writable files and sockets either.
+	// A worker that ran as root may have created a sandbox with these bindings. The sandbox's next start must not mount
+	// them.
 	for _, b := range []Binding{
 		{Field: "spec.tools[0]", Tool: "npm", Target: "/root/.npm", Writable: true, Dir: true},
 		{Field: "spec.tools[0]", Tool: "ssh-agent", Target: "/ssh-agent", Writable: true},

@@ -9,14 +9,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Config says how a worker manages the images on its host.
+// Config configures how a worker manages the images on its host.
 type Config struct {
 	PullStall    time.Duration  // a pull fails after this time without progress; default 2 min
 	PrePull      []string       // images that are pulled and kept even if no sandbox needs them
 	HighWater    int            // unused images are removed above this disk use in percent; default 85; 100: never
 	LowWater     int            // the removal of unused images stops at this disk use in percent; default 75
 	MaxBytes     protocol.Bytes // maximum size of all images that the worker brought to the host; 0: no limit
-	CheckCached  bool           // ask the registry before each use of a pulled image, as pull: always does
+	CheckCached  bool           // ask the registry before each use of a pulled image, like the pull policy "always"
 	Registries   []string       // allowed registries: host[:port], or "public"; default docker.io and public
 	DockerConfig string         // directory with credentials for registries; default DOCKER_CONFIG, or ~/.docker
 	Sweep        time.Duration  // interval between checks of the disk use; default 1 min

@@ -1,7 +1,7 @@
-// Package images manages the images that the worker brought to its host: those pulled for sandboxes, those that the
-// configuration lists, and those that were imported.
+// Package images manages the images that the worker brought to its host: images for sandboxes, images that the
+// configuration lists, and imported images.
 //
-//	images.go     Get an image for a container; Run all background work until the tenure ends
+//	images.go     Images.Get returns an image; Images.Run does all background work of a tenure
 //	config.go     the operator's settings
 //	pull.go       find an image on the host, or pull it: through the engine, or from a public registry
 //	imports.go    import images from files, and remove imports that the deployment no longer wants
@@ -9,9 +9,9 @@
 //	report.go     publish which images the host has
 //	inventory.go  the record, in a file, of the names that the worker gave to images, and what needs them
 //
-// The worker owns names, not contents: it never changes a name that another client of the engine gave to an image. Only
-// an image that the engine pulled has the same name on the host as in specs. The other images have names that only the
-// worker uses, see imageref.Local.
+// The worker never changes a name that another client of the engine gave to an image. Only an image that the engine
+// pulled has the same name on the host as in specs. The other images have names that only the worker uses; see
+// imageref.Local.
 //
 // The package imports protocol, imageref, imagetar, backoff, wake, worker/docker for the engine's images and
 // worker/registry for images from public registries. It does not import worker.

@@ -163,7 +163,8 @@ const (
 	prePullMost  = 5 * time.Minute // also the interval at which a pulled image is checked
 )
 
-// prePull pulls an image of Config.PrePull. It checks at intervals whether the image was removed, and pulls it again.
+// prePull pulls an image of Config.PrePull. It checks at intervals whether the image was removed, and then pulls it
+// again.
 func (m *Images) prePull(ctx context.Context, ref string) {
 	name := ref
 	if imageref.TrustOf(m.cfg.Registries, ref) == imageref.Checked {

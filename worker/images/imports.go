@@ -27,13 +27,14 @@ const (
 	importCheck      = time.Minute // interval at which imported images are checked
 )
 
-// wantedSource tells which images the deployment wants imported, and provides their files.
+// wantedSource provides the list of images to import, and their files.
 type wantedSource interface {
 	FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage), caughtUp func()) error
 	ImageFile(ctx context.Context, digest string) (io.ReadCloser, error)
 }
 
-// importer imports the images that the deployment wants on this host, and removes imports that it no longer wants.
+// importer imports the images that the deployment wants on this host, and removes imports that the deployment no longer
+// wants.
 type importer struct {
 	worker     string // the worker's name
 	deployment string
@@ -151,8 +152,8 @@ func (i *importer) localName(ref string) string {
 	return imageref.Local(i.deployment, protocol.ImageImported, ref)
 }
 
-// importOne imports an image under the worker's own name, unless the host already has the import. An image that has the
-// name that specs use is not changed. An import that was removed from the host is imported again.
+// importOne imports an image under the worker's own name, unless the host already has the import. It does not change
+// which image has the name that specs use. An import that was removed from the host is imported again.
 func (i *importer) importOne(ctx context.Context, want *protocol.WantedImage, name string) error {
 	if full, err := imageref.Full("ref", want.Ref); err != nil || full != want.Ref {
 		return protocol.Invalid("ref", "is not a full image reference: %.80q", want.Ref)
@@ -187,8 +188,8 @@ func (i *importer) importOne(ctx context.Context, want *protocol.WantedImage, na
 	return i.releaseOlder(ctx, want.Ref)
 }
 
-// adoptOlder gives an image that an older version imported its new name. It returns false if there is no such import of
-// the wanted file.
+// adoptOlder gives the new name to an image that an older version imported. It returns false if no older version
+// imported the wanted file.
 func (i *importer) adoptOlder(ctx context.Context, want *protocol.WantedImage, name string) (adopted bool, err error) {
 	r := i.inventory.older(want.Ref)
 	if r == nil || r.File != want.Digest {
@@ -224,7 +225,8 @@ func (i *importer) releaseOlder(ctx context.Context, ref string) error {
 	return nil
 }
 
-// loadFile loads an image from its file into the engine, under the given name. It checks the file's digest meanwhile.
+// loadFile loads an image from its file into the engine, under the given name. It checks the file's digest while it
+// reads the file.
 func (i *importer) loadFile(ctx context.Context, want *protocol.WantedImage, name string) error {
 	file, err := i.source.ImageFile(ctx, want.Digest)
 	if err != nil {
@@ -275,7 +277,8 @@ func (c *checkedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// drain reads and discards what the decompressor has left of a file, so that the digest is checked for the whole file.
+// drain reads and discards the rest of a file after the decompressor has stopped, because the digest is of the whole
+// file.
 type drain struct{ r io.Reader }
 
 func (d *drain) Read([]byte) (int, error) {

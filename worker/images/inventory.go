@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// inventory records the names that the worker gave to images on the host, and which of them are needed.
+// inventory records the names that the worker gave to images on the host, and which of these names are needed.
 type inventory struct {
 	file    string
 	log     *slog.Logger
@@ -28,8 +28,8 @@ type inventory struct {
 
 	mu      sync.Mutex
 	records map[string]*record            // by name on the host
-	holds   map[string]int                // full references that creates and pulls are using, with how many do
-	pins    map[string]string             // names on the host that must stay, with the image's origin
+	holds   map[string]int                // number of creates and pulls that use an image, by full reference
+	pins    map[string]string             // origins of the images that must stay, by name on the host
 	status  map[string]protocol.HostImage // status to report instead of the record, by name on the host
 	dirty   bool                          // records have changed since they were saved
 }
@@ -44,8 +44,8 @@ type record struct {
 	Left   string         `json:"left,omitempty"`   // reference by digest that the worker's pull left on the engine
 	File   string         `json:"file,omitempty"`   // digest of the imported file
 
-	// Others says that the name is another client's, although a pull or an import by an older version gave the name to
-	// another image. Such a name is never removed.
+	// Others says that the name belongs to another client of the engine, although a pull, or an import by an older
+	// version, gave the name to another image. The worker never removes such a name.
 	Others bool      `json:"others,omitempty"`
 	UsedAt time.Time `json:"used_at"`
 }
@@ -92,7 +92,7 @@ func (v *inventory) save() {
 	if err == nil {
 		err = os.WriteFile(v.file+".tmp", data, 0o600)
 	}
-	if err == nil { // not after a failed write, as on a full disk: half a file would replace the complete file
+	if err == nil { // after a failed write, as on a full disk, half a file would replace the complete file
 		err = os.Rename(v.file+".tmp", v.file)
 	}
 	if err != nil {
@@ -213,7 +213,7 @@ func (v *inventory) clearStatus(name string) {
 	}
 }
 
-// touch records that containers use these image ids.
+// touch records that containers use the images with these ids.
 func (v *inventory) touch(used map[string]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -244,7 +244,8 @@ func (v *inventory) bytes() protocol.Bytes {
 	return sum
 }
 
-// unused lists the names whose images may be removed. Large images, and images that were not used for long, are first.
+// unused lists the names whose images may be removed. Large images, and images that were not used for a long time, are
+// first.
 func (v *inventory) unused(used map[string]bool, now time.Time) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -360,8 +361,8 @@ func (v *inventory) rows() []protocol.HostImage {
 	})
 }
 
-// withRefs returns the names with further references in front: the references by which specs name those images whose
-// name on the host is used only by the worker.
+// withRefs returns the names, and in front of them more references: if only the worker uses an image's name on the
+// host, withRefs adds the reference by which specs name the image.
 func (v *inventory) withRefs(names []string) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/registry"
 )
 
-// localName returns the name on the host that only the worker uses, for an image with this origin and this full
-// reference in specs.
+// localName returns the name that only the worker uses for an image on the host. full is the image's full reference in
+// specs.
 func (m *Images) localName(origin, full string) string {
 	return imageref.Local(m.deployment, origin, full)
 }
@@ -77,8 +77,8 @@ func (m *Images) pull(ctx context.Context, full string, report func(protocol.Pul
 	return now, err
 }
 
-// recordPull records a pull by the engine. A name that another client of the engine gave before the pull stays that
-// client's, even if the pull gave the name to another image.
+// recordPull records a pull by the engine. A name that another client of the engine gave before the pull still belongs
+// to that client, even if the pull gave the name to another image.
 func (m *Images) recordPull(full string, before, now docker.Image) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,8 +120,8 @@ func (m *Images) pullAside(ctx context.Context, full string, report func(protoco
 }
 
 // pullPublic reads an image from a registry that the operator does not name, and connects only to public addresses. It
-// loads the image into the engine under a name that only the worker uses. It does not read an image again that the host
-// already has.
+// loads the image into the engine under a name that only the worker uses. If the host already has the image, pullPublic
+// does not read it again.
 func (m *Images) pullPublic(ctx context.Context, full string, report func(protocol.PullProgress)) (docker.Image,
 	error) {
 	name := m.localName(protocol.ImagePulled, full)

@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Limits of one report, so that the report fits into a message.
+// With these limits, a report fits into one message.
 const (
-	maxReported  = 1000      // images that the worker manages, and also names
-	maxNameBytes = 128 << 10 // length of all names together
+	maxReported  = 1000      // maximum number of images that the worker manages; also the maximum number of names
+	maxNameBytes = 128 << 10 // maximum length of all names together
 )
 
 // reportPause is the minimum time between two reports.
@@ -92,8 +92,8 @@ func (p *reporter) follow(ctx context.Context) {
 	}
 }
 
-// limitNames returns as many of the first names as fit into a report, sorted. The caller puts important names first.
-// cut says whether some names did not fit.
+// limitNames returns the first names, as many as fit into a report, in sorted order. The caller puts important names
+// first. cut says whether some names did not fit.
 func limitNames(names []string) (reported []string, cut bool) {
 	size := 0
 	for _, name := range names {

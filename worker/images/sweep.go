@@ -97,8 +97,8 @@ type remover struct {
 	log       *slog.Logger
 }
 
-// awaited reports whether a pending sandbox waits for the image of a name. The sandbox may be on any host, or not yet
-// be placed.
+// awaited reports whether a pending sandbox waits for the image of a name. The sandbox may be on any host, or may have
+// no host yet.
 func (d *remover) awaited(ctx context.Context, name string) (bool, error) {
 	r, err := d.querier.Query(ctx, protocol.DefaultTenant, protocol.EndpointAwaited,
 		&protocol.Query{Images: d.inventory.awaitedAs(name)})

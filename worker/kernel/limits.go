@@ -16,15 +16,16 @@ func LowLimits(slots, connections int) (warnings []string) {
 	return lowLimits(slots, connections, sysctl)
 }
 
-// lowLimits is LowLimits with the limits that get returns. It skips limits that the kernel does not have.
+// lowLimits is LowLimits, but gets the values of the limits from a function. It skips limits that the kernel does not
+// have.
 func lowLimits(slots, connections int, get func(name string) (uint64, bool)) (warnings []string) {
 	for _, l := range []struct {
 		name      string
 		each, own uint64 // how much one sandbox needs, and how much the host's own programs need
 		what      string
 	}{
-		// The first two limits are for one user ID. To the kernel, root in each sandbox is the host's root, unless the
-		// engine maps user IDs.
+		// The first two limits apply to each user ID separately. To the kernel, root in each sandbox is the host's root,
+		// unless the engine maps user IDs.
 		{"fs.inotify.max_user_instances", 32, 128, "file watchers of one user id, in all sandboxes and the host together"},
 		{"fs.inotify.max_user_watches", 1024, 8192, "watched files of one user id, in all sandboxes and the host together"},
 		{"kernel.pty.max", leastTerminals, 1024, "terminals of all sandboxes"},

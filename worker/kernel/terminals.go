@@ -8,8 +8,8 @@ import (
 )
 
 // The kernel limits the number of terminals of the whole machine, by default to 4096, of which 1024 are reserved for
-// the host itself. The file system in a container that provides its terminals can have its own limit, but the engine
-// has no option for that limit. The limit of a container lies between these values.
+// the host itself. The file system that provides a container's terminals can have its own limit, but the engine has no
+// option for that limit. Boxfleet sets a limit between the following two values for each container.
 const (
 	leastTerminals = 24
 	mostTerminals  = 256

@@ -21,7 +21,7 @@ import (
 // The kernel limits file watchers by user ID, and to the kernel, root in each sandbox is the host's root. So one
 // sandbox can use up the file watchers of all other sandboxes and of the host's own programs. No limit of a container
 // or of a process prevents that. Therefore Watchers tries to create a file watcher once a second. If that fails, it
-// kills processes with file watchers in the sandbox that has the most of them.
+// kills processes in the sandbox that has the most file watchers.
 type Watchers struct {
 	// Containers returns the first process of each container, with the name of the container's sandbox.
 	Containers func() map[int]string
@@ -33,7 +33,7 @@ type Watchers struct {
 const (
 	watchersPeriod = time.Second
 
-	// blamePart is the part of all file watchers, here a quarter, that a sandbox may have without losing any of them.
+	// blamePart divides the limit of file watchers: a sandbox that has at most a quarter of them does not lose any.
 	blamePart = 4
 )
 
@@ -94,10 +94,10 @@ type holder struct {
 	watchers int
 }
 
-// relieve kills processes of the sandbox that has the most file watchers, until the sandbox has at most least of them.
-// It begins with the processes that have the most. It kills nothing if the sandbox has at most least already.
-// containers maps the first process of each container to the name of the sandbox. First processes have no file
-// watchers, and are never killed.
+// relieve finds the sandbox that has the most file watchers, and kills its processes until the number of file watchers
+// is no greater than least. It begins with the processes that have the most. If the number is no greater than least at
+// first, it kills nothing. containers maps the first process of each container to the name of the sandbox. First
+// processes have no file watchers, and are never killed.
 func relieve(containers map[int]string, least int) (name string, killed int) {
 	held := findHolders(containers)
 	total := map[string]int{}
@@ -133,7 +133,7 @@ func findHolders(containers map[int]string) map[string][]holder {
 		}
 	}
 	found := map[string][]holder{}
-	entries, _ := os.ReadDir("/proc") // with an error, entries still has those that could be read
+	entries, _ := os.ReadDir("/proc") // after an error, entries has the processes that could be read
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || containers[pid] != "" {

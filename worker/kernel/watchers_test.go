@@ -29,7 +29,7 @@ func hold(n string) {
 	_, _ = os.Stdin.Read(make([]byte, 1)) // returns when the test closes stdin
 }
 
-// The processes of each sandbox in this test have their own PID namespace, like those of a container.
+// The processes of each sandbox in this test have their own PID namespace, like the processes of a container.
 func TestTheSandboxThatHoldsTheMostFileWatchersLosesThem(t *testing.T) {
 	if n := os.Getenv(watchersVariable); n != "" {
 		hold(n)

@@ -8,7 +8,8 @@
 //	orphans.go    orphanBridges: removes bridges that a killed engine left without a network
 //	ports.go      chooses free host ports for ports that the spec leaves open
 //
-// A network's rules exist before the network does, and nothing starts in a network whose rules are missing.
+// The rules of a network are written before the network is created, and nothing starts in a network whose rules are
+// missing.
 //
 // The package imports protocol, worker/docker for the engine's networks, worker/firewall for the rules, and
 // worker/hosterr for the reason why a host cannot be protected. It does not import worker.

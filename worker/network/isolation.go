@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Config configures how one host isolates the networks of its sandboxes. Texts have the format of the worker's
+// Config configures how one host isolates the networks of its sandboxes. The strings have the format of the worker's
 // configuration.
 type Config struct {
 	Deployment    string
@@ -22,8 +22,8 @@ type Config struct {
 	Firewall      string   // "required", the default, or "off"
 	DenyNetworks  []string // IPv4 ranges that no sandbox reaches
 	AllowNetworks []string // private IPv4 ranges that specs may allow
-	DNS           []string // name servers of sandboxes; default: those of the engine's host
-	Connections   int      // maximum open connections of one sandbox that leave its network; 0: no limit
+	DNS           []string // name servers of sandboxes; default: the name servers of the engine's host
+	Connections   int      // maximum number of a sandbox's open connections that leave its network; 0: no limit
 
 	Subnets    *Subnets
 	Engine     Engine
@@ -83,7 +83,8 @@ func New(cfg Config) (*Isolation, error) {
 func (i *Isolation) Close() { i.firewall.Close() }
 
 // checkNameServers refuses configured name servers on the host itself, because sandboxes cannot reach the host. If no
-// name servers are configured, sandboxes use those of the host, and checkNameServers warns if one runs on the host.
+// name servers are configured, sandboxes use the host's name servers, and checkNameServers warns if one of these runs
+// on the host.
 func (i *Isolation) checkNameServers() error {
 	own := i.firewall.HostAddresses()
 	for _, a := range i.dns {
@@ -98,7 +99,7 @@ func (i *Isolation) checkNameServers() error {
 	return nil
 }
 
-// Status returns what the table of hosts shows: the kind of firewall in use, and the firewall's problem, if it has one.
+// Status returns what the table of hosts shows: the kind of firewall in use, and the firewall's problem or "".
 func (i *Isolation) Status() (kind, problem string) {
 	if !i.required {
 		return protocol.FirewallOff, ""

@@ -39,8 +39,7 @@ func TestNameServersOnTheHostItselfAreRefused(t *testing.T) {
 	}
 }
 
-// thisMachine listens on a socket and returns its address. As an engine's address, it makes this machine the engine's
-// host.
+// thisMachine listens on a socket and returns its address. An engine with this address has this machine as its host.
 func thisMachine(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")

@@ -11,12 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// orphanPasses is the number of reconciliations during which a bridge must have been an orphan before it is removed. If
-// a worker was killed, the engine may still be creating the network of a bridge that looks like an orphan.
+// orphanPasses is the number of intervals Config.Reconcile during which a bridge must have been an orphan before it is
+// removed. If a worker was killed, the engine may still be creating the network of a bridge that looks like an orphan.
 const orphanPasses = 4
 
 // orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The
-// value is the time at which the bridge was first found to be an orphan.
+// value of a bridge is the time at which it was first found to be an orphan.
 type orphans map[firewall.Bridge]time.Time
 
 // orphanBridges removes bridges that were orphans for some time.
@@ -31,7 +31,7 @@ type orphanBridges struct {
 	dryRun   bool          // only report orphans, and remove none
 }
 
-// remove removes bridges that were left by an engine which was killed while it created their networks. It lists the
+// remove removes bridges that an engine left behind because it was killed while it created their networks. It lists the
 // bridges before the engine's networks. So a network that is created between the two lists does not make its bridge
 // look like an orphan.
 func (o *orphanBridges) remove(ctx context.Context) error {

@@ -37,7 +37,7 @@ func TestABridgeIsAnOrphanSinceItWasFirstFoundWithoutANetwork(t *testing.T) {
 		t.Errorf("after the second update, the orphans are %v, want the first bridge since the first update", o)
 	}
 	again := one
-	again.Index++ // deleted and created again
+	again.Index++ // the bridge was deleted and created again
 	o = o.update([]firewall.Bridge{again, two}, pool, nil, nil, third)
 	if len(o) != 2 || !o[again].Equal(third) || !o[two].Equal(third) {
 		t.Errorf("after the third update, the orphans are %v, want both bridges since this update", o)

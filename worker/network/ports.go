@@ -25,12 +25,12 @@ func CheckPorts(allowed protocol.PortRange, spec *protocol.SandboxSpec) error {
 func portField(i int) string { return fmt.Sprintf("spec.ports[%d].host", i) }
 
 // ChoosePorts returns the ports of a spec. For host ports that the spec leaves open, it chooses free ports that the
-// operator allows. If the engine chose, the ports would differ after each start. A port in the container's
-// configuration stays the same after a stop, a resume and a restart of the engine.
+// operator allows. If the engine chose the ports, they would change at each start. A port in the container's
+// configuration does not change when the sandbox is stopped and resumed, or the engine is restarted.
 //
 // A chosen port may be taken before the container starts. The engine then refuses the start. If the engine's network
-// namespace cannot be entered, ChoosePorts chooses without knowing whether a port is free. It does not need the
-// firewall to be on.
+// namespace cannot be entered, ChoosePorts chooses without knowing whether a port is free. ChoosePorts also works if
+// the firewall is off.
 func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port, log *slog.Logger) ([]protocol.Port,
 	error) {
 	ports := slices.Clone(spec)
@@ -60,8 +60,8 @@ func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port
 // maxCandidates limits how many ports are tried to find a free port.
 const maxCandidates = 1024
 
-// portCandidates returns ports of a range, except those for which taken is true. The order is random, so that sandboxes
-// that start at the same time do not try the same ports.
+// portCandidates returns ports of a range, except those for which taken returns true. The order is random, so that
+// sandboxes that start at the same time do not try the same ports.
 func portCandidates(r protocol.PortRange, taken func(port int) bool) (candidates []int) {
 	for _, at := range rand.Perm(r.Len()) {
 		if port := r.First + at; !taken(port) && len(candidates) < maxCandidates {

@@ -81,7 +81,7 @@ func (r *rules) Unprotect(bridge string) error {
 	return r.change(func() error { return r.firewall.Forget(bridge) })
 }
 
-// Removed ensures that no rules are left of a network that the engine has removed.
+// Removed ensures that a network that the engine has removed has no rules left.
 func (r *rules) Removed(bridge string) error {
 	if bridge == "" {
 		return nil
@@ -89,7 +89,7 @@ func (r *rules) Removed(bridge string) error {
 	return r.change(func() error { return r.firewall.Gone(bridge) })
 }
 
-// change changes rules if the firewall is on and the host's lock is held.
+// change calls a function that changes rules, if the firewall is on and the host's lock is held.
 func (r *rules) change(change func() error) error {
 	if !r.settings.required {
 		return nil

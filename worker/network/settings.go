@@ -9,7 +9,7 @@ import (
 
 // settings are the operator's network settings. They never change.
 type settings struct {
-	required bool // false if the operator turned the firewall off; rules of earlier networks are removed with the networks
+	required bool // false: the operator turned the firewall off; existing rules are removed with their networks
 	deny     []netip.Prefix
 	allow    []netip.Prefix
 	dns      []netip.Addr

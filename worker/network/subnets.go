@@ -19,14 +19,15 @@ const subnetBits = firewall.SubnetBits
 type Subnets struct {
 	mu      sync.Mutex
 	pool    netip.Prefix
-	ours    map[netip.Prefix]bool // taken by this worker; true if the engine has had a network with the subnet
-	foreign map[netip.Prefix]bool // used by others at the last update; disjoint from ours
-	moved   map[netip.Prefix]bool // taken or released since begin, so the list that is being read may be wrong about them
+	ours    map[netip.Prefix]bool // subnets that this worker took; true if the engine has had a network with the subnet
+	foreign map[netip.Prefix]bool // subnets that others used at the last update; disjoint from ours
+	moved   map[netip.Prefix]bool // subnets taken or released since begin; the list being read may be wrong about them
 	next    uint32                // where the next search begins, so that a released subnet is reused as late as possible
 }
 
 // poolRanges are the ranges within which a pool must lie. Loopback, link-local and multicast addresses do not work in
-// an engine's network. With a public range, sandboxes could not reach the machines that really have those addresses.
+// an engine's network. With a public range, sandboxes could not reach the machines on the internet that have these
+// addresses.
 var poolRanges = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"),
@@ -58,7 +59,7 @@ func (s *Subnets) at(i uint32) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4(addr), subnetBits)
 }
 
-// Use marks the subnet of an existing network as this worker's.
+// Use records that the subnet of an existing network belongs to this worker.
 func (s *Subnets) Use(p netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,8 +76,8 @@ func (s *Subnets) begin() {
 	clear(s.moved)
 }
 
-// update processes the list of subnets in use on the host: those of all networks on the engine, including this
-// worker's, and of the machine's interfaces. It frees the subnets that are no longer in use.
+// update processes the list of subnets in use on the host. The list has the subnets of the machine's interfaces and of
+// all networks on the engine, including this worker's networks. update frees the subnets that are no longer in use.
 func (s *Subnets) update(listed []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,15 +116,14 @@ func (s *Subnets) within(p netip.Prefix) []netip.Prefix {
 	return overlapping
 }
 
-// number converts an IPv4 address to a number.
 func number(a netip.Addr) uint32 {
 	bytes := a.As4()
 	return binary.BigEndian.Uint32(bytes[:])
 }
 
 // machineSubnets lists the subnets of the machine's interfaces. The engine does not know all of them, for example a
-// bridge that an earlier run of the engine left behind. It would create a network that overlaps the bridge, and the
-// bridge's rules would break the traffic in the new network.
+// bridge that an earlier run of the engine left behind. The engine would then create a network that overlaps the
+// bridge, and the bridge's rules would break the traffic in the new network.
 func machineSubnets() (subnets []netip.Prefix) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

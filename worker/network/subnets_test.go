@@ -17,7 +17,7 @@ func newPool(t *testing.T, pool string) *Subnets {
 	return s
 }
 
-// takeAll takes every free subnet. It fails the test unless their number is what Free returned.
+// takeAll takes every free subnet. It fails the test unless Free returned the number of these subnets.
 func takeAll(t *testing.T, s *Subnets) (list []string) {
 	t.Helper()
 	free := s.Free()
@@ -109,7 +109,7 @@ func TestANetworkHasAnAddressForEachContainer(t *testing.T) {
 func TestQ11_SubnetsDoNotRunOut(t *testing.T) {
 	s := newPool(t, "10.201.0.0/16")
 	s.update([]netip.Prefix{netip.MustParsePrefix("10.201.0.0/24"),
-		netip.MustParsePrefix("192.168.0.0/16")}) // networks of others
+		netip.MustParsePrefix("192.168.0.0/16")}) // subnets of foreign networks
 	if n := s.Free(); n != 4096-16 {
 		t.Errorf("%d subnets are free, want %d", n, 4096-16)
 	}

@@ -18,10 +18,10 @@ import (
 type CommandLog struct {
 	feed
 	cfg  CommandLogConfig
-	more chan struct{} // holds at most one signal
+	more chan struct{} // wakes Run; holds at most one signal
 
 	mu    sync.Mutex
-	sizes [2]int64 // of stdout and stderr, as the supervisor announced
+	sizes [2]int64 // sizes of stdout and stderr, as the supervisor reported
 
 	known bool // begin has succeeded; used by Run, and by Finish after Run has returned
 }
@@ -75,7 +75,7 @@ func (l *CommandLog) printed() [2]int64 {
 	return l.sizes
 }
 
-// Run publishes until ctx ends.
+// Run publishes the command's output until ctx ends.
 func (l *CommandLog) Run(ctx context.Context) {
 	for {
 		select {
@@ -133,7 +133,7 @@ func (l *CommandLog) catchUp(ctx context.Context) (n int64, err error) {
 	return after[0] - before[0] + after[1] - before[1], err
 }
 
-// begin reads from the log how much of the output was published before.
+// begin reads from the log how much of the output an earlier worker has published.
 func (l *CommandLog) begin(ctx context.Context) (err error) {
 	var end, earlier [2]int64
 	if end[0], end[1], err = l.host.conn.OutputEnd(ctx, l.key.Tenant, l.key.ID, l.name); err != nil {
@@ -150,7 +150,6 @@ func (l *CommandLog) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// publish publishes the new output.
 func (l *CommandLog) publish(ctx context.Context) error {
 	run, err := os.OpenRoot(l.cfg.RunDir())
 	if err != nil {
@@ -179,7 +178,7 @@ func (l *CommandLog) mayContinue() error       { return nil }
 func (l *CommandLog) sent() error              { return nil }
 func (l *CommandLog) stored(*os.File, *stream) {}
 
-// Last returns the last part of the command's output, at most what fits into an event.
+// Last returns the last part of the command's output, at most protocol.MaxLastOutput bytes.
 func (l *CommandLog) Last() []byte {
 	run, err := os.OpenRoot(l.cfg.RunDir())
 	if err != nil {
@@ -198,7 +197,7 @@ func (l *CommandLog) Last() []byte {
 	return End(all)
 }
 
-// ReadEnd returns the last part of a file of this size, at most what fits into an event.
+// ReadEnd returns the last part of a file of this size, at most protocol.MaxLastOutput bytes.
 func ReadEnd(f *os.File, size int64) []byte {
 	from := max(0, size-protocol.MaxLastOutput)
 	data := make([]byte, size-from)
@@ -209,5 +208,5 @@ func ReadEnd(f *os.File, size int64) []byte {
 	return data[:n]
 }
 
-// End returns the last part of some output, at most what fits into an event.
+// End returns the last part of some output, at most protocol.MaxLastOutput bytes.
 func End(output []byte) []byte { return output[max(0, len(output)-protocol.MaxLastOutput):] }

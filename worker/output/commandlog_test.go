@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// The output of a command that ran on another host before continues at the log's offsets. Output that the file has
+// If a command ran on another host before, its output continues at the log's offsets. Output that the file has
 // overwritten before it was published is missing: the offsets have a gap.
 func TestCommandLogContinuesAndSkipsOverwrittenOutput(t *testing.T) {
 	t.Parallel()

@@ -14,8 +14,8 @@ import (
 
 // Exec publishes the output of one exec from its files. Only one goroutine may use it.
 //
-// After each reconnect, Exec compares the acknowledged output with the output in the log, because a single server that
-// is killed loses the output that it acknowledged last.
+// After each reconnect, Exec compares the acknowledged output with the output in the log, because a NATS server without
+// a cluster loses the output that it acknowledged last if it is killed.
 type Exec struct {
 	feed
 	cfg ExecConfig
@@ -24,7 +24,7 @@ type Exec struct {
 	reconnects uint64 // how often the connection had reconnected when the published offsets were last known to be right
 	unsure     bool   // the log's last chunk may have been sent after a reconnect, so chunks before it may be lost
 
-	refusedSince time.Time // when the log stopped storing output although NATS answers; zero: it stores output
+	refusedSince time.Time // when the log stopped storing output although NATS answers; zero: the log stores output
 	ending       bool      // the worker is ending all commands in the sandbox
 	deadline     time.Time // the exec's end does not wait for its output after this time; zero: no deadline
 	syncAfter    time.Duration
@@ -51,7 +51,8 @@ type Sandbox interface {
 	ReachLog(ctx context.Context) error
 }
 
-// lastTry is for how long at least the worker tries to publish output after the exec has ended, or after NATS is back.
+// lastTry is the shortest time for which the worker tries to publish output after the exec has ended, or after NATS is
+// back.
 const lastTry = 2 * time.Second
 
 // delayedError says that the log has not stored a part of the output yet. This output stays on disk until it is
@@ -69,7 +70,7 @@ var (
 //
 // An exec with a timeout has a deadline for its output. If the log does not have the exec's end a minute after the exec
 // should have ended, the coordinators declare its exit code unknown. Output that the log cannot store in time must not
-// hold back an exit code that this worker knows.
+// delay an exit code that this worker knows.
 func (h *Host) NewExec(cfg ExecConfig) *Exec {
 	p := &Exec{
 		feed: feed{host: h, key: cfg.Key, name: cfg.Exec.ID}, cfg: cfg, syncAfter: syncAfter,
@@ -83,14 +84,14 @@ func (h *Host) NewExec(cfg ExecConfig) *Exec {
 	return p
 }
 
-// SetAge sets the deadline of the output from how long ago the exec was started.
+// SetAge sets the deadline of the output. age is how long ago the exec was started.
 func (p *Exec) SetAge(age time.Duration) {
 	if spec := &p.cfg.Exec.Spec; spec.Timeout > 0 {
 		p.deadline = time.Now().Add(spec.Timeout.Std() + spec.Grace.Std() + p.host.cfg.After - max(age, 0))
 	}
 }
 
-// extend moves a deadline that is less than lastTry away.
+// extend moves the deadline if less than lastTry is left before it.
 func (p *Exec) extend() {
 	if last := time.Now().Add(lastTry); !p.deadline.IsZero() && p.deadline.Before(last) {
 		p.deadline = last
@@ -125,12 +126,12 @@ func (p *Exec) NothingPublished(ctx context.Context) (bool, error) {
 	return p.checked && stdout == 0 && stderr == 0, nil
 }
 
-// current reports whether the published offsets are those of the log.
+// current reports whether the published offsets are known to be those in the log.
 func (p *Exec) current() bool {
 	return p.checked && !p.unsure && p.reconnects == p.host.conn.Reconnects()
 }
 
-// check sets the published offsets to those of the log, unless they are current.
+// check reads the published offsets from the log, unless they are current.
 func (p *Exec) check(ctx context.Context) error {
 	if p.current() {
 		return nil
@@ -168,8 +169,8 @@ func (p *Exec) delayed(err error) error {
 
 func isDelayed(err error) bool { return errors.As(err, new(*delayedError)) }
 
-// Publish publishes both streams up to these sizes. If again is not 0, call Publish again after this time: the log did
-// not store all output, or a part of the published output is still to be freed on disk.
+// Publish publishes both streams up to these sizes. If again is not 0, call Publish again after this time, because the
+// log did not store all output, or because published output must still be freed on disk.
 func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Duration, err error) {
 	err = p.publish(ctx, stdout, stderr)
 	switch {
@@ -206,8 +207,8 @@ func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *prot
 }
 
 // giveUp returns why the exec's end should not wait for its output any longer, or nil if it should wait. The end stops
-// waiting if the log has stored no output for too long, or not all output before the deadline. While the event log
-// cannot be read, giveUp returns nil, because the end cannot be appended then.
+// waiting if the log has stored no output for too long, or if the deadline passes before the log has all output. While
+// the event log cannot be read, giveUp returns nil, because the end cannot be appended then.
 func (p *Exec) giveUp(ctx context.Context, delayed *delayedError) *protocol.Error {
 	if why := p.cfg.Sandbox.Stopped(); why != nil { // the output stream may be stored on the same full disk
 		return why

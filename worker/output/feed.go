@@ -20,7 +20,8 @@ type feed struct {
 
 	// rolling is set for the files of a container's own command, which keep only the last [control.PrimaryWindow]
 	// bytes. Bytes that were overwritten before they were published are skipped, so the offsets have a gap. Such a feed
-	// has one chunk in flight. The files of an exec keep all output, and are published with [jetstream.OutputWindow].
+	// has one chunk in flight. The files of an exec keep all output, and are published with up to
+	// [jetstream.OutputWindow] chunks in flight.
 	rolling bool
 }
 
@@ -141,8 +142,9 @@ func (p *feed) send(
 	return at + int64(n), o.sent()
 }
 
-// chunk returns the chunk with the bytes at an offset of a stream. The chunk says up to where the log has each stream.
-// It counts its own bytes only if it follows the last acknowledged byte, because earlier chunks in flight may be lost.
+// chunk returns the chunk with the bytes at an offset of a stream. The chunk says how much of each stream the log has.
+// It counts its own bytes only if it follows the last acknowledged byte. Otherwise, earlier chunks are in flight, and
+// may be lost.
 func (p *feed) chunk(i int, at int64, data []byte) jetstream.Chunk {
 	var next [2]int64
 	for j, s := range p.streams {
@@ -179,7 +181,7 @@ func (c *chunks) oldest() <-chan error {
 	return c.inFlight[0].stored
 }
 
-// settle removes the oldest chunk, which was answered, and returns where it ends.
+// settle removes the oldest chunk, and returns where it ends. Call settle after the log has answered this chunk.
 func (c *chunks) settle() (end int64) {
 	first := c.inFlight[0]
 	c.inFlight = c.inFlight[1:]

@@ -2,8 +2,8 @@ package output
 
 import "testing"
 
-// A restarted worker continues where the last chunk in the log says that the streams end. Chunks before this one may be
-// missing if they were in flight together.
+// The last chunk in the log says where the streams end, and a restarted worker continues there. Earlier chunks may be
+// missing if they were in flight together with the last chunk.
 func TestChunkCountsOnlyAcknowledgedBytesAsPublished(t *testing.T) {
 	p := &feed{streams: [2]stream{{published: 100}, {base: 1000, published: 7}}}
 	for _, c := range []struct {

@@ -32,19 +32,19 @@ func (l *lastFree) mayFree(now time.Time) bool {
 	return true
 }
 
-// freeing records how much of a stream's file was freed on disk. Output is freed only once a crash of the server cannot
-// lose it.
+// freeing records how much of a stream's file was freed on disk. The worker frees output only when a crash of the
+// server can no longer lose this output.
 type freeing struct {
-	freed  int64 // the file's first bytes that were freed: they read as zeros, and are never published again
-	synced int64 // the file's first bytes that a crash of the server cannot lose
+	freed  int64 // number of bytes freed at the start of the file: they read as zeros, and are never published again
+	synced int64 // number of bytes at the start of the file that a crash of the server cannot lose
 	marked int64 // the published offset at markedAt; synced is set to it later
 	never  bool  // this file system cannot free parts of a file
 
 	markedAt time.Time
 }
 
-// moveTo sets the published offset to that of the log. If the log is empty although it had a part of the output before,
-// its limits on age or size have removed this output. The output is then not published again.
+// moveTo sets the published offset to the offset in the log. If the log is empty although it had a part of the output
+// before, the log's limits on age or size have removed this output. The output is then not published again.
 func (s *stream) moveTo(published int64, empty bool) {
 	if empty {
 		published = max(published, s.synced)
@@ -55,7 +55,7 @@ func (s *stream) moveTo(published int64, empty bool) {
 	s.synced, s.marked = min(s.synced, published), min(s.marked, published)
 }
 
-// sync updates synced: a crash of the server cannot lose output that was acknowledged longer ago than after.
+// sync updates synced. after is how long after its acknowledgement a crash of the server can still lose output.
 func (s *stream) sync(now time.Time, after time.Duration) {
 	if now.Sub(s.markedAt) >= after {
 		s.synced, s.marked, s.markedAt = s.marked, s.published, now

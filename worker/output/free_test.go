@@ -128,7 +128,8 @@ func (p *publishing) awaitFreed(pub *Exec) {
 	})
 }
 
-// stored checks that the log has only output that the exec printed, and returns the offsets of its begin and end.
+// stored checks that the log has only output that the exec printed, and returns the offsets at which it begins and
+// ends.
 func (p *publishing) stored() (from, to int64) {
 	p.t.Helper()
 	from = -1
@@ -173,7 +174,7 @@ func TestPublishedOutputIsFreedOnDisk(t *testing.T) {
 	if from, to := p.stored(); from != 0 || to != p.size {
 		t.Errorf("the log has bytes %d to %d, want 0 to %d", from, to, p.size)
 	}
-	p.print(100) // follows the freed part, so it does not begin at the start of a page
+	p.print(100) // this output follows the freed part, so it does not begin at the start of a page
 	next := p.publisher(true)
 	p.publish(next)
 	if from, to := p.stored(); from != 0 || to != p.size {

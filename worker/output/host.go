@@ -15,8 +15,8 @@ type Config struct {
 	// A sandbox may publish Burst bytes as fast as the log takes them, and Rate bytes a second after that.
 	Burst, Rate protocol.Bytes
 
-	// The end of an exec is appended without all of its output if the log stores no output for Patience, or if the log
-	// has not stored all output by After the exec's timeout and grace period.
+	// The end of an exec waits until the log has stored the exec's output. It stops waiting when the log has stored no
+	// output for Patience, or when After has passed since the exec's timeout and grace period.
 	Patience, After time.Duration
 
 	// Probe is called with "output" each time a chunk of an exec was sent.
@@ -29,7 +29,7 @@ type Host struct {
 	conn  *jetstream.Conn
 	turns *turns
 	freed lastFree
-	kept  atomic.Int64 // number of ended execs whose files are kept for a moment
+	kept  atomic.Int64 // number of ended execs with files that are kept for a moment
 }
 
 // New returns a host without output to publish.

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 )
 
-// A single server acknowledges output a moment before it writes the output to disk. Until then, the worker keeps the
-// files of an exec that has ended, within these limits.
+// A NATS server without a cluster acknowledges output a moment before it writes the output to disk. Until then, the
+// worker keeps the files of an exec that has ended, within these limits.
 const (
 	syncAfter = 2 * time.Second // output acknowledged this long ago survives a crash of the server
 
@@ -17,8 +17,9 @@ const (
 	keepWithin = time.Minute // longest time for which the files are kept
 )
 
-// Forget calls forget, which removes the files of the ended exec, once a crash of the server can no longer lose the
-// exec's output. It waits at most until the context that while returns ends. This context must end with the container.
+// Forget calls forget once a crash of the server can no longer lose the output of the ended exec. forget removes the
+// exec's files. Forget stops waiting when the context that while returns ends. This context must end with the
+// container.
 func (p *Exec) Forget(while func(context.Context) (context.Context, context.CancelFunc), forget func()) {
 	h := p.host
 	stdout, stderr := p.Published() // the same sizes as in the event of the exec's end

@@ -13,8 +13,8 @@ import (
 // execs of one sandbox. The chunks in flight are limited, because events share the connection. A sandbox that has used
 // up its burst is limited to its rate.
 type turns struct {
-	burst, rate float64 // of each sandbox: bytes, and bytes a second
-	pace        float64 // bytes a second of all sandboxes that yield, together
+	burst, rate float64 // limits of each sandbox, in bytes and bytes per second
+	pace        float64 // limit of all sandboxes that yield, together, in bytes per second
 
 	mu       sync.Mutex
 	queues   map[protocol.SandboxKey]*queue
@@ -22,7 +22,7 @@ type turns struct {
 	paced    float64     // bytes that sandboxes that yield may send now; below 0: they have to wait
 	pacedAt  time.Time   // when paced was computed
 	ring     []*queue    // the queues with waiting turns, in the order in which they are served
-	inFlight int64       // bytes
+	inFlight int64       // bytes in flight
 	timer    *time.Timer // calls dispatch when the next queue has waited long enough
 }
 
@@ -35,13 +35,13 @@ type activity struct {
 // queue holds the waiting turns of one sandbox.
 type queue struct {
 	key      protocol.SandboxKey
-	waiting  []*turn // of the sandbox's execs, in order
-	inFlight int64   // bytes
+	waiting  []*turn // turns of the sandbox's execs, the oldest first
+	inFlight int64   // bytes in flight
 	left     float64 // bytes left of the sandbox's burst; below 0: the sandbox has to wait
 	leftAt   time.Time
 }
 
-// turn is the permission to publish one chunk. done ends it.
+// turn is the permission to publish one chunk. The method done ends the turn.
 type turn struct {
 	granted chan struct{} // closed when the chunk may be sent
 	turns   *turns
@@ -72,7 +72,7 @@ const (
 	yieldPart   = 4
 	yieldFor    = time.Second // how long other sandboxes yield after an exec has started or ended
 
-	// minCost is the least number of bytes that a chunk counts, because a message of one byte is as much work as a
+	// minCost is the least number of bytes that a chunk counts as, because a message of one byte is as much work as a
 	// message of a few KiB.
 	minCost = 16 << 10
 

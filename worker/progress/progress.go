@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	First = 500 * time.Millisecond // from the start of a create to the first separate message for its phases
-	Pause = 5 * time.Second        // minimum time between two such messages
+	First = 500 * time.Millisecond // time from the start of a create to the first separate message for its phases
+	Pause = 5 * time.Second        // minimum time between two separate messages
 )
 
 // names are the names of the phases, in order.
 var names = []string{"image", "network", "container", "start"}
 
-// Phases are the phases of one create on one host, over all its attempts. Its methods may be called concurrently.
+// Phases are the phases of one create on one host, for all tries of the create. Its methods may be called concurrently.
 type Phases struct {
-	appending sync.Mutex // one message at a time, so that no phase is appended twice
+	appending sync.Mutex // held by Append, so that no phase is appended twice
 
 	mu      sync.Mutex
 	current string           // the newest phase
@@ -38,7 +38,7 @@ type Phases struct {
 	entered chan struct{}    // buffered; signals that pending is not empty
 }
 
-// Begin returns the phases of a create. logged is the newest phase in the log, from an earlier attempt, or "".
+// Begin returns the phases of a create. logged is the newest phase in the log, from an earlier try, or "".
 func Begin(logged string) *Phases {
 	return &Phases{current: logged, next: time.Now().Add(First), entered: make(chan struct{}, 1)}
 }
@@ -60,15 +60,16 @@ func (p *Phases) Enter(phase string, at time.Time) {
 	}
 }
 
-// Current returns the newest phase, or "" if none has begun.
+// Current returns the newest phase, or "" if no phase has begun.
 func (p *Phases) Current() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.current
 }
 
-// Append calls append with the pending phases, which append puts before its own events in one message. Concurrent calls
-// of Append call append one after the other. If append returns an error, the phases stay pending.
+// Append calls append with the pending phases. append must append one message with these phases and then its own
+// events. Concurrent calls of Append call append one after the other. If append returns an error, the phases stay
+// pending.
 func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	p.appending.Lock()
 	defer p.appending.Unlock()

@@ -1,7 +1,7 @@
 // Package registry reads images from registries that the operator has not named. A user who names an image makes the
 // worker send requests from the host's network. The package therefore checks the address of each connection at the
-// moment it connects. So neither a registry's name, nor a redirect, nor the realm of a token can lead to an address
-// that is not public. Errors never contain text from a remote server.
+// moment it connects. So the worker connects to no address that is not public, even if a registry's name, a redirect or
+// the realm of a token leads to such an address. Errors never contain text from a remote server.
 //
 //	Client.Open (manifest, over the checked transport) → Image.Write → an archive as docker save writes it
 //

@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// failed translates an error. It uses no text of a remote server, because the server could put into it whatever it can
-// read.
+// failed translates an error. It uses no text of a remote server, because the server could put any data that it can
+// read into that text.
 func (i *Image) failed(ctx context.Context, err error) error {
 	registry := imageref.Registry(i.ref)
 	fail := func(code protocol.Code, reason, format string, args ...any) error {

@@ -39,7 +39,7 @@ type Login struct {
 
 // Image is an image in a registry.
 type Image struct {
-	Digest string // of the manifest that the reference names; it may be an index of manifests for several platforms
+	Digest string // digest of the manifest or, for several platforms, of the index of manifests
 
 	ref    string
 	known  bool // the client has credentials for the registry
@@ -51,12 +51,15 @@ type Image struct {
 const maxConfig = 4 << 20
 
 // Open finds an image for linux and the given architecture by its full reference. It reads the image's manifest and
-// configuration, and [Image.Write] reads the layers. ctx must not end before the image was written.
+// configuration, and [Image.Write] reads the layers. ctx must not end before Write returns.
 //
-// Open fails with invalid_argument for a reference that registries do not accept; with permission_denied and reason
-// policy_denied if a connection would have left the public internet; with permission_denied and reason image_denied if
-// the registry denies access; with not_found and reason image_not_found; with unavailable and reason
-// registry_unreachable; and with unavailable and reason image_pull_failed for every other failure.
+// Errors:
+//   - invalid_argument for a reference that registries do not accept
+//   - permission_denied with reason policy_denied if the image leads to an address outside the public internet
+//   - permission_denied with reason image_denied if the registry denies access
+//   - not_found with reason image_not_found
+//   - unavailable with reason registry_unreachable
+//   - unavailable with reason image_pull_failed for every other failure
 func (c *Client) Open(ctx context.Context, ref, architecture string, login Login) (*Image, error) {
 	i := &Image{ref: ref, known: login != Login{}}
 	named, err := name.ParseReference(ref, name.StrictValidation)
@@ -100,9 +103,9 @@ type saved struct {
 	Layers   []string
 }
 
-// Write writes the image as an archive in which the image has the name as. While it writes a layer, it calls moved with
-// the number of the layer's bytes that are written so far. It verifies the content by its digests. Errors are as for
-// [Client.Open]. Errors of w are returned unchanged.
+// Write writes the image as an archive, which gives the image the name in the third parameter. While it writes a layer,
+// it calls moved with the number of the layer's bytes that are written so far. It verifies the content by its digests.
+// It returns the errors of [Client.Open], and returns errors of w unchanged.
 func (i *Image) Write(ctx context.Context, w io.Writer, as string, moved func(layer string, done, total int64)) error {
 	layers, err := i.image.Layers()
 	if err != nil {
@@ -143,7 +146,7 @@ func writeFile(out *tar.Writer, file string, content []byte) error {
 	return err
 }
 
-// writeLayer writes a layer, compressed or not as the registry sends it. It does not write a layer twice.
+// writeLayer writes a layer as the registry sends it, compressed or not. It writes each layer only once.
 func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer, written map[string]bool,
 	moved func(string, int64, int64)) (file string, err error) {
 	digest, err := layer.Digest()

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually
 // server is an HTTPS server at its own address, such as 127.0.0.2. It records its requests.
 type server struct {
 	*httptest.Server
-	host string // including the port
+	host string // address, including the port
 
 	mu      sync.Mutex
 	conns   int
@@ -76,7 +76,7 @@ func (s *server) seen() (conns int, passwords []string) {
 	return s.conns, passwords
 }
 
-// clientFor returns a client to which only the addresses of these servers are public.
+// clientFor returns a client that treats only the addresses of these servers as public.
 func clientFor(t *testing.T, servers ...*server) *Client {
 	t.Helper()
 	c := &Client{transport: newTransport(func(a netip.AddrPort) bool {
@@ -99,7 +99,7 @@ const (
 
 func digestOf(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// content is the content of a registry with one image. blobs are by digest.
+// content is the content of a registry with one image. The key of a blob is its digest.
 type content struct {
 	blobs map[string][]byte
 	index []byte
@@ -109,8 +109,9 @@ func newContent() *content {
 	return newContentOf(nil, digestOf(nil), digestOf(nil))
 }
 
-// newContentOf returns content whose image has one layer for each of diffs, for two platforms. All layers are given. If
-// given is nil, each platform has its own layer, which is not a tar.
+// newContentOf returns content with an image for two platforms. The image has one layer for each element of diffs, and
+// the parameter given is the content of all layers. If given is nil, each platform has its own layer, which is not a
+// tar.
 func newContentOf(given []byte, diffs ...string) *content {
 	c := &content{blobs: map[string][]byte{}}
 	put := func(data []byte) map[string]any {

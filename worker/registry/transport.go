@@ -25,8 +25,8 @@ var (
 const maxResponse = 8 << 20
 
 // newTransport returns a transport that connects only to allowed addresses. It checks the address at the moment it
-// connects, so a name that resolves to another address by then makes no difference. It uses no proxy, because a proxy
-// would resolve names itself.
+// connects, so the check also covers a name that has changed its address since an earlier lookup. It uses no proxy,
+// because a proxy would resolve names itself.
 func newTransport(allowed func(netip.AddrPort) bool) *http.Transport {
 	dialer := &net.Dialer{Timeout: 20 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		if a, err := netip.ParseAddrPort(address); err != nil || !allowed(a) {
@@ -101,7 +101,7 @@ func mayGetCredentials(registry, host string) bool {
 	return host == registry || strings.Contains(host, ".") && strings.HasSuffix(registry, "."+host)
 }
 
-// isBlob reports whether a request is for a blob, or follows redirects from such a request.
+// isBlob reports whether a request asks for a blob, or follows a redirect of such a request.
 func isBlob(r *http.Request) bool {
 	for r.Response != nil && r.Response.Request != nil {
 		r = r.Response.Request

@@ -27,9 +27,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree removes the file or directory at a path. If the path names a link, Tree removes the link itself. The directories
-// above must belong to the caller, and may be links. A path that does not exist is not an error. If ctx ends, Tree
-// returns the error of ctx, and a part of the tree may be left.
+// Tree removes the file or directory at a path. If the path names a link, Tree removes the link itself. The parent
+// directories must belong to the caller, and may be links. A path that does not exist is not an error. If ctx ends,
+// Tree returns the error of ctx, and a part of the tree may be left.
 func Tree(ctx context.Context, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +79,7 @@ func Below(ctx context.Context, dir *os.File, name string) error {
 	return failure(name, unlink(int(dir.Fd()), name))
 }
 
-// removing is the removal of all entries of one directory.
+// removing removes all entries of one directory.
 type removing struct {
 	top   *os.File
 	mark  string // prefix of the names of directories that were moved up to top
@@ -105,7 +105,7 @@ func (r *removing) empty(ctx context.Context) error {
 			return err
 		}
 		err = unlink(int(r.top.Fd()), name)
-		if errors.Is(err, unix.ENOTEMPTY) { // a process added entries meanwhile; the next pass of each removes them
+		if errors.Is(err, unix.ENOTEMPTY) { // a process added entries meanwhile; the next pass of r.each removes them
 			return nil
 		}
 		return err
@@ -122,8 +122,9 @@ func (r *removing) take(dir *os.File, name string) error {
 	return ignoreGone(unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), r.mark+strconv.Itoa(r.moved)))
 }
 
-// each calls remove with the names in a directory, in one pass after the other, until the directory is empty. In a deep
-// tree, each pass finds in top the directories that the last pass moved up. Only ctx limits the number of passes.
+// each calls remove with every name in a directory. It repeats this pass until a pass finds the directory empty. In a
+// deep tree, a pass through top finds the directories that the previous pass moved up. Only ctx limits the number of
+// passes.
 func (r *removing) each(ctx context.Context, dir *os.File, remove func(name string) error) error {
 	for {
 		if _, err := dir.Seek(0, 0); err != nil {
@@ -198,12 +199,12 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// maxName limits the name in an error.
+// maxName limits how many bytes of a name an error contains.
 const maxName = 80
 
 // Error says which file or directory could not be removed.
 type Error struct {
-	Name string // last name of its path, shortened and quoted
+	Name string // last name in the path, shortened and quoted
 	Err  error
 }
 
@@ -212,8 +213,8 @@ func (e *Error) Error() string { return fmt.Sprintf("remove %s: %v", e.Name, e.E
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// failure returns an Error with this name, or err itself if err is the error of a context or already an Error, which
-// names a file inside the directory with this name.
+// failure returns an Error with this name. It returns err itself if err is the error of a context, or already an Error.
+// Such an Error names a file inside the directory called name.
 func failure(name string, err error) error {
 	var named *Error
 	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) ||

@@ -173,7 +173,7 @@ func TestLeavesMountsInATree(t *testing.T) {
 		t.Errorf("a file in the mounted directory was removed: %v", err)
 	}
 	if err := unix.Unmount(on, unix.MNT_DETACH); err != nil {
-		// The mount may have been moved up to the top with its directory.
+		// The directory with the mount may have been moved up to the top.
 		t.Log(err)
 	}
 }

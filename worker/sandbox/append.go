@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// history reads and appends to the sandbox's history, for its services and execs.
+// history lets the sandbox's services and execs read the sandbox's history and append to it.
 type history struct{ s *Sandbox }
 
 func (h history) View(read func(st *protocol.State)) {
@@ -16,13 +16,14 @@ func (h history) View(read func(st *protocol.State)) {
 }
 
 // Append appends the events that choose returns for the newest state. It returns decide.ErrSuperseded if choose returns
-// none, or if the sandbox is no longer on this host in this generation.
+// no events, or if the sandbox is no longer assigned to this host in this generation.
 func (h history) Append(ctx context.Context, generation uint64, choose decide.Decision) error {
 	_, err := h.appendEvents(ctx, generation, choose)
 	return err
 }
 
-// appendEvents does what Append does, and returns the events as they are in the log.
+// appendEvents does what Append does. It also returns the events as they are stored in the log, with their sequence
+// numbers.
 func (h history) appendEvents(ctx context.Context, generation uint64, choose decide.Decision) (
 	[]protocol.Event, error) {
 	events, err := h.s.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
@@ -49,7 +50,8 @@ func (s *Sandbox) append(ctx context.Context, generation uint64, choose decide.D
 	return s.history().Append(ctx, generation, choose)
 }
 
-// fail appends the ends of the sandbox's execs, and then that the sandbox failed.
+// fail appends the ends of the sandbox's own command and of its execs, and then the event sandbox.failed. If the disk
+// watch stopped the sandbox, the event has the disk watch's error instead of why.
 func (s *Sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
 	if stopped := s.diskStop.noted(b.Generation); stopped != nil {
 		why = stopped

@@ -9,19 +9,19 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// connection holds the sandbox's connection to its primary container. Each start of the container has a new one.
+// connection holds the primary of the present start of the sandbox's container. Each start has a new primary.
 type connection struct {
 	s *Sandbox
 
 	mu      sync.Mutex
 	primary *primary          // nil: no supervisor is connected
-	lastRun decide.PrimaryRun // the last report on the sandbox's own command before its container ended
+	lastRun decide.PrimaryRun // last report on the sandbox's own command before the container ended
 	changed chan struct{}     // closed and replaced when primary changes
 }
 
 func newConnection(s *Sandbox) *connection { return &connection{s: s, changed: make(chan struct{})} }
 
-// attach makes p the connection, and wakes the hooks that wait for a connection.
+// attach makes p the present primary, and wakes the hooks that wait for a connection.
 func (c *connection) attach(p *primary) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -30,7 +30,8 @@ func (c *connection) attach(p *primary) {
 	c.changed = make(chan struct{})
 }
 
-// detach disconnects from a container that has ended. Its execs read their results from the files that it left.
+// detach disconnects from a container that has ended, and publishes the rest of the output of the sandbox's own
+// command. The results of the container's execs are in files that the supervisor wrote.
 func (c *connection) detach() {
 	c.mu.Lock()
 	p := c.primary
@@ -45,14 +46,14 @@ func (c *connection) detach() {
 	}
 }
 
-// get returns the connection to the present start of the container, or nil if there is none.
+// get returns the connection to the present start of the container, or nil if there is no connection.
 func (c *connection) get() *primary {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.primary
 }
 
-// attachment returns the connection to the container's supervisor, or nil if there is none.
+// attachment returns the connection to the container's supervisor, or nil if there is no connection.
 func (c *connection) attachment() *attach.Attachment {
 	if p := c.get(); p != nil {
 		return p.Attachment
@@ -60,7 +61,8 @@ func (c *connection) attachment() *attach.Attachment {
 	return nil
 }
 
-// attachmentOf returns the connection to a service's supervisor, or to the primary container's if service is "".
+// attachmentOf returns the connection to the supervisor of a service's container, or of the primary container if
+// service is "". It returns nil if there is no connection.
 func (c *connection) attachmentOf(service string) *attach.Attachment {
 	if service == "" {
 		return c.attachment()
@@ -98,7 +100,7 @@ func (c *connection) runHook(ctx context.Context, name string, h *protocol.Hook)
 	return a.Hook(ctx, name, h)
 }
 
-// ownRun returns the newest report on the sandbox's own command, even after its container ended.
+// ownRun returns the newest report on the sandbox's own command, even after the container has ended.
 func (c *connection) ownRun() *decide.PrimaryRun {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,8 +111,8 @@ func (c *connection) ownRun() *decide.PrimaryRun {
 	return &run
 }
 
-// check appends the starts and ends of a ready sandbox's own command, and fails the sandbox if the command is in a
-// crash loop.
+// check appends the starts and ends of a ready sandbox's own command that the log does not have. It fails the sandbox
+// if the command is in a crash loop.
 func (c *connection) check(ctx context.Context) error {
 	s := c.s
 	st, _ := s.journal.State()

@@ -18,14 +18,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
 
-// containers are the sandbox's containers on the engine, including those of its services. The type implements
-// service.Containers.
+// containers makes and finds the sandbox's containers on the engine: the primary container and the containers of
+// services. It implements service.Containers.
 type containers struct{ s *Sandbox }
 
 func (s *Sandbox) containers() containers { return containers{s} }
 
-// Inspect returns a container of the sandbox, or the zero value if there is none. A container with this name that does
-// not belong to the sandbox counts as none. While it exists, the sandbox's own container cannot be made.
+// Inspect returns the sandbox's container with this name, or the zero value if the sandbox has no such container. It
+// ignores a container with this name that belongs to another owner. While such a container exists, the engine refuses
+// to make the sandbox's container.
 func (l containers) Inspect(ctx context.Context, name string) (docker.Container, error) {
 	c, err := l.s.host.Engine.Inspect(ctx, name)
 	if docker.IsNotFound(err) {
@@ -41,7 +42,7 @@ func (l containers) Inspect(ctx context.Context, name string) (docker.Container,
 }
 
 // Image gets an image for a container of the sandbox, and appends the progress of a pull. Call release once the
-// container exists: from then on the container prevents the image's removal.
+// container exists, because the container itself then prevents the image's removal.
 func (l containers) Image(ctx context.Context, generation uint64, ref, pull string) (
 	_ docker.Image, release func(), err error) {
 	s := l.s
@@ -56,8 +57,8 @@ func (l containers) Image(ctx context.Context, generation uint64, ref, pull stri
 	})
 }
 
-// CopyTrees copies uploaded trees into a container that has not started yet: that of a service, or the primary
-// container if service is "". mounted lists the paths in the container at which something is mounted.
+// CopyTrees copies uploaded trees into a container that has not started yet. service is the name of the container's
+// service, or "" for the primary container. mounted lists the paths in the container at which something is mounted.
 func (l containers) CopyTrees(ctx context.Context, container, service string, copies []protocol.Copy,
 	mounted []string) error {
 	to := treecopy.Container{ID: container, Sandbox: l.s.key, Service: service, Mounted: mounted}
@@ -93,7 +94,7 @@ func (c *creation) containerSpec(gpus []string) docker.ContainerSpec {
 	return spec
 }
 
-// environment merges the variables of tools and of the spec, in a stable order. The spec overrides the tools.
+// environment merges the environment variables of tools and of the spec, and sorts them. The spec overrides the tools.
 func environment(tools, spec map[string]string) (list []string) {
 	env := maps.Clone(tools)
 	if env == nil {
@@ -107,7 +108,6 @@ func environment(tools, spec map[string]string) (list []string) {
 	return list
 }
 
-// hostname returns the hostname of the primary container.
 func hostname(b *protocol.Sandbox, k protocol.SandboxKey) string {
 	return cmp.Or(b.Spec.Hostname, k.ID)
 }

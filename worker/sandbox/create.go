@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
-// admit counts the sandbox on the host before a create or resume begins. If the host has no room, admit gives the
-// sandbox back to the coordinators, which place it again.
+// admit counts the sandbox's resources as used on the host, before a create or resume begins. If the host has no room,
+// admit gives the sandbox back to the coordinators, which place it again.
 func (t *starter) admit(ctx context.Context) error {
 	s, b := t.s, t.b
 	why, err := s.host.Admission.Admit(ctx, s.key, b.Spec.Totals())
@@ -55,17 +55,17 @@ func (t *starter) create(ctx context.Context) error {
 	return s.phases.fail(ctx, b, protocol.AsError(err))
 }
 
-// assignment says from when the time limit of a create counts, by this process's monotonic clock.
+// assignment records when the time limit of a create began to count.
 type assignment struct {
 	at   time.Time // when the assignment was appended, by the store's clock
-	from time.Time // when the time limit began to count, by this process's clock
+	from time.Time // when the time limit began to count, by this process's monotonic clock
 }
 
-// maxLateness is how long after its deadline a create may still be wanted. By then, the coordinators have ended it.
+// maxLateness is the most time that the coordinators need to end a create after its deadline.
 const maxLateness = time.Minute
 
-// left returns the time that remains until the sandbox must be ready. It uses only this process's monotonic clock, so
-// that setting the machine's clock does not end the create.
+// left returns the time that remains until the sandbox must be ready. The time limit counts by this process's monotonic
+// clock. A change of the machine's wall clock therefore does not end the create.
 func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	timeout := b.Spec.CreateTimeout.Std()
 	if !a.at.Equal(b.AssignedAt) {
@@ -74,10 +74,10 @@ func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	return timeout - time.Since(a.from)
 }
 
-// firstRead returns the assignment that was appended at the time at, and that this process reads for the first time at
-// the time now, both by the store's clock. The create has already used up the age of the assignment. An impossible age
-// counts as zero: otherwise a host with a wrong clock would fail each create at once, and, because it stays empty,
-// would be given all of them.
+// firstRead begins to count the time limit of a create. The assignment was appended at the time at, and this process
+// reads the assignment for the first time at the time now, both by the store's clock. The time in between counts, too,
+// unless it is negative or too long to be right. Otherwise, a host with a wrong clock would fail each create at once.
+// Such a host would stay empty, so the scheduler would choose it for all creates.
 func firstRead(at, now time.Time, timeout time.Duration) assignment {
 	age := now.Sub(at)
 	if age < 0 || age > timeout+maxLateness {
@@ -99,12 +99,12 @@ type creation struct {
 	s *Sandbox
 	b *protocol.Sandbox
 
-	mounts   []hostfiles.Binding // that the spec asks for
+	mounts   []hostfiles.Binding // the spec's mounts
 	image    docker.Image
 	dir      hostdir.Dir
 	secret   []byte             // authenticates the supervisor's exit records
 	earlier  bool               // an earlier try may have made the network
-	bindings hostfiles.Bindings // that the spec and its tools ask for
+	bindings hostfiles.Bindings // mounts of the spec and of its tools
 	targets  []string           // paths in the container at which something is mounted
 	volumes  []string           // paths in the container that the image declares as volumes
 	rules    firewall.Network   // firewall rules of the sandbox's network
@@ -202,8 +202,8 @@ func (c *creation) makeNetwork(ctx context.Context) (err error) {
 
 const maxPortTries = 5
 
-// launch makes the container if there is none, and starts it. If another process has taken a port that the worker
-// chose, launch removes the container, and makes it again with another port.
+// launch makes the container if it does not exist, and starts it. If another process has taken a port that the worker
+// chose, launch removes the container, and makes a new container with another port.
 func (c *creation) launch(ctx context.Context) (id string, p *primary, err error) {
 	s := c.s
 	id = s.local.container.ID
@@ -250,8 +250,9 @@ func (c *creation) makeContainer(ctx context.Context) (id string, err error) {
 	return id, err
 }
 
-// start copies trees into a container that never ran, starts it if it does not run, and connects to its supervisor. It
-// leaves the trees in a container that ran as they are, because a process in the container may have changed them.
+// start copies the spec's trees into the container, starts the container if it does not run, and connects to its
+// supervisor. If the container ran before, start copies no trees, because processes in the container may have changed
+// the trees of an earlier copy.
 func (c *creation) start(ctx context.Context, id string) (*primary, error) {
 	s := c.s
 	found := s.local.Container

@@ -13,7 +13,7 @@ func TestTheAgeOfAnAssignmentShortensTheCreateUnlessTheClockIsWrong(t *testing.T
 		2 * time.Minute:       2 * time.Minute, // the worker did not run for two minutes
 		timeout + time.Second: timeout + time.Second,
 		-time.Minute:          0,
-		timeout + time.Hour:   0, // the coordinators would have ended it long ago
+		timeout + time.Hour:   0, // the coordinators would have ended the create long ago
 		15 * 24 * time.Hour:   0,
 		-15 * 24 * time.Hour:  0,
 	} {

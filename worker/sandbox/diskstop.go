@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// StopForDisk records that the disk watch stopped the sandbox.
+// StopForDisk records why the disk watch stopped the sandbox, and ends a create that is running.
 func (s *Sandbox) StopForDisk(why *protocol.Error) {
 	s.diskStop.set(why)
 	s.mu.Lock()
@@ -44,14 +44,15 @@ func (d *diskStop) set(why *protocol.Error) {
 	d.why = why
 }
 
-// now returns why this process's disk watch stopped the sandbox, or nil if it did not.
+// now returns why this process's disk watch stopped the sandbox, or nil if the sandbox was not stopped.
 func (d *diskStop) now() *protocol.Error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.why
 }
 
-// noted returns why the disk watch of this worker or of an earlier one stopped the sandbox, or nil if none did.
+// noted returns why the disk watch of this worker or of an earlier worker stopped the sandbox, or nil if the sandbox
+// was not stopped.
 func (d *diskStop) noted(generation uint64) *protocol.Error {
 	if why := d.now(); why != nil {
 		return why

@@ -17,18 +17,18 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// execRun takes one exec from its state in the log to its end: it appends started, starts the exec through the
-// supervisor, publishes its output, appends its end, and has the supervisor forget it. Each step can be repeated, so a
-// worker that restarts continues an unfinished exec with the same code.
+// execRun takes one exec from its state in the log to its end. It appends exec.started, tells the supervisor to start
+// the exec, publishes the exec's output, appends the exec's end, and tells the supervisor to forget the exec. Each step
+// can be repeated, so a worker that restarts continues an unfinished exec with the same code.
 type execRun struct {
 	s       *Sandbox
 	id      string
-	service string // in whose container the exec runs; "": the primary container
+	service string // the exec runs in this service's container; "": in the primary container
 	result  chan control.Result
 	done    chan struct{} // closed when the goroutine has ended
 	stop    context.CancelFunc
 
-	stdout, stderr atomic.Int64 // sizes of the output that the supervisor reported
+	stdout, stderr atomic.Int64 // sizes of the output, as the supervisor reported
 	grew           wake.Signal
 	cancelled      atomic.Bool // the supervisor was asked to end the exec
 }
@@ -38,7 +38,7 @@ func newExecRun(s *Sandbox, x *protocol.Exec, stop context.CancelFunc) *execRun 
 		done: make(chan struct{}), stop: stop, grew: wake.New()}
 }
 
-// grow records the sizes of the output that the supervisor reported.
+// grow records the sizes of the output, as the supervisor reported.
 func (r *execRun) grow(stdout, stderr int64) {
 	raise(&r.stdout, stdout)
 	raise(&r.stderr, stderr)
@@ -50,7 +50,8 @@ func raise(size *atomic.Int64, to int64) {
 	}
 }
 
-// cancel has the supervisor end the exec's process tree. The supervisor then reports the result like any other.
+// cancel tells the supervisor to end the exec's process tree. The supervisor then reports the result as after any other
+// end.
 func (r *execRun) cancel(grace time.Duration) {
 	a := r.s.conn.attachmentOf(r.service)
 	if a == nil {
@@ -60,13 +61,14 @@ func (r *execRun) cancel(grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := a.Link.Cancel(ctx, r.id, grace); err != nil {
-		r.s.log.Warn("could not have the supervisor cancel an exec; retrying", "exec", r.id, "error", err)
+		r.s.log.Warn("the supervisor did not cancel an exec; retrying", "exec", r.id, "error", err)
 		r.cancelled.Store(false)
 		time.AfterFunc(retryFirst, r.s.wake.Wake)
 	}
 }
 
-// run takes the exec to its end. It returns nil when the log has the end, or when the exec is no longer this host's.
+// run takes the exec to its end. It returns nil when the log has the exec's end, or when the exec no longer belongs to
+// this host.
 func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment) error {
 	adopted := x.State == protocol.ExecStateRunning
 	r.s.host.Output.ExecStartsOrEnds(r.s.key)
@@ -93,16 +95,17 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachmen
 	return decide.IgnoreSuperseded(r.finish(ctx, x, a, p, result))
 }
 
-// failWithService fails an exec whose service was given up: it has no running container, and gets none by itself.
+// failWithService fails an exec in a service that was given up. The service's container does not run, and the worker
+// will not start it again.
 func (r *execRun) failWithService(ctx context.Context) error {
 	return r.s.append(ctx, r.s.history().generation(), func(st *protocol.State) []protocol.Event {
 		return decide.ServiceDown(st, r.id, r.service)
 	})
 }
 
-// appendStarted appends that this worker starts the exec, and returns the sequence of this event, which numbers the
-// start. It appends before the process starts, so that an exec that was cancelled, or whose sandbox is being stopped,
-// never starts.
+// appendStarted appends exec.started, and returns the event's sequence number, which identifies this start of the exec.
+// The event is appended before the process starts. An exec that was cancelled, or that belongs to a sandbox that is
+// being stopped, therefore never starts.
 func (r *execRun) appendStarted(ctx context.Context, boot string) (number uint64, err error) {
 	started := false
 	since := r.s.execs.unstartedSince(r.id)
@@ -146,8 +149,9 @@ func derefResult(r *control.Result) control.Result {
 	return *r
 }
 
-// start has the supervisor start the exec. It returns nil if the exec runs, and a result if the exec ended without
-// running under this supervisor.
+// start tells the supervisor to start the exec. The result is nil if the exec runs under this supervisor or has ended
+// under it; await then returns the result. Otherwise, start returns the result of an exec that ended without running
+// under this supervisor.
 func (r *execRun) start(ctx context.Context, x *protocol.Exec, number uint64, a *attach.Attachment,
 	p *output.Exec) (*control.Result, error) {
 	if err := r.s.host.Fence(); err != nil {
@@ -176,7 +180,7 @@ func (r *execRun) start(ctx context.Context, x *protocol.Exec, number uint64, a 
 	case err != nil:
 		return refused(r.id, protocol.AsError(err))
 	}
-	if status.Age > 0 { // the supervisor knows the age of the process more precisely than the log
+	if status.Age > 0 { // the supervisor knows the age of the process more precisely than the log does
 		p.SetAge(status.Age)
 	}
 	if status.Result != nil {
@@ -214,8 +218,8 @@ func (r *execRun) await(ctx context.Context, a *attach.Attachment, p *output.Exe
 	}
 }
 
-// refused returns the result of an exec that the supervisor refused to start because of why. It returns an error
-// instead if a retry may start the exec.
+// refused returns the result of an exec that the supervisor refused to start because of why. If a retry may succeed,
+// refused returns an error instead.
 func refused(id string, why *protocol.Error) (*control.Result, error) {
 	switch {
 	case why.Code == protocol.Unavailable:
@@ -226,11 +230,11 @@ func refused(id string, why *protocol.Error) (*control.Result, error) {
 	return &control.Result{ID: id, Failed: true, Error: why}, nil
 }
 
-// containerEnded is the message of an exec that was interrupted by the end of its container.
+// containerEnded is the reason in the error of an exec that was interrupted by the end of its container.
 const containerEnded = "its container ended"
 
-// sealedResult reads the result that the exec's supervisor wrote to disk before it ended. If the disk has no result,
-// the exec was interrupted, and the message of its error contains why.
+// sealedResult returns the result that the exec's supervisor reported, or wrote to disk, before the supervisor ended.
+// If there is no such result, the exec was interrupted, and the message of its error contains why.
 func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
 	select {
 	case result := <-r.result: // the supervisor reported the result before it ended
@@ -255,7 +259,7 @@ func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result
 	return record.Result, nil
 }
 
-// finish publishes the rest of the output, appends the end, and has the supervisor forget the exec.
+// finish publishes the rest of the output, appends the exec's end, and tells the supervisor to forget the exec.
 func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attachment, p *output.Exec,
 	result control.Result) error {
 	r.s.history().View(func(st *protocol.State) {
@@ -285,7 +289,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attach
 func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *control.Result,
 	details *protocol.ExecDetails) (err error) {
 	inline := result.Inline
-	if inline { // but not if an earlier worker published a part of the output
+	if inline { // if an earlier worker published a part of the output, publish the rest, too
 		if inline, err = p.NothingPublished(ctx); err != nil {
 			return err
 		}
@@ -311,9 +315,9 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 	return nil
 }
 
-// ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by its
-// machine's wall clock, which may have been set meanwhile, so they are limited to the time between started, when the
-// log says that the exec was to start, and now. An unknown time is zero.
+// ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
+// machine's wall clock, which may have been set meanwhile. ranBetween therefore limits them to the time between started
+// and now. started is the time of exec.started in the log. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {
@@ -336,7 +340,7 @@ func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result)
 	return from, to
 }
 
-// execOutput gives the publisher of an exec's output what it needs from the sandbox.
+// execOutput implements output.Sandbox for one exec.
 type execOutput struct {
 	r *execRun
 	a *attach.Attachment // nil: the exec's container has ended
@@ -353,8 +357,8 @@ func (o execOutput) Stopped() *protocol.Error { return o.r.s.diskStop.now() }
 
 func (o execOutput) ReachLog(ctx context.Context) error { return o.r.s.journal.Refresh(ctx) }
 
-// runDir returns the run directory of the exec's container: that of the attachment, or, if a is nil because the
-// container has ended, the directory at its path. secret authenticates the exec's exit record. Call done after use.
+// runDir returns the run directory of the exec's container. If a is nil, the container has ended, and runDir opens the
+// directory by its path. secret authenticates the exec's exit record. Call done after use.
 func (r *execRun) runDir(a *attach.Attachment) (run *os.Root, secret []byte, done func(), err error) {
 	if a != nil {
 		return a.Run, a.Key, func() {}, nil

@@ -18,20 +18,21 @@ type execs struct {
 
 	mu         sync.Mutex
 	runs       map[string]*execRun
-	closed     bool                 // no run starts any more
-	pause      time.Duration        // newest pause before a retry of execs; 0: an exec has ended without an error since
-	pauseUntil time.Time            // end of the newest pause
-	unstarted  map[string]time.Time // accepted execs that have not started, and when this worker first saw each
+	closed     bool                 // no new goroutine starts
+	pause      time.Duration        // last pause before a retry of execs; 0: an exec has ended without an error since
+	pauseUntil time.Time            // end of the last pause
+	unstarted  map[string]time.Time // when this worker first saw each accepted exec that has not started
 }
 
 // execRetryMost is the longest pause before execs that returned an error are retried. The first pause is retryFirst.
 const execRetryMost = 2 * time.Second
 
-// start starts a goroutine for each active exec that has none, if its supervisor is connected or its container has
-// ended. It also passes cancels on to supervisors. Only the sandbox's goroutine calls it.
+// start starts a goroutine for each active exec without a goroutine, if the exec's supervisor is connected or its
+// container has ended. It also tells supervisors to cancel execs, if the log says so. Only the sandbox's goroutine
+// calls start.
 //
-// It reads the state under the lock. A goroutine removes its exec from runs only after the journal has the exec's end,
-// so no exec that has just ended can be taken for an active exec without a goroutine.
+// start reads the state under the lock. A goroutine removes its exec from runs only after the journal has the exec's
+// end. start therefore never mistakes an exec that has just ended for an active exec without a goroutine.
 func (e *execs) start(ctx context.Context) { e.startWhere(ctx, false) }
 
 // startWhere does what start does. ended says that every container has ended.
@@ -90,9 +91,9 @@ func (e *execs) unstartedSince(id string) time.Time {
 	return e.unstarted[id]
 }
 
-// containerOf returns the connection to the container that an exec runs in, or nil if there is none. over says that the
-// exec's goroutine must run even without a connection: it finds out how the exec ended, or fails an exec that cannot
-// start. ended says that every container has ended.
+// containerOf returns the connection to the container that an exec runs in, or nil if there is no connection. over says
+// that the exec's goroutine must run even without a connection. The goroutine then finds out how the exec ended, or
+// fails an exec that cannot start. ended says that every container has ended.
 func (e *execs) containerOf(x *protocol.Exec, ended bool) (a *attach.Attachment, over bool) {
 	running := x.State == protocol.ExecStateRunning
 	if x.Spec.Service == "" {
@@ -120,7 +121,8 @@ func (e *execs) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment)
 	return r
 }
 
-// remove removes an exec whose goroutine ends. After an error, the sandbox starts a new goroutine for the exec.
+// remove removes an exec from runs when its goroutine ends. After an error, the sandbox starts a new goroutine for the
+// exec.
 func (e *execs) remove(ctx context.Context, r *execRun, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -163,7 +165,8 @@ func (e *execs) list() []*execRun {
 	return list
 }
 
-// await prevents new goroutines from starting, and waits until the others have ended. Their contexts must have ended.
+// await prevents new goroutines from starting, and waits until the running goroutines have ended. Call await after the
+// goroutines' contexts have ended.
 func (e *execs) await() {
 	e.mu.Lock()
 	e.closed = true
@@ -173,7 +176,7 @@ func (e *execs) await() {
 	}
 }
 
-// abandon ends the goroutines of a sandbox that is no longer this host's. The goroutines append nothing any more.
+// abandon ends the goroutines, because the sandbox no longer belongs to this host. The goroutines append nothing more.
 func (e *execs) abandon() {
 	for _, r := range e.list() {
 		r.stop()
@@ -222,12 +225,14 @@ func (e *execs) Ended(result control.Result) {
 	}
 }
 
-// Restart wakes the sandbox, so that it starts execs: one of its containers may be ready for them, or has ended.
+// Restart wakes the sandbox after one of its containers has become ready for execs, or has ended. The sandbox then
+// starts the goroutines of execs.
 func (e *execs) Restart() { e.s.wake.Wake() }
 
-// Connected has a supervisor drop execs whose end is in the log. An earlier worker may have died before it could do so.
-// A supervisor keeps at most [control.MaxExecs] execs, and their files fill the disk. The supervisor keeps hooks, so
-// that no hook runs twice.
+// Connected tells a supervisor to drop the execs that have ended according to the log. An earlier worker may have died
+// before it could tell the supervisor. Without Connected, the supervisor could reach its limit of [control.MaxExecs]
+// execs, and the files of these execs would use disk space. Connected does not drop hooks, because a dropped hook could
+// run twice.
 func (e *execs) Connected(a *attach.Attachment, h control.Hello, first bool) {
 	if !first {
 		return

@@ -23,7 +23,7 @@ type Host struct {
 	Worker  string // name of the worker
 	Token   func() uint64
 	Runtime string // the engine's default OCI runtime
-	DryRun  bool   // report objects that should be removed, and keep them
+	DryRun  bool   // log the objects that should be removed, but do not remove them
 
 	Dirs   hostdir.Root
 	Files  hostfiles.Files
@@ -41,8 +41,8 @@ type Host struct {
 	Admission Admission
 	Owned     Owned
 
-	Listening func() uint64               // how often the worker has subscribed to notifications
-	Settled   func(k protocol.SandboxKey) // called when the host has nothing of the sandbox that should not be there
+	Listening func() uint64               // returns how often the worker has subscribed to notifications
+	Settled   func(k protocol.SandboxKey) // called when nothing of the sandbox is on the host that should not be on it
 }
 
 // Images gets images for containers.
@@ -56,19 +56,20 @@ type Images interface {
 type GPUs interface {
 	Take(k protocol.SandboxKey, n int) (ids []string, err error)
 	Claim(k protocol.SandboxKey, ids []string) error
-	Rest(k protocol.SandboxKey)    // keeps the sandbox's GPUs for it, unless another sandbox needs them
+	Rest(k protocol.SandboxKey)    // keeps the GPUs for the sandbox, unless another sandbox needs them
 	Release(k protocol.SandboxKey) // frees the sandbox's GPUs
 }
 
 // Admission decides whether the host has room for a sandbox.
 type Admission interface {
-	// Admit counts a sandbox on the host. If the host has no room for the sandbox, why explains what is missing.
+	// Admit counts a sandbox's resources as used on the host. If the host has no room for the sandbox, why explains
+	// what is missing.
 	Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error)
 	Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection)
 }
 
 // Owned finds this deployment's containers on the engine. Owner returns the sandbox that a container belongs to, and
-// false if the container is not this deployment's.
+// false if the container does not belong to this deployment.
 type Owned interface {
 	Owner(c *docker.Container) (protocol.SandboxKey, bool)
 	Containers(ctx context.Context) ([]docker.Container, error)

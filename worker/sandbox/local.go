@@ -15,8 +15,8 @@ type local struct {
 	decide.Inspection
 	container  docker.Container
 	fresh      bool           // the container was inspected in this step
-	epoch      int64          // engine's epoch when the container was last known to run; -1: never in this tenure
-	background chan inspected // takes the result of an inspection in the background; nil: there is none
+	epoch      int64          // engine's epoch when the container was last known to run; -1: not in this tenure
+	background chan inspected // receives the result of the background inspection; nil: none runs
 }
 
 // inspected is the result of an inspection.
@@ -28,7 +28,6 @@ type inspected struct {
 	err       error
 }
 
-// read inspects the host.
 func (l *local) read(ctx context.Context) inspected {
 	r := inspected{epoch: l.s.host.Epoch.Load()}
 	if r.container, r.err = l.s.containers().Inspect(ctx, l.s.name()); r.err == nil {
@@ -40,7 +39,7 @@ func (l *local) read(ctx context.Context) inspected {
 	return r
 }
 
-// inspect inspects the host if it may have changed. After an error the state of the container is unknown.
+// inspect inspects the host if the host may have changed. After an error, the state of the container is unknown.
 func (l *local) inspect(ctx context.Context) error {
 	s := l.s
 	s.mu.Lock()
@@ -82,9 +81,9 @@ func (l *local) inspect(ctx context.Context) error {
 	return nil
 }
 
-// inspectInBackground inspects a settled sandbox in the background. Execs do not need the engine, so a slow or hanging
-// engine must not hold them up. It returns true while the background inspection runs. If that inspection finds a
-// change, it returns false, and the caller inspects the host in the foreground.
+// inspectInBackground inspects a settled sandbox in the background. Execs do not need the engine, so an engine that is
+// slow or does not answer must not delay them. running is true while the background inspection runs. After an
+// inspection that found a change, running is false, and the caller inspects the host in the foreground.
 func (l *local) inspectInBackground(ctx context.Context) (running bool, err error) {
 	s := l.s
 	s.mu.Lock()
@@ -130,7 +129,8 @@ func (l *local) inspectInBackground(ctx context.Context) (running bool, err erro
 	return true, nil
 }
 
-// settled reports whether the container runs, is connected, and needs no operation. It also returns the connection.
+// settled reports whether the container runs, its supervisor is connected, and the sandbox needs no operation. It also
+// returns the connection.
 func (l *local) settled() (p *primary, settled bool) {
 	p = l.s.conn.get()
 	l.setConnected(p)
@@ -157,7 +157,7 @@ func (r *inspected) runs(p *primary, generation uint64) bool {
 
 func (l *local) inBackground() bool { return l.background != nil }
 
-// awaitBackground waits for an inspection in the background to end.
+// awaitBackground waits until the background inspection has ended.
 func (l *local) awaitBackground() {
 	if l.background != nil {
 		<-l.background

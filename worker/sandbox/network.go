@@ -14,8 +14,8 @@ import (
 // networks makes and finds the sandbox's network.
 type networks struct{ s *Sandbox }
 
-// make makes the sandbox's network on a subnet of its own. If there may have been an earlier try, it first searches for
-// the network that this try made. The network's firewall rules are in place before the network exists.
+// make makes the sandbox's network on a subnet of its own. The network's firewall rules are in place before the network
+// exists. If an earlier try may have made the network, make first searches for that network.
 func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (firewall.Network, error) {
 	s := m.s
 	if earlier || b.Phase != "" {
@@ -35,7 +35,7 @@ func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (
 			return firewall.Network{}, err
 		}
 		n := firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: policy}
-		if s.host.Network.BridgeExists(n.Bridge) { // the engine would use another owner's bridge as its own
+		if s.host.Network.BridgeExists(n.Bridge) { // the engine would use this bridge, although it has another owner
 			s.host.Subnets.MarkForeign(subnet)
 			continue
 		}
@@ -46,7 +46,7 @@ func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (
 	}
 }
 
-// try makes a network on a subnet. It returns retry if another network already uses the subnet.
+// try makes a network on a subnet. retry is true if another network already uses the subnet.
 func (m networks) try(ctx context.Context, n firewall.Network, labels map[string]string, earlier bool) (
 	_ firewall.Network, retry bool, _ error) {
 	s := m.s
@@ -64,13 +64,14 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 		s.host.Subnets.Use(n.Subnet)
 		return n, false, s.host.Network.Verify(n)
 	}
-	// The engine may have made the network in spite of the error. If it lists the network later, adopt restores the rules.
+	// The engine may have made the network in spite of the error. If the engine lists the network later, adopt restores
+	// the rules.
 	if lost := s.host.Network.Unprotect(n.Bridge); lost != nil {
 		s.log.Warn("could not remove the firewall rules of a network that the engine did not make",
 			"bridge", n.Bridge, "error", lost)
 	}
 	switch {
-	case protocol.CodeOf(err) == protocol.AlreadyExists && !earlier: // an earlier try's files were lost, not its network
+	case protocol.CodeOf(err) == protocol.AlreadyExists && !earlier: // an earlier try left the network, but no files
 		s.host.Subnets.Release(n.Subnet)
 		if adopted, found, findErr := m.adopt(ctx); found || findErr != nil {
 			return adopted, false, findErr
@@ -84,7 +85,7 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 	return n, true, nil
 }
 
-// adopt finds the network that an earlier try made, and puts its rules in place.
+// adopt finds the network that an earlier try made, and puts the network's firewall rules in place.
 func (m networks) adopt(ctx context.Context) (n firewall.Network, found bool, err error) {
 	s := m.s
 	existing, found, err := m.find(ctx)
@@ -99,7 +100,7 @@ func (m networks) adopt(ctx context.Context) (n firewall.Network, found bool, er
 	return n, true, s.host.Network.Verify(n)
 }
 
-// find finds the sandbox's network on the engine.
+// find looks for the sandbox's network on the engine.
 func (m networks) find(ctx context.Context) (n docker.Network, found bool, err error) {
 	s := m.s
 	networks, err := s.host.Engine.Networks(ctx)
@@ -110,7 +111,8 @@ func (m networks) find(ctx context.Context) (n docker.Network, found bool, err e
 	return networks[i], true, nil
 }
 
-// RestoreRules puts the firewall rules of the sandbox's network in place before a container in it starts again.
+// RestoreRules puts the firewall rules of the sandbox's network in place. Call it before a container of the sandbox
+// starts again.
 func (l containers) RestoreRules(ctx context.Context, spec *protocol.SandboxSpec) error {
 	return l.s.host.Network.RestoreExisting(spec, func() (docker.Network, bool, error) { return l.s.networks.find(ctx) })
 }

@@ -19,11 +19,11 @@ func (c *creation) homeOf(ctx context.Context, user string) func() (home, env st
 	}
 }
 
-// passwd reads an image's /etc/passwd, and returns nothing if the image has none. The engine can read files only from a
-// container, so passwd makes a container, which never starts, and removes it again.
+// passwd reads an image's /etc/passwd. It returns no data if the image does not have this file. The engine can read
+// files only from a container, so passwd makes a container that never starts, and removes it afterwards.
 func (c *creation) passwd(ctx context.Context) ([]byte, error) {
 	s := c.s
-	if err := removePasswdContainer(ctx, s); err != nil { // left by an earlier try
+	if err := removePasswdContainer(ctx, s); err != nil { // an earlier try may have left the container
 		return nil, err
 	}
 	labels := labels(c.b, s.key)
@@ -40,7 +40,8 @@ func (c *creation) passwd(ctx context.Context) ([]byte, error) {
 		s.host.Probe("after-passwd-create")
 		data, err = s.host.Engine.ReadFile(ctx, id, "/etc/passwd", maxPasswd)
 	}
-	// Remove the container even if ctx has ended, or if the engine did not answer: it may have made the container.
+	// Remove the container even if ctx has ended or the engine did not answer, because the engine may have made the
+	// container.
 	removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), removePasswdWithin)
 	defer cancel()
 	if removeErr := removePasswdContainer(removing, s); err == nil {

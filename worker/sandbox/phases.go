@@ -9,16 +9,16 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// createPhases keeps the phases of the sandbox's create, over all tries of the create in one generation.
+// createPhases keeps the phases of the sandbox's create for all tries of the create in one generation.
 type createPhases struct {
 	s *Sandbox
 
 	mu         sync.Mutex
-	present    *progress.Phases // nil: there is no create
+	present    *progress.Phases // nil: no create runs
 	generation uint64
 }
 
-// of returns the phases of the sandbox's present generation.
+// of returns the phases of the create in the sandbox's present generation.
 func (c *createPhases) of(b *protocol.Sandbox) *progress.Phases {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func(
 }
 
 // append appends the phases of the create that the log does not have, and then, in the same message, the events that
-// choose returns. If choose returns none, the phases are appended only while the sandbox waits for its create.
+// choose returns. If choose returns no events, the phases are appended only while the sandbox waits for its create.
 func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
 	return c.of(b).Append(func(unreported []protocol.Event) error {
 		return c.s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
@@ -76,7 +76,7 @@ func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose d
 	})
 }
 
-// fail appends the phases that the create has entered, and that the sandbox failed.
+// fail appends the phases that the create has entered, and then the event sandbox.failed.
 func (c *createPhases) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
 	c.s.log.Warn("could not create the sandbox; the sandbox failed", "error", why)
 	err := c.append(ctx, b, func(st *protocol.State) []protocol.Event { return decide.Failed(st, c.s.conn.ownRun(), why) })

@@ -20,18 +20,18 @@ import (
 type primary struct {
 	*attach.Attachment
 	s       *Sandbox
-	ports   []protocol.Port // as the engine published them
+	ports   []protocol.Port // ports that the engine published
 	revived bool            // the container was started again after its engine or its machine had ended it
 
-	output     *output.CommandLog // publishes the output of the sandbox's own command; nil: there is no such command
-	stopOutput func()             // ends publishing
+	output     *output.CommandLog // publishes the output of the sandbox's own command; nil: no such command
+	stopOutput func()             // ends the publishing of output
 
 	reported wake.Signal // wakes awaitSteady when run has changed
 
 	mu    sync.Mutex
 	run   decide.PrimaryRun
 	crash decide.CrashLoop
-	loops *protocol.Error // the crash loop that was found; nil: none yet
+	loops *protocol.Error // error of the crash loop that was found; nil: no crash loop was found
 }
 
 // listenPrimary opens the socket that the supervisor of the primary container dials.
@@ -132,10 +132,10 @@ func (p *primary) failing() bool {
 	return p.crash.Failing(time.Now())
 }
 
-// crashLoop returns the error of a sandbox whose command exits again and again, or nil if the command does not. It
-// finds a crash loop only while the supervisor is connected: otherwise the supervisor may not have reported yet that
-// the command stays up. A crash loop that was found stays, for this start of the container, even if the command no
-// longer exits: the worker ends the command before it appends the error.
+// crashLoop returns the error of a sandbox whose command exits again and again, or nil if there is no crash loop. It
+// finds a crash loop only while the supervisor is connected. Otherwise, the command may run again without the worker
+// knowing. Once crashLoop has found a crash loop, it returns the same error for this start of the container, even if
+// the command no longer exits: the worker ends the command before it appends the error.
 func (p *primary) crashLoop(memory protocol.Bytes) *protocol.Error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,8 +182,8 @@ func (p *primary) withOutput(ctx context.Context, why *protocol.Error) *protocol
 	return &full
 }
 
-// awaitEnd waits until the supervisor has reported the end of the command, at most for output.FinishWithin. Call
-// awaitEnd after the supervisor was asked to end the command.
+// awaitEnd waits until the supervisor has reported the end of the command, but not longer than output.FinishWithin.
+// Call awaitEnd after the supervisor was told to end the command.
 func (p *primary) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, output.FinishWithin)
 	defer cancel()
@@ -191,9 +191,9 @@ func (p *primary) awaitEnd(ctx context.Context) {
 	}
 }
 
-// awaitSteady waits until the sandbox's own command, if there is one, has run for a moment. It fails if the command
-// cannot be started, or ends too early. A run of the command that began before from does not count, because a service
-// that the command needs may not have been ready then.
+// awaitSteady waits until the sandbox's own command has run for decide.SteadyFor. It returns an error if the command
+// cannot be started or ends too early. A run that began before from may end early, because a service that the command
+// needs may not have been ready then. Without a command, awaitSteady returns at once.
 func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from time.Time) error {
 	if len(b.Spec.Command) == 0 {
 		return nil
@@ -216,7 +216,7 @@ func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from tim
 	}
 }
 
-// stillRuns returns a temporary error if the container has ended, whether by itself or with its engine.
+// stillRuns returns a temporary error if the container has ended by itself or with its engine.
 func (p *primary) stillRuns(ctx context.Context) error {
 	if p.Up() {
 		return nil

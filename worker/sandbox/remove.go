@@ -10,7 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// delete ends the execs, removes everything of the sandbox from the host, and appends deleted.
+// delete runs the on_delete hook, ends the execs, removes everything of the sandbox from the host, and appends
+// sandbox.deleted.
 func (t *teardown) delete(ctx context.Context) error {
 	s, b := t.s, t.b
 	if err := t.runOnDelete(ctx); err != nil {
@@ -43,8 +44,9 @@ func (t *teardown) delete(ctx context.Context) error {
 	return err
 }
 
-// removeRest removes the networks and directories of a sandbox whose container is gone. It also removes the containers
-// that an interrupted create left: the engine may have made one after the worker stopped waiting for its answer.
+// removeRest removes the networks and directories of a sandbox, after its known containers were removed. It also
+// removes containers that an interrupted create left, because the engine may have made a container after the worker
+// stopped waiting for the engine's answer.
 func (t *teardown) removeRest(ctx context.Context) error {
 	s := t.s
 	containers, err := s.host.Owned.Containers(ctx)
@@ -96,9 +98,9 @@ func (t *teardown) removeNetworks(ctx context.Context) error {
 	return nil
 }
 
-// discard removes everything of a sandbox that should not be on this host: the sandbox was deleted, or assigned to
-// another host, or the generation on this host was never ready. It first reads the log and inspects the container
-// again, and removes nothing if decide.Next no longer returns Discard.
+// discard removes everything of a sandbox that should not be on this host. Such a sandbox was deleted, was assigned to
+// another host or in a later generation, or failed before it was ready. discard first reads the log and inspects the
+// container again, and removes nothing if decide.Next no longer returns Discard.
 func (t *teardown) discard(ctx context.Context) error {
 	s := t.s
 	if err := s.journal.Refresh(ctx); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-// Sandbox is one sandbox on this host: a goroutine that compares the log with the host, and does one operation after
-// another until they agree. Its execs and services have goroutines of their own.
+// Sandbox is one sandbox on this host. Its goroutine compares the log with the host, and does one operation after
+// another until the host is in the state in the log. Its execs and services have goroutines of their own.
 type Sandbox struct {
 	host     *Host
 	key      protocol.SandboxKey
@@ -43,17 +43,17 @@ type Sandbox struct {
 	busy      bool      // the goroutine must wait for the engine's answer to a request
 	operation decide.Operation
 	cancel    context.CancelFunc // ends the operation
-	home      string             // directory that the container's label names; "": there is no container
+	home      string             // directory named in the container's label; "": there is no container
 	objects   []Object           // the sandbox's containers and networks when the engine last listed them
 
 	// Only the sandbox's goroutine uses these fields.
 	local        *local
 	revivals     revivals
 	assigned     assignment
-	waitingSince time.Time // when the container's restart began to wait for a mount or a port; zero: it does not wait
+	waitingSince time.Time // when the restart of the container began to wait for a mount or a port; zero: no wait
 }
 
-// New returns a sandbox. Its goroutine starts with Run.
+// New returns a sandbox. Call Run in a new goroutine, the sandbox's goroutine.
 func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 	s := &Sandbox{
 		host: host, key: k, log: log.With("sandbox", k.ID), wake: wake.New(), stale: true, dirty: true,
@@ -85,8 +85,8 @@ func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	return true
 }
 
-// Inspect asks the sandbox's goroutine to inspect the host again, and also the goroutines of its services, because the
-// sandbox may be waiting for a service. It returns false if the sandbox's goroutine has ended.
+// Inspect asks the goroutines of the sandbox and of its services to inspect the host again. The services take part
+// because the sandbox may be waiting for a service. Inspect returns false if the sandbox's goroutine has ended.
 func (s *Sandbox) Inspect() bool {
 	s.mu.Lock()
 	s.dirty = true
@@ -133,11 +133,11 @@ func (s *Sandbox) Pids() (pids []int) {
 const (
 	retryFirst  = 100 * time.Millisecond
 	retryMost   = 5 * time.Second
-	crashPeriod = time.Second // between two checks whether a command is in a crash loop
+	crashPeriod = time.Second // pause between two checks for a crash loop
 	maxSteps    = 32          // limit on operations in a row without a pause
 )
 
-// Run settles the sandbox each time it is woken, until ctx ends or the host has no trace of the sandbox.
+// Run settles the sandbox each time it is woken, until ctx ends or nothing of the sandbox is on the host.
 func (s *Sandbox) Run(ctx context.Context) {
 	defer s.leave()
 	pause := backoff.New(retryFirst, retryMost)
@@ -167,9 +167,9 @@ func (s *Sandbox) Run(ctx context.Context) {
 	}
 }
 
-// settle does one operation after another, until the host is as the log says. Its calls to step start the goroutines of
-// execs before and right after each operation. There is one exception: if an exec has no goroutine when its containers
-// are stopped or removed, teardown.finishExecs starts one.
+// settle does one operation after another, until the host is in the state in the log. step starts the goroutines of
+// execs before and after each operation. There is one exception: when containers are stopped or removed,
+// teardown.finishExecs starts the goroutines that execs still need.
 func (s *Sandbox) settle(ctx context.Context) error {
 	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
@@ -221,11 +221,11 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	if err := s.do(ctx, op, b); err != nil && !errors.Is(err, decide.ErrSuperseded) {
 		return true, err
 	}
-	s.execs.start(ctx) // execs that waited for the supervisor can start without a new inspection
+	s.execs.start(ctx) // execs that waited for the supervisor need no new inspection to start
 	return false, nil
 }
 
-// do carries out one operation, under a context that ends when the log no longer wants the operation.
+// do carries out one operation, with a context that ends when the log no longer wants the operation.
 func (s *Sandbox) do(ctx context.Context, op decide.Operation, b *protocol.Sandbox) error {
 	if err := s.host.Fence(); err != nil && op != decide.Attach {
 		return err
@@ -305,8 +305,8 @@ func (s *Sandbox) superseded() bool {
 }
 
 // awaitEngine sends the engine a request to make something, and waits for the answer even if the log no longer wants
-// the operation. The engine carries out the request even if the worker stops waiting. The new object could then appear
-// after the worker has removed everything else of the sandbox.
+// the operation. The engine carries out a request even if the worker stops waiting. Without the wait, the new object
+// could therefore appear after the worker has removed everything else of the sandbox.
 func (s *Sandbox) awaitEngine(request func() error) error {
 	s.mu.Lock()
 	s.busy = true
@@ -345,13 +345,12 @@ func (s *Sandbox) refresh(ctx context.Context) error {
 // notifications go to the new host's worker. The old host's worker then learns of the move only by reading the log.
 const readPeriod = 10 * time.Minute
 
-// refreshIfDue marks the log for reading again if a notification may have been lost. Hold s.mu.
+// refreshIfDue marks the journal as stale if a notification may have been lost. Hold s.mu.
 func (s *Sandbox) refreshIfDue(now time.Time) {
 	s.stale = s.stale || s.listened != s.host.Listening() || now.After(s.readAgain)
 }
 
-// leave ends everything that the goroutine started, at the end of the tenure or of the sandbox. Containers keep
-// running.
+// leave ends everything that the goroutine started. Run calls leave before it returns. Containers keep running.
 func (s *Sandbox) leave() {
 	s.mu.Lock()
 	s.ended = true
@@ -385,7 +384,7 @@ func (s *Sandbox) retire() bool {
 	return true
 }
 
-// name is what the engine calls the sandbox's container and network.
+// name returns the engine's name for the sandbox's primary container and for its network.
 func (s *Sandbox) name() string { return docker.ObjectName(s.host.Deployment, s.key) }
 
 // dir returns the directory of a generation of the sandbox. It uses the path in the container's label, because an

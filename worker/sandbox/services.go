@@ -24,8 +24,8 @@ type services struct {
 
 func newServices(s *Sandbox) *services { return &services{s: s, byName: map[string]*service.Service{}} }
 
-// keep starts a goroutine for each service while the log wants the services up, and ends the goroutines otherwise. op
-// is the operation that the sandbox does next.
+// keep starts a goroutine for each service while the log wants the services to run, and ends the goroutines otherwise.
+// op is the operation that the sandbox does next.
 func (m *services) keep(ctx context.Context, b *protocol.Sandbox, op decide.Operation) {
 	if op == decide.Discard || !decide.WantsServices(b, m.s.host.ID) || m.s.diskStop.noted(b.Generation) != nil {
 		m.end()
@@ -67,7 +67,7 @@ func (m *services) create(b *protocol.Sandbox, name string, required bool) *serv
 	dir := func() hostdir.Dir { return s.dir(b.Generation).Service(name) }
 	return service.New(service.Config{
 		Host: &s.host.Host, Key: s.key, Name: name, Required: required, Generation: b.Generation, Sandbox: b.Spec,
-		Network: b.State != protocol.StatePending || b.Resuming, // a create that is not a resume makes the network first
+		Network: b.State != protocol.StatePending || b.Resuming, // during the first create, the network may not exist
 		Dir:     dir, Output: newCommandLog(s, protocol.ServiceLog(name), b.Generation, dir),
 		Log: s.history(), Execs: s.execs, Containers: s.containers(), Hook: s.conn.runHook, Logger: s.log,
 	})
@@ -118,7 +118,7 @@ func (m *services) awaitSettled(ctx context.Context, v *service.Service, p *prim
 	}
 }
 
-// end ends the goroutines. The containers and the connections to their supervisors stay.
+// end ends the services' goroutines. The containers keep running, and their supervisors stay connected.
 func (m *services) end() {
 	all := m.all()
 	for _, v := range all {
@@ -139,8 +139,8 @@ func (m *services) drop() {
 	clear(m.byName)
 }
 
-// endAll has the services' supervisors end all their commands, and reports whether all supervisors did so. The
-// services' goroutines must have ended.
+// endAll tells the services' supervisors to end all commands, and reports whether all supervisors did so. Call endAll
+// after the services' goroutines have ended.
 func (m *services) endAll(ctx context.Context, grace time.Duration) bool {
 	var ending sync.WaitGroup
 	var mu sync.Mutex
@@ -211,7 +211,6 @@ func (m *services) stop(ctx context.Context, b *protocol.Sandbox) error {
 	return err
 }
 
-// remove removes the services' containers.
 func (m *services) remove(ctx context.Context, b *protocol.Sandbox) error {
 	err := m.each(ctx, b, func(ctx context.Context, c docker.Container) error {
 		return m.s.host.Engine.RemoveContainer(ctx, c.ID)

@@ -20,13 +20,13 @@ type starter struct {
 	b *protocol.Sandbox
 }
 
-// start starts the container if it does not run, and connects to its supervisor. It needs only the id of c.
+// start starts the container if it does not run, and connects to its supervisor. start needs only the id of c.
 func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c docker.Container) (*primary, error) {
 	s := t.s
-	s.conn.detach() // from an earlier try
+	s.conn.detach() // an earlier try may have left a connection
 	if s.local.Container == decide.ContainerExited {
-		// An engine that shuts down still answers on open connections, but no longer to Ping. A container that such an
-		// engine begins to start could never be removed.
+		// An engine that shuts down still answers requests on open connections, but no longer answers Ping. A container
+		// that such an engine begins to start could never be removed.
 		if err := s.host.Engine.Ping(ctx); err != nil {
 			return nil, err
 		}
@@ -87,7 +87,8 @@ func (t *starter) connect(ctx context.Context, p *primary, d hostdir.Dir, c dock
 	return c, nil
 }
 
-// startMounted starts the container if it does not run. It returns the mounts to verify, or nil if there are none.
+// startMounted starts the container if it does not run. It returns the mounts to verify, or nil if there are no such
+// mounts.
 func (t *starter) startMounted(ctx context.Context, d hostdir.Dir, id string) (*hostfiles.Opened, error) {
 	s := t.s
 	lenient := t.b.State == protocol.StateReady // a sandbox that was ready may start without optional files
@@ -142,8 +143,8 @@ func (t *starter) inspectStarted(ctx context.Context, c docker.Container, epoch 
 		"the container ended right after its start, with exit code %d %s", c.ExitCode, c.Error)
 }
 
-// again starts a container that has run before. It does not replace a container or directory that is gone: their
-// contents would be lost without notice. The error then has the reason container_missing.
+// again starts a container that has run before. If the container or the directory is gone, again does not replace it,
+// because nobody would notice that the contents were lost. The error then has the reason container_missing.
 func (t *starter) again(ctx context.Context) (*primary, error) {
 	s := t.s
 	d := s.dir(t.b.Generation)
@@ -221,14 +222,14 @@ func (t *starter) resume(ctx context.Context) error {
 	return err
 }
 
-// revivals count how often, in quick succession, a container was started again because its engine or machine had ended
-// it. A container that ends soon after each start is not started any more.
+// revivals counts how often a container was started again in quick succession after its engine or machine had ended it.
+// A container that ends soon after each start is not started any more.
 type revivals struct {
 	n    int
 	last time.Time
 }
 
-// maxRevivals is how often a container is started again if each start is within the crash window after the last one.
+// maxRevivals is how often a container is started again if each start is within the crash window after the last start.
 const maxRevivals = 5
 
 // another counts one more start of the container, and reports whether the start is allowed. It counts from zero again
@@ -241,14 +242,14 @@ func (r *revivals) another(c docker.Container, now time.Time, window, guard time
 	return r.n <= maxRevivals
 }
 
-// undo reverts the last count. Call undo after a start that failed, but not because of the container.
+// undo reverts the last count. Call undo if a start failed for a reason outside the container.
 func (r *revivals) undo() { r.n-- }
 
-// revive starts a container again that should run and does not, if the engine or the machine ended it. If the container
-// ended by itself, the sandbox fails.
+// revive handles a container that should run but does not. If the engine or the machine ended the container, revive
+// starts it again. If the container ended by itself, revive fails the sandbox.
 func (t *starter) revive(ctx context.Context) error {
 	s, b, c := t.s, t.b, t.s.local.container
-	// The execs read their results from files of the container's last start.
+	// The goroutines of execs still read results from files of the container's last start.
 	if err := s.execs.awaitEnds(ctx, b.Spec.Grace.Std(), true); err != nil {
 		return err
 	}
@@ -297,8 +298,9 @@ func (t *starter) afterFailedRevival(ctx context.Context, err error) error {
 	return err
 }
 
-// awaitHost makes a sandbox wait for a mount's source or for a port, at most for its create timeout. After a restart of
-// the machine, the engine may start before a file system is mounted, and another process may use the port for a while.
+// awaitHost makes a sandbox wait for a mount's source or for a port, but not longer than the sandbox's create timeout.
+// After a restart of the machine, the engine may start before a file system is mounted, and another process may use the
+// port for a while.
 func (t *starter) awaitHost(ctx context.Context, missing error) error {
 	s, b, why := t.s, t.b, protocol.AsError(missing)
 	if s.waitingSince.IsZero() {

@@ -15,7 +15,7 @@ type teardown struct {
 	b *protocol.Sandbox
 }
 
-// stop ends the execs, stops the containers without removing them, and appends stopped.
+// stop ends the execs, stops the containers without removing them, and appends sandbox.stopped.
 func (t *teardown) stop(ctx context.Context) error {
 	s, b := t.s, t.b
 	if err := t.endAll(ctx); err != nil {
@@ -57,9 +57,10 @@ func (t *teardown) halt(ctx context.Context) error {
 	return s.services.stop(ctx, t.b)
 }
 
-// endAll has the supervisors end the execs, the sandbox's own command and the services (TERM, grace, KILL), and waits
-// until the ends of the execs are appended. If a supervisor does not answer, endAll returns without an error: the stop
-// of the container then ends all processes in it.
+// endAll tells the supervisors to end the execs, the sandbox's own command and the services. A process first gets the
+// signal TERM, and after the grace period KILL. endAll then waits until the ends of the execs are appended. If a
+// supervisor does not answer, endAll returns without an error, because the processes end later, when the container is
+// stopped.
 func (t *teardown) endAll(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
 	s.services.end()
@@ -78,8 +79,8 @@ func (t *teardown) endAll(ctx context.Context) error {
 }
 
 // finishExecs disconnects from a container that has ended, and waits until the ends of its execs are appended. If the
-// worker was restarted during the stop, some of the execs have no goroutine yet. finishExecs starts one for each of
-// them, which reads the result from disk.
+// worker was restarted during the stop, some of the execs have no goroutine yet. finishExecs starts these goroutines,
+// which read the results from disk.
 func (t *teardown) finishExecs(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
 	s.conn.detach()
@@ -91,11 +92,12 @@ func (t *teardown) finishExecs(ctx context.Context) error {
 	return s.execs.awaitEnds(ctx, grace, false)
 }
 
-// hookMargin is added to a hook's timeout for connecting to the supervisor and reading the result.
+// hookMargin is the time for connecting to the supervisor and for reading a hook's result. It is added to the hook's
+// timeout.
 const hookMargin = 10 * time.Second
 
-// runOnDelete runs the on_delete hook of a running sandbox once, and appends its outcome. The execs keep running. The
-// sandbox is deleted even if the hook fails.
+// runOnDelete runs the on_delete hook of a running sandbox once, and appends the hook's outcome. The execs keep
+// running. The sandbox is deleted even if the hook fails.
 func (t *teardown) runOnDelete(ctx context.Context) error {
 	s, b, h := t.s, t.b, t.b.Spec.OnDelete
 	if h == nil || b.OnDelete != "" || b.ReadyAt.IsZero() || s.local.Container != decide.ContainerRunning {

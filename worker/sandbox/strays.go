@@ -44,8 +44,8 @@ func networkObject(n docker.Network) Object {
 }
 
 // stray reports whether an object is a stray according to the log. If the log does not know the sandbox, the object is
-// not a stray. If the sandbox is on this host, neither is an object of any generation that has the sandbox's name: the
-// sandbox's operations handle this object.
+// not a stray. An object with the sandbox's name is not a stray while the sandbox is on this host, because the
+// sandbox's operations handle objects of any generation with this name.
 func (o Object) stray(b *protocol.Sandbox, hostID, name string) bool {
 	if b.State == protocol.StateNone {
 		return false
@@ -99,15 +99,15 @@ func stillThere(ctx context.Context, s *Sandbox, objects []Object) ([]Object, er
 	return withoutGone(objects, networks), err
 }
 
-// withoutGone returns the objects without the networks whose ids the engine no longer lists. The subnet of such a
-// network, and the name of its bridge, may already belong to another sandbox's network.
+// withoutGone returns the objects without the networks that are not among the engine's present networks. The subnet of
+// such a network, and the name of its bridge, may already belong to another sandbox's network.
 func withoutGone(objects []Object, networks []docker.Network) []Object {
 	return slices.DeleteFunc(objects, func(o Object) bool {
 		return o.Network && !slices.ContainsFunc(networks, func(n docker.Network) bool { return n.ID == o.id })
 	})
 }
 
-// removeObject removes an object from the engine.
+// removeObject removes an object from the engine, and the firewall rules of a network.
 func removeObject(ctx context.Context, s *Sandbox, o Object) error {
 	if !o.Network {
 		return s.host.Engine.RemoveContainer(ctx, o.id)

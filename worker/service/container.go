@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// raise makes the container if there is none, copies the service's uploaded trees into it, starts it if it does not
-// run, and connects to its supervisor.
+// raise makes the service's container if it does not exist, copies the service's uploaded trees into it, starts it if
+// it does not run, and connects to its supervisor.
 func (v *Service) raise(ctx context.Context) error {
 	r := raising{v: v, dir: v.cfg.Dir()}
 	c, err := inspect(ctx, v)
@@ -46,7 +46,7 @@ func (v *Service) raise(ctx context.Context) error {
 		return err
 	}
 	// An earlier try may have made and started the container. Its processes may then have changed the copied trees, so
-	// copy them only into a container that never ran.
+	// copy trees only into a container that never ran.
 	if !c.Running && c.StartedAt.IsZero() {
 		if err := v.cfg.Containers.CopyTrees(ctx, c.ID, v.cfg.Name, v.cfg.Sandbox.Copies, hostdir.EtcTargets); err != nil {
 			return err
@@ -64,14 +64,15 @@ func (v *Service) raise(ctx context.Context) error {
 	return nil
 }
 
-// raising is one try to bring a service's container up.
+// raising is one call of raise.
 type raising struct {
 	v   *Service
 	dir hostdir.Dir
 }
 
-// create makes the container of a service that starts for the first time. It does not replace a container that is gone:
-// the container's contents would be lost without notice. The error then has the reason container_missing.
+// create makes the container of a service that starts for the first time. If the container is gone, create does not
+// make a new container, because nobody would notice that the contents were lost. The error then has the reason
+// container_missing.
 func (r *raising) create(ctx context.Context) (string, error) {
 	v := r.v
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
@@ -109,8 +110,8 @@ func (r *raising) create(ctx context.Context) (string, error) {
 	return id, hosterr.WithField(err, docker.ReasonNoDiskQuota, field(v)+".disk")
 }
 
-// writeDir makes the service's directory. The directory keeps the settings of the image and the spec that each start of
-// the container needs.
+// writeDir makes the service's directory. It stores the settings of the image and the spec that each start of the
+// container needs.
 func (r *raising) writeDir(image docker.Image, volumes []string) error {
 	command := r.v.spec.Command
 	if len(command) == 0 {
@@ -225,8 +226,8 @@ func (r *raising) start(ctx context.Context, id string) error {
 	v.mu.Lock()
 	v.down = true
 	v.mu.Unlock()
-	v.cfg.Execs.Restart() // the execs of the container's last start end
-	// An engine that shuts down still answers on open connections, but no longer to Ping.
+	v.cfg.Execs.Restart() // the execs of the container's last start have ended
+	// An engine that shuts down still answers requests on open connections, but no longer answers Ping.
 	if err := host.Engine.Ping(ctx); err != nil {
 		return err
 	}
@@ -244,13 +245,13 @@ func (r *raising) start(ctx context.Context, id string) error {
 	return nil
 }
 
-// inspect returns the service's container, or the zero value if there is none.
+// inspect returns the service's container, or the zero value if the container does not exist.
 func inspect(ctx context.Context, v *Service) (docker.Container, error) {
 	return v.cfg.Containers.Inspect(ctx, ContainerName(v.cfg.Host.Deployment, v.cfg.Key, v.cfg.Name))
 }
 
-// checkContainer inspects the connected container if it may have changed. It returns why the container no longer runs,
-// or nil if it runs.
+// checkContainer inspects the connected container if it may have changed. It returns an error if the container no
+// longer runs or could not be inspected.
 func (v *Service) checkContainer(ctx context.Context) error {
 	v.mu.Lock()
 	a, dirty := v.attached, v.dirty
@@ -276,7 +277,7 @@ func (v *Service) checkContainer(ctx context.Context) error {
 	v.down = true
 	v.mu.Unlock()
 	v.Detach()
-	v.cfg.Execs.Restart() // the container's execs end
+	v.cfg.Execs.Restart() // the container's execs have ended
 	if c.ID == "" {
 		if err := host.Engine.Ping(ctx); err != nil {
 			return err

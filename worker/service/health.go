@@ -15,13 +15,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-// The worker runs health tests through the supervisor and does not use the engine's health checks, for two reasons.
-// When a test times out, the supervisor ends the test's whole process tree, which the engine does not do. And all
-// fields work on an engine of any version; engines before version 25 lack start_interval.
+// The worker does not use the engine's health checks. It runs health tests through the supervisor, for two reasons.
+// First, when a test times out, the supervisor ends the test's whole process tree; the engine does not. Second, all
+// fields of a health check then work with every version of the engine. Engines before version 25 do not have
+// start_interval.
 
 const (
-	maxEnds   = 3                      // a service fails if its command ended this often before it was ready
-	testFirst = 100 * time.Millisecond // pause between the first two tests; it doubles up to the start interval
+	maxEnds   = 3                      // a service fails if its command ended this often before the service was ready
+	testFirst = 100 * time.Millisecond // first pause between two tests; the pauses double up to the start interval
 )
 
 // health decides whether a service is healthy. Only the service's goroutine uses it.
@@ -30,12 +31,12 @@ type health struct {
 	check *protocol.Healthcheck // nil: the service is healthy while it runs
 
 	failures int       // tests that failed in a row
-	run      time.Time // start of the command's run in which these tests failed
+	run      time.Time // start of the command's run in which the failed tests are counted
 	tested   time.Time // end of the last test
 	passed   time.Time // end of the last test that passed
 }
 
-// load sets the health check to that of the spec, or, if the spec has none, to that of the image.
+// load sets the health check. The check in the spec overrides the check in the image.
 func (h *health) load(dir hostdir.Dir) error {
 	defaults, err := dir.Defaults()
 	check := h.v.spec.Healthcheck
@@ -52,9 +53,9 @@ func (h *health) load(dir hostdir.Dir) error {
 	return err
 }
 
-// await waits until the service is healthy: its test passes, or, if it has no test, its command has run for a while.
-// Failed tests count only after the start period plus as many intervals as there are retries. The first tests can
-// therefore run at short intervals, so that a service that starts fast is soon ready.
+// await waits until the service is healthy. A service is healthy when its command has run for decide.SteadyFor and its
+// health test, if it has one, has passed. Failed tests fail the service only after the start period plus one interval
+// for each retry. The first tests can therefore run at short intervals, and a service that starts fast is soon ready.
 func (h *health) await(ctx context.Context) error {
 	v := h.v
 	first := firstTests{began: time.Now(), pause: testFirst}
@@ -88,7 +89,7 @@ func (h *health) await(ctx context.Context) error {
 	}
 }
 
-// steadyNow reports whether a service without a test is ready, or else when to check again.
+// steadyNow reports whether a service without a health test is ready. If not, next is the pause before the next check.
 func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) {
 	v := h.v
 	if left := time.Until(p.Since.Add(decide.SteadyFor)); left > 0 {
@@ -98,19 +99,19 @@ func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) 
 	if v.attachment().Up() {
 		return true, 0
 	}
-	v.waitsFor("its supervisor is not connected") // perhaps the container ended, and the engine has not reported this yet
+	v.waitsFor("its supervisor is not connected") // the engine may not have reported the container's end yet
 	return false, decide.CheckPeriod
 }
 
-// firstTests counts the tests before a service is ready.
+// firstTests are the health tests before a service is ready.
 type firstTests struct {
 	began  time.Time
 	failed int
-	pause  time.Duration // before the next test
+	pause  time.Duration // pause before the next test
 }
 
-// firstTest runs the test once, and returns the pause before the next test if the service is not ready. The pause is 0
-// if the command ended during the test, because the result then does not count.
+// firstTest runs the test once, and returns the pause before the next test if the service is not ready. If the command
+// ended during the test, the result does not count, and the pause is 0.
 func (h *health) firstTest(ctx context.Context, p *control.Primary, first *firstTests) (ready bool, next time.Duration,
 	err error) {
 	v, check := h.v, h.check
@@ -133,8 +134,9 @@ func (h *health) firstTest(ctx context.Context, p *control.Primary, first *first
 	return false, next, nil
 }
 
-// steady waits until the command that ran when a test began has run for SteadyFor. It returns false if the command has
-// ended. Otherwise a service whose command ends at once could become ready because its test passes without the command.
+// steady waits until the command has run for decide.SteadyFor. tested is the report on the command from before its
+// health test. If this run of the command has ended, steady returns false. A test may pass although the command ended
+// at once, and the service must not become ready then.
 func (h *health) steady(ctx context.Context, tested *control.Primary) (bool, error) {
 	v := h.v
 	for {
@@ -187,7 +189,7 @@ func (h *health) test(ctx context.Context) *protocol.Error {
 	if a == nil {
 		return sick("the service's container does not run")
 	}
-	// Only this goroutine inspects the container, so the test must not wait for a supervisor that has ended.
+	// Only the service's goroutine inspects the container, so the test must not wait for a supervisor that has ended.
 	ctx, cancel := a.WhileConnected(ctx)
 	defer cancel()
 	r, output, err := runTest(ctx, a, check)
@@ -237,8 +239,8 @@ func lastLine(output []byte) string {
 	return ""
 }
 
-// assess runs a health test if one is due. It appends that a ready service failed, because its command is in a crash
-// loop or because it is unhealthy, or that a failed service is ready again.
+// assess runs a health test if one is due. If a ready service is unhealthy, or its command is in a crash loop, assess
+// appends that the service failed. If a failed service has recovered, assess appends that the service is ready again.
 func (h *health) assess(ctx context.Context) {
 	v := h.v
 	status, p := v.status(), v.process()
@@ -280,22 +282,23 @@ func (h *health) assess(ctx context.Context) {
 	}
 }
 
-// countFor resets the failures if they belong to an earlier run of the command than the one that began at since.
+// countFor resets the number of failed tests if the tests ran before the present run of the command. The present run
+// began at since.
 func (h *health) countFor(since time.Time) {
 	if !since.Equal(h.run) {
 		h.failures, h.run = 0, since
 	}
 }
 
-// mayRecover reports whether a failed service becomes ready again once it is healthy. A service that failed because of
-// a hook does not, nor does one whose hooks have not all run.
+// mayRecover reports whether a failed service becomes ready again once it is healthy. A service does not become ready
+// again if a hook failed, or if some hooks have not run.
 func (h *health) mayRecover(status *protocol.ServiceStatus) bool {
 	return status.Hooks >= h.lastHook(status) && slices.Contains([]string{
 		protocol.ReasonCrashLoop, protocol.ReasonOOMKilled, protocol.ReasonUnhealthy, protocol.ReasonContainerExited,
 	}, status.Reason)
 }
 
-// lastHook returns the number of the last hook that runs after this start, or 0 if none runs.
+// lastHook returns the number, from 1, of the last hook that runs after this start, or 0 if no hook runs.
 func (h *health) lastHook(status *protocol.ServiceStatus) int {
 	hooks := h.v.spec.PostStart
 	for i := len(hooks); i > 0; i-- {
@@ -312,7 +315,8 @@ func (h *health) recovered(ctx context.Context) {
 	}
 }
 
-// due returns after what time to assess the service again, or 0 if only a report or an event requires it.
+// due returns the pause before the next assessment of the service, or 0 if only a report or an event makes an
+// assessment necessary.
 func (h *health) due() time.Duration {
 	v := h.v
 	v.mu.Lock()

@@ -24,29 +24,29 @@ type Host struct {
 	Recovery   *epoch.Recovery
 	Supervisor string // path of the supervisor's binary
 
-	Now   func() time.Time                        // by the store's clock
+	Now   func() time.Time                        // returns the time by the store's clock
 	Fence func() error                            // returns an error if the worker does not hold the host's lock
-	Lease func() (until time.Duration, err error) // until when the host's lock may be trusted
+	Lease func() (until time.Duration, err error) // returns until when the host's lock may be trusted
 	Probe func(point string)                      // called at named points, where tests can crash the worker
 
-	// A command that exited, and did not run for CrashGuard without a break within CrashWindow, is in a crash loop.
+	// A command is in a crash loop if it exits again and again, and no run within CrashWindow lasts for CrashGuard.
 	CrashWindow, CrashGuard time.Duration
 
 	NameServers    func(*protocol.SandboxSpec) []string
 	LimitTerminals func(pid int)
-	CheckService   func(s *protocol.SandboxSpec, name string) error  // an error: the host lacks what the service needs
+	CheckService   func(s *protocol.SandboxSpec, name string) error  // fails if the host lacks what the service needs
 	Track          func(k protocol.SandboxKey, pid int, home string) // adds a container to the disk watch
 }
 
 // Log is the sandbox's history.
 type Log interface {
 	View(func(st *protocol.State))
-	// Append appends the events that choose returns. It returns decide.ErrSuperseded if choose returns none, or if the
-	// sandbox is not on this host in this generation.
+	// Append appends the events that choose returns. It returns decide.ErrSuperseded if choose returns no events, or if
+	// the sandbox is not assigned to this host in this generation.
 	Append(ctx context.Context, generation uint64, choose decide.Decision) error
 }
 
-// Execs takes the reports on execs. The sandbox's execs may also run in the containers of its services.
+// Execs receives the reports on execs, because the sandbox's execs may also run in the containers of its services.
 type Execs interface {
 	Connected(a *attach.Attachment, h control.Hello, first bool)
 	Output(o control.Output)

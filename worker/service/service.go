@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Service is one service of a sandbox, and the goroutine that brings it up and watches it.
+// Service is one service of a sandbox. Its goroutine starts the service and watches it.
 type Service struct {
 	cfg    Config
 	spec   protocol.Service
@@ -28,7 +28,7 @@ type Service struct {
 	stop    context.CancelFunc
 	done    chan struct{}   // closed when the goroutine has ended
 	changed wake.Signal     // wakes the goroutine when something about the service has changed
-	network func()          // closes networkUp
+	network func()          // closes netUp
 	netUp   chan struct{}   // closed once the sandbox's network exists
 	settled chan struct{}   // closed once the service is ready, or has failed
 	err     *protocol.Error // why the service failed; do not read it before settled is closed
@@ -69,14 +69,14 @@ func (v *Service) Start(ctx context.Context) {
 	go v.run(ctx)
 }
 
-// Stop ends the goroutine, without waiting for its end. The container keeps running, and its supervisor stays
+// Stop tells the goroutine to end, and does not wait for its end. The container keeps running, and its supervisor stays
 // connected.
 func (v *Service) Stop() { v.stop() }
 
 // Done returns a channel that is closed when the goroutine has ended.
 func (v *Service) Done() <-chan struct{} { return v.done }
 
-// Generation returns the sandbox's generation that the service belongs to.
+// Generation returns the generation of the sandbox for which the service was created.
 func (v *Service) Generation() uint64 { return v.cfg.Generation }
 
 // Required reports whether the sandbox waits for the service.
@@ -99,8 +99,8 @@ func (v *Service) Inspect() {
 	v.changed.Wake()
 }
 
-// Container returns the connection to the supervisor, or nil if there is none. down says that the container does not
-// run, givenUp that the worker will not start the container again.
+// Container returns the connection to the supervisor, or nil if there is no connection. down says that the container
+// does not run. givenUp says that the worker will not start the container again.
 func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -118,8 +118,8 @@ func (v *Service) Detach() {
 	}
 }
 
-// EndAll has the supervisor end all commands in the container, and publishes the rest of their output. It reports
-// whether the supervisor ended all commands. Call EndAll after the goroutine has ended.
+// EndAll tells the supervisor to end all commands in the container, and publishes the rest of the service's own output.
+// It reports whether the supervisor ended all commands. Call EndAll after the goroutine has ended.
 func (v *Service) EndAll(ctx context.Context, grace time.Duration) bool {
 	a := v.attachment()
 	if a == nil {
@@ -141,12 +141,13 @@ func (v *Service) NotReady() *protocol.Error {
 	return why
 }
 
-// ContainerName returns the engine's name of a service's container.
+// ContainerName returns the name of a service's container on the engine.
 func ContainerName(deployment string, k protocol.SandboxKey, name string) string {
 	return docker.ObjectName(deployment, k) + "." + name
 }
 
-// run brings the service up, unless the log already says that it is ready or has failed. Then it watches the service.
+// run makes the service ready, unless the log already says that the service is ready or has failed. Then run watches
+// the service.
 func (v *Service) run(ctx context.Context) {
 	defer close(v.done)
 	publishing := make(chan struct{})
@@ -218,7 +219,7 @@ func (v *Service) append(ctx context.Context, events []protocol.Event) error {
 	}
 }
 
-// recordEnds appends that the service's command has ended, unless the log has these ends.
+// recordEnds appends the ends of the service's command that the log does not have.
 func (v *Service) recordEnds(ctx context.Context) {
 	a, p := v.attachment(), v.process()
 	if a == nil || decide.EndsOf(&p) == 0 {

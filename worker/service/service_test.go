@@ -29,7 +29,7 @@ func (emptyLog) Append(context.Context, uint64, decide.Decision) error {
 	return decide.ErrSuperseded
 }
 
-// newService returns a service that is connected to a supervisor by a. It has no container.
+// newService returns a service without a container. a is the connection to the service's supervisor.
 func newService(a *attach.Attachment) *Service {
 	host := &Host{Epoch: &epoch.Epoch{}, CrashWindow: testWindow, CrashGuard: testGuard}
 	v := New(Config{
@@ -40,12 +40,12 @@ func newService(a *attach.Attachment) *Service {
 	return v
 }
 
-// exited returns a supervisor's report on a command that exited this long ago.
+// exited returns a supervisor's report on a command that exited the given time ago.
 func exited(ago time.Duration) control.Primary {
 	return control.Primary{Restarts: 1, LastExit: new(int), Since: time.Now().Add(-ago)}
 }
 
-// The last report before the supervisor was killed with its container must not make the service ready.
+// If the supervisor was killed with its container, its last report must not make the service ready.
 func TestAServiceIsReadyOnlyWhileItsSupervisorIsConnected(t *testing.T) {
 	a, connect := attachtest.Listen(t)
 	v := newService(a)

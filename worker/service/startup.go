@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// startup takes a service from starting to ready. Each of its steps can be repeated.
+// startup takes a service from the state starting to the state ready. Each step can be repeated.
 type startup struct{ v *Service }
 
 // run retries until the service is ready, until it cannot become ready, or until the create timeout has passed.

@@ -11,19 +11,20 @@ import (
 )
 
 const (
-	pauseFirst = time.Second      // first pause before a container that ended is started again; each is twice the last
-	pauseMost  = 30 * time.Second // longest such pause
+	pauseFirst = time.Second      // first pause before a restart of the container; each pause is twice the last one
+	pauseMost  = 30 * time.Second // longest pause
 )
 
-// restarts keep a service's container running. Only the service's goroutine uses them.
+// restarts keeps a service's container running. Only the service's goroutine uses it.
 type restarts struct {
 	v         *Service
-	pause     time.Duration // next pause before a container that ended is started again
+	pause     time.Duration // next pause before a restart of the container
 	notBefore time.Time     // the container is not started again before this time
 	epoch     int64         // engine's epoch when crashes and pauses were last reset
 }
 
-// watch keeps the container running. When a ready service fails, or a failed one is ready again, watch appends this.
+// watch keeps the container running. It also appends that a ready service has failed, and that a failed service is
+// ready again.
 func (r *restarts) watch(ctx context.Context) {
 	v := r.v
 	for ctx.Err() == nil {
@@ -38,14 +39,14 @@ func (r *restarts) watch(ctx context.Context) {
 	}
 }
 
-// keepUp starts a container that has ended again, after a pause that grows. It returns after what time to call it
-// again, or 0 if there is nothing to do.
+// keepUp restarts a container that has ended, after a pause that grows with each restart. It returns the time until the
+// next call, or 0 if no call is needed before a change.
 func (r *restarts) keepUp(ctx context.Context) time.Duration {
 	v := r.v
 	r.resetAfterEngine()
 	err := v.checkContainer(ctx)
 	if err != nil {
-		v.log.Info("the container of a service does not run or could not be inspected", "error", err)
+		v.log.Info("the container of a service is not running or could not be inspected", "error", err)
 	}
 	a, _, givenUp := v.Container()
 	if a != nil || givenUp {
@@ -64,7 +65,7 @@ func (r *restarts) keepUp(ctx context.Context) time.Duration {
 	return 0
 }
 
-// afterFailedStart returns after what time to try to start the container again, or 0 if the service is given up.
+// afterFailedStart returns the time until the next try to start the container, or 0 if the service is given up.
 func (r *restarts) afterFailedStart(ctx context.Context, err error) time.Duration {
 	v := r.v
 	v.log.Warn("could not start the container of a service again", "error", err)
@@ -81,7 +82,7 @@ func (r *restarts) afterFailedStart(ctx context.Context, err error) time.Duratio
 	return r.nextPause()
 }
 
-// nextPause begins a pause in which the container is not started again, and returns the pause. Each pause is twice as
+// nextPause begins a pause in which the container is not started again, and returns its length. Each pause is twice as
 // long as the last one, up to pauseMost.
 func (r *restarts) nextPause() time.Duration {
 	d := max(r.pause, pauseFirst)
@@ -117,9 +118,9 @@ func (r *restarts) countEnd(why error) {
 	v.crash.Ended(time.Now(), protocol.AsError(why).Reason == protocol.ReasonOOMKilled)
 }
 
-// crashLoop returns the error of a service whose command exits again and again, or nil if it does not. While the
-// service has a container whose supervisor is not connected, crashLoop returns nil: the supervisor may not have
-// reported yet that the command stays up.
+// crashLoop returns the error of a service whose command exits again and again, or nil if there is no crash loop. It
+// also returns nil while the service has a container whose supervisor is not connected, because the command may run
+// again without the worker knowing.
 func (r *restarts) crashLoop() *protocol.Error {
 	v := r.v
 	r.resetAfterEngine()
@@ -131,8 +132,8 @@ func (r *restarts) crashLoop() *protocol.Error {
 	return v.crash.Error("the service", v.spec.Memory)
 }
 
-// giveUp marks the service as given up: the worker neither replaces a container that is gone, nor starts one into which
-// an uploaded tree could not be copied.
+// giveUp marks the service as given up, and fails it. The worker does not replace a container that is gone, and does
+// not start a container into which an uploaded tree could not be copied.
 func (r *restarts) giveUp(ctx context.Context, err error) {
 	v := r.v
 	v.mu.Lock()
@@ -141,5 +142,5 @@ func (r *restarts) giveUp(ctx context.Context, err error) {
 	if v.status().State != protocol.ServiceStateFailed {
 		v.fail(ctx, err)
 	}
-	v.cfg.Execs.Restart() // execs that wait for the service's container end
+	v.cfg.Execs.Restart() // execs that wait for the service's container now fail
 }

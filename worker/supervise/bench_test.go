@@ -12,7 +12,7 @@ import (
 )
 
 // BenchmarkExec measures the time from the start to the result of the command `true`, which runs in a container. It
-// reports the median time of an exec, and the number of execs per second. Ended execs are forgotten, as a worker does.
+// reports the median time of an exec, and the number of execs per second. Like a worker, it forgets ended execs.
 func BenchmarkExec(b *testing.B) {
 	for _, user := range []string{"0", "1000"} {
 		for _, parallel := range []int{1, 8, 64} {

@@ -12,7 +12,7 @@ type calls struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	queue   []func()
-	outputs map[string]*control.Output // notices that wait, by exec
+	outputs map[string]*control.Output // waiting notices, by exec
 	closed  bool
 }
 

@@ -2,7 +2,7 @@
 // that the supervisor writes.
 //
 //	worker --- Start, Cancel, … ---> Link <==unix socket== supervisor (PID 1)
-//	       <-- OnEnd, OnOutput, … --  | descriptors go with Start and Welcome
+//	       <-- OnEnd, OnOutput, … --  | Start and Welcome carry descriptors
 //	                                  v
 //	       <-- OpenOutput, ReadRecord --- run/execs/.<set>.{stdout,stderr,exit}, run/primary/{stdout,stderr}
 //
@@ -12,11 +12,11 @@
 // The worker opens the files in the run directory, and sends their descriptors to the supervisor. The run directory is
 // mounted in no container. Nevertheless the content of the files is untrusted, and is read with a limit.
 //
-// A sandbox that was created by an older worker differs: its run directory is mounted in the container, and its
-// supervisor creates the files in run/execs/<id>/. The root user of such a sandbox can write to the directory. So the
-// worker opens files without following links, and only if they are regular files.
+// In a sandbox that an older worker created, the run directory is mounted in the container, and the supervisor creates
+// the files in run/execs/<id>/. The root user of such a sandbox can write to the run directory. So the worker opens
+// files without following links, and only if they are regular files.
 //
-// The files of an exec form a set. A set to which an exec has written nothing is used for the next exec. The file
+// The files of an exec form a set. If an exec has written nothing to its set, the next exec uses the set. The file
 // run/execs/.sets tells to which exec each set belongs. The previous version named the files after the exec.
 //
 // The package imports protocol and supervisor/control.

@@ -319,7 +319,7 @@ func TestReap_OrphansDoNotRemainAsZombies(t *testing.T) {
 	s.awaitEmpty()
 }
 
-// A worker whose state is outdated may send the Start of an exec that has ended and is forgotten.
+// A worker with outdated state may send the Start of an exec that has ended and is forgotten.
 func TestStart_IsRefusedAfterItWasForgotten(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})

@@ -17,7 +17,8 @@ func FreeOutput(f *os.File, from, to int64) (freed int64, err error) {
 	if to &^= page - 1; to <= from {
 		return from, nil
 	}
-	// f is open for reading only. Opening its descriptor opens the same file for writing, even if its name has changed.
+	// f is open for reading only. Opening the path of its descriptor in /proc opens the same file for writing, even if
+	// the file was renamed.
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return from, fmt.Errorf("supervise: open an output file for freeing a part of the file: %w", err)

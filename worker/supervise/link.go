@@ -23,16 +23,17 @@ const helloWithin = 10 * time.Second
 
 // Config configures a [Link].
 //
-// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events. They may take
-// long: neither an exec nor a pending Start waits for them. They must not call [Link.Close].
+// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events. They may take a
+// long time: neither an exec nor a pending Start waits for them. They must not call [Link.Close].
 type Config struct {
-	ControlDir string   // path on the host of the directory that the container has as its control directory
+	ControlDir string   // path on the host of the container's control directory
 	Run        *os.Root // the run directory on the host, with the files that the supervisor writes
 	Welcome    control.Welcome
 
-	// Lease returns until when the worker may change the sandbox, or an error if it may not. nil means always. It is
-	// called when a command is written, and the command carries the time to the supervisor: the worker may be stopped
-	// before the command is written, and the supervisor before it reads the command.
+	// Lease returns the time until which the worker may change the sandbox, or an error if the worker may not change it.
+	// If Lease is nil, the worker may always change it. The link calls Lease when it writes a command, because the worker
+	// may have been paused before. The command carries the time, because the supervisor may be paused before it reads the
+	// command.
 	Lease func() (until time.Duration, err error)
 
 	OnConnect    func(control.Hello) // after the handshake; the Hello lists all execs
@@ -44,7 +45,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Link is the connection to the supervisor of one sandbox, across reconnects.
+// Link is the worker's connection to the supervisor of one sandbox. It remains usable when the connection breaks,
+// because the supervisor then dials again.
 type Link struct {
 	config   Config
 	files    *outFiles
@@ -130,8 +132,8 @@ func bounded(listener *net.UnixListener) error {
 }
 
 // Expect sets the pid, on this host, of the process that may connect: the container's init, which is the supervisor.
-// The connections of other processes are closed, even the current connection. Connections that arrived before the first
-// call of Expect were held until now.
+// The connections of other processes are closed, even the current connection. The link has held the connections that
+// arrived before the first call of Expect, and checks them now.
 func (l *Link) Expect(pid int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,8 +150,8 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
-// Any process in the sandbox may dial, as often as it likes. These constants limit what such a process costs the
-// worker.
+// Any process in the sandbox may dial without end. The following constants limit how much work such a process causes
+// for the worker.
 const (
 	backlog     = 128 // maximum number of connections that the kernel queues
 	strangeRest = 100 * time.Millisecond
@@ -188,7 +190,7 @@ func (l *Link) accept() {
 }
 
 // admit begins a session if the connection is from the expected process, and otherwise refuses the connection. The new
-// session replaces an older one. The caller holds l.mu.
+// session replaces an older session. The caller holds l.mu.
 func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	pid, err := peer(conn)
 	if err != nil || pid != l.pid {

@@ -186,8 +186,8 @@ func TestLink_EndlessDiallingIsThrottled(t *testing.T) {
 	}
 }
 
-// A stopped supervisor does not read its socket, so a command may wait to be written until the lease has ended. It must
-// not be written then.
+// A stopped supervisor does not read its socket, so a command may wait to be written until the lease has ended. The
+// link must not write the command after that.
 func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	t.Parallel()
 	var over atomic.Bool
@@ -235,7 +235,7 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	<-first
 }
 
-// welcomed returns a link with this lease, and a connection to the link after the handshake, as a supervisor has it.
+// welcomed returns a link with this lease, and the supervisor's end of a connection to the link after the handshake.
 func welcomed(t *testing.T, lease func() (time.Duration, error)) (*supervise.Link, net.Conn) {
 	t.Helper()
 	dir := t.TempDir()

@@ -11,13 +11,15 @@ import (
 // the next connection. This is safe because all requests may be repeated. If ctx ends first, the error is unavailable,
 // and whether the request was carried out is unknown.
 
-// Start starts an exec. A second call with the same id starts nothing, and returns the exec's present status. A command
-// that cannot be started is a result and no error; the result is in the status and is passed to OnEnd.
+// Start starts an exec. A second call with the same id starts nothing, and returns the exec's present status. If the
+// command cannot be started, Start returns no error: the status has the result, and OnEnd gets it too.
 //
-// Start fails with failed_precondition and one of these reasons: interrupted if start is for an earlier boot of the
-// supervisor, or if the exec was started and forgotten; sandbox_stopping after [Link.StopAll]; lease_lost if
-// [Config.Lease] no longer allowed the command when it was written, or if the supervisor read the command too late.
-// Other errors: resource_exhausted and unavailable.
+// Start returns these errors, apart from resource_exhausted and unavailable:
+//   - failed_precondition with reason interrupted if the command is for an earlier boot of the supervisor, or if the
+//     exec was started and forgotten
+//   - failed_precondition with reason sandbox_stopping after [Link.StopAll]
+//   - the error of [Config.Lease] if Lease does not allow the command at the moment when the command is written
+//   - unavailable with reason lease_lost if the supervisor reads the command too late
 //
 // The exec's files are created first. A repeated Start uses the same files. If they cannot be created, for example
 // because the disk is full, the exec runs anyway, and less of its output is stored; see [control.Start].
@@ -52,7 +54,7 @@ func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 
 // StopAll ends every exec and the primary command. The supervisor sends TERM, and KILL after grace. StopAll returns
 // when all processes are gone. OnEnd gets the result of each exec, marked as cancelled. This boot of the supervisor
-// starts nothing afterwards. Errors: failed_precondition with reason lease_lost, as for [Link.Start]; unavailable.
+// starts nothing afterwards. Errors: unavailable, and the error of [Config.Lease].
 func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{StopAll: &control.StopAll{Grace: grace}})
 	return err
@@ -86,8 +88,8 @@ func (l *Link) Prepare(execID string) (cancel func()) {
 	}
 }
 
-// takePrepared waits for the prepared files of an exec and returns them. there is false if the exec has none, or if
-// they were taken before.
+// takePrepared waits for the prepared files of an exec and returns them. It returns false if no files were prepared for
+// the exec, or if they were taken before.
 func (l *Link) takePrepared(id string) (files *passed, there bool) {
 	l.mu.Lock()
 	p := l.prepared[id]

@@ -32,7 +32,7 @@ func OpenPrimary(run *os.Root, stream string) (*os.File, error) {
 
 // ReadRecord reads the exit record of an exec, and verifies that the supervisor sealed the record with the key in the
 // sandbox's Welcome. Errors: not_found if there is no record, because the supervisor did not see the end of the exec;
-// permission_denied if it is not a regular file; [control.ErrForged].
+// permission_denied if the record is not a regular file; [control.ErrForged] if the verification fails.
 func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error) {
 	file, err := openExecFile(run, execID, control.RecordName)
 	if err != nil {
@@ -71,11 +71,11 @@ func RemoveExec(run *os.Root, execID string) error {
 	return nil
 }
 
-// fileOf returns the name of a file in the directory of all execs. begin is the name of a set or, if an older worker
-// created the file, the exec's id.
+// fileOf returns the name of a file in the directory of all execs. begin is the name of a set. If an older worker
+// created the file, begin is the exec's id.
 func fileOf(begin, name string) string { return begin + "." + name }
 
-// FilesOf returns the text with which the names of an exec's files begin, in the directory of all execs.
+// FilesOf returns the prefix of the names of an exec's files in the directory of all execs.
 func FilesOf(run *os.Root, execID string) (string, error) {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return "", err

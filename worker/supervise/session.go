@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// session is one accepted connection. Requests are pipelined: all requests that are made during one write are sent
+// session is one accepted connection. Requests are pipelined: all requests that arrive during one write are sent
 // together in the next write.
 type session struct {
 	conn    *net.UnixConn
@@ -31,7 +31,7 @@ type session struct {
 	waiting map[uint64]chan *control.Reply // nil once the session has ended
 }
 
-// queued is a command with its files.
+// queued is a command in the queue of a session, with its files.
 type queued struct {
 	control.Command
 	files *passed
@@ -74,8 +74,8 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 	}
 	c := control.Command{Welcome: &w}
 	if s.lease != nil {
-		// Without the lease the supervisor must not start the primary command: until has passed then. The Welcome is sent
-		// nevertheless, because adopting what already runs needs no lease.
+		// If the lease has ended, until is in the past, so the supervisor does not start the primary command. The Welcome
+		// is sent nevertheless, because adopting running processes needs no lease.
 		until, _ := s.lease()
 		c.Until = control.Until(until)
 	}
@@ -110,7 +110,8 @@ func (s *session) next(n *control.Notice) error {
 	return err
 }
 
-// read delivers replies to the calls that wait for them, and passes other notices to notice, until the connection ends.
+// read delivers replies to the calls that wait for them, and calls notice with all other notices, until the connection
+// ends.
 func (s *session) read(notice func(*control.Notice)) error {
 	for {
 		n := &control.Notice{}
@@ -136,7 +137,7 @@ func (s *session) answer(r *control.Reply) {
 }
 
 // write sends the queued commands until the session ends. It encodes a command only after all earlier commands are
-// written, because a stopped supervisor may delay a write for long, and the lease is checked when a command is encoded.
+// written. Encoding checks the lease, and a stopped supervisor may delay a write for a long time after the check.
 func (s *session) write() {
 	var buf []byte
 	var commands []queued
@@ -167,7 +168,7 @@ func (s *session) write() {
 	}
 }
 
-// send writes commands as frames. It answers commands that may not be sent with an error. Frames without files are
+// send writes commands as frames. If a command may not be sent, send answers it with an error. Frames without files are
 // written together.
 func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	for i := range commands {

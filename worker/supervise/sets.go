@@ -17,13 +17,13 @@ import (
 )
 
 // The three files of an exec form a set. Most execs print nothing, and are forgotten before their record is written.
-// Creating and removing three files costs more time in the file system's journal than the rest of such an exec costs
-// the worker, and NATS on the same disk waits for the journal when it flushes. So the next exec uses the set, if
-// nothing was written to its files. If a file has content, the files are removed with their exec, and the set's number
-// is never used again.
+// Creating and removing three files takes more time in the file system's journal than the rest of such an exec takes in
+// the worker. NATS on the same disk also waits for the journal when it flushes. So if nothing was written to the files,
+// the next exec uses the set. If a file has content, the files are removed with their exec, and the set's number is
+// never used again.
 //
-// The mapping of sets to execs must outlive the worker. It is stored in a file in the same directory, the table. The
-// table has one line of fixed length for each set, with the set's number and its exec.
+// The mapping of sets to execs must outlive the worker. The worker stores the mapping in a file of the same directory:
+// the table. The table has one line of fixed length for each set, with the set's number and its exec.
 
 const (
 	tableName = ".sets" // cannot be an exec's id, because ids have no dots
@@ -39,8 +39,8 @@ const (
 // heldFiles counts the files of free sets that this process keeps open, of all sandboxes together.
 var heldFiles atomic.Int64
 
-// heldPart limits heldFiles to this fraction of the process's limit of open files. The files of other free sets are
-// closed, and opened again for their next exec.
+// heldPart limits heldFiles to an eighth of the process's limit of open files. The files of other free sets are closed,
+// and opened again for their next exec.
 const heldPart = 8
 
 var heldLimit = sync.OnceValue(func() int64 {
@@ -60,7 +60,7 @@ type set struct {
 }
 
 // sets are the sets of files of one sandbox. The files of some execs do not belong to a set, but are named after their
-// exec: those that the previous version created, and those that are created while the table cannot be used.
+// exec: the files that the previous version created, and the files that are created while the table cannot be used.
 type sets struct {
 	dir int // descriptor of the directory with the files
 
@@ -75,11 +75,11 @@ type sets struct {
 	named map[string]bool // execs whose files are named after the exec
 }
 
-// setName returns the text with which the names of a set's files begin.
+// setName returns the prefix of the names of a set's files.
 func setName(number uint64) string { return "." + strconv.FormatUint(number, 10) }
 
-// openSets reads the table and the files that an earlier worker left in the directory. The descriptor dir stays the
-// caller's.
+// openSets reads the table and the files that an earlier worker left in the directory. The caller must close the
+// descriptor dir.
 func openSets(dir int) (*sets, error) {
 	s := &sets{dir: dir, byID: map[string]*set{}, named: map[string]bool{}}
 	there, err := s.list()
@@ -363,7 +363,7 @@ func (one *set) empty() bool {
 	return true
 }
 
-// openFiles opens the files whose names start with begin, and creates missing ones. The result has the order of
+// openFiles opens the files whose names have the prefix begin, and creates missing ones. The result has the order of
 // [control.Start].
 func openFiles(dir int, begin string) (*passed, error) {
 	return makeFiles(

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/treetar"
 )
 
-// Engine is the part of the Docker Engine that copies need. CopyTo unpacks a tar stream below a directory of a
+// Engine is the part of the Docker Engine that this package needs. CopyTo unpacks a tar stream below a directory of a
 // container. PathMode inspects a path in a container.
 type Engine interface {
 	CopyTo(ctx context.Context, container, dir string, tar io.Reader) error
@@ -27,8 +27,8 @@ type Uploads interface {
 	Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error)
 }
 
-// Disk watches a copy while it writes to the host's disk. It counts the bytes that are written to counter. If the copy
-// fills the disk, it cancels the returned context, with a *protocol.Error as the cause.
+// Disk watches copies that write to the host's disk. It counts the bytes that are written to counter. If a copy fills
+// the disk, Disk cancels the context that Copy returned, with a *protocol.Error as the cause.
 type Disk interface {
 	Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func())
 }
@@ -49,8 +49,8 @@ type Container struct {
 }
 
 // Copy copies the trees that a spec has for a container. If a tree is missing or refused, the error has the code
-// failed_precondition or invalid_argument and the reason copy_failed. Otherwise the error is that of the engine, the
-// store or the disk. It names the field of the tree.
+// failed_precondition or invalid_argument and the reason copy_failed. Otherwise, the error comes from the engine, the
+// store or the disk. Every error names the field of the tree.
 func (c Copier) Copy(ctx context.Context, to Container, copies []protocol.Copy) error {
 	for i, tree := range copies {
 		if tree.Service != to.Service {

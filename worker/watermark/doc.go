@@ -1,6 +1,6 @@
-// Package watermark limits how full a host may be and still take sandboxes.
+// Package watermark decides whether a host is too full to take more sandboxes.
 //
-//	watermark.go  the limits, and which of them the host has reached
+//	watermark.go  the limits, and the limit that the host has reached
 //	host.go       how much memory and how many processes the host uses
 //
 // The package imports protocol. It does not import worker.

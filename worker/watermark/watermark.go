@@ -8,12 +8,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Limits are percentages up to which a host may be used and still take sandboxes. 0 means the default.
+// Limits are percentages. A host that has reached one of them takes no new sandboxes. 0 means the default.
 type Limits struct {
-	Disk   int // of the file systems of the engine and the worker; default 95
-	Inodes int // of the same file systems; default 95
-	Memory int // of the memory, by the kernel's estimate of what is available; default 97
-	PIDs   int // of the processes and threads that the kernel allows; default 90
+	Disk   int // used bytes of the file systems of the engine and the worker; default 95
+	Inodes int // used inodes of the same file systems; default 95
+	Memory int // used memory, by the kernel's estimate of what is available; default 97
+	PIDs   int // existing processes and threads, of those that the kernel allows; default 90
 }
 
 // Check validates the limits and fills in the defaults. Error: invalid_argument.

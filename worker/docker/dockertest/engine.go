@@ -15,8 +15,8 @@ import (
 // Image is the small image that tests and the demo use: busybox with the users root and box.
 const Image = "boxfleet/demo:busybox"
 
-// Socket returns the path of the engine's unix socket: the one in DOCKER_HOST, or Docker's default. It fails the test
-// if no engine answers on that socket.
+// Socket returns the path of the engine's unix socket: the socket in DOCKER_HOST, or Docker's default. It fails the
+// test if no engine answers on that socket.
 func Socket(tb testing.TB) string {
 	tb.Helper()
 	socket := "/var/run/docker.sock"

@@ -17,9 +17,9 @@ import (
 type Request struct {
 	Time      time.Time // when the request arrived
 	Method    string
-	Path      string // with the prefix for the API version
+	Path      string // path of the URL, with the prefix for the API version
 	Query     string
-	Forwarded time.Time // when the proxy sent the request to the engine; zero if it did not
+	Forwarded time.Time // when the proxy sent the request to the engine; zero: not sent
 }
 
 // Mutates reports whether the request could change something.
@@ -118,7 +118,7 @@ func (p *Proxy) Reset() {
 	p.requests = nil
 }
 
-// Inject sets the function that decides about the fault of each further request. nil means no faults.
+// Inject sets the function that chooses the fault of each further request. nil means no faults.
 func (p *Proxy) Inject(fault func(*http.Request) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
