@@ -112,7 +112,10 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if c.conn == nil {
 		c.ownsConn = true
 		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger,
-			Tenant: o.Tenant, User: o.User, WithoutStreams: true}
+			Tenant: o.Tenant, User: o.User,
+			// Where users have rights of their own, the server would refuse the questions that find out what is wrong
+			// with JetStream.
+			WithoutStreams: o.User != ""}
 		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
 			return nil, failed(ctx, err, "connect")
