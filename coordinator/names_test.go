@@ -86,7 +86,7 @@ func TestANameBelongsToOneLivingSandbox(t *testing.T) {
 			Error: &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Message: "m"}}}
 	})
 	d.mustName("web", "s3")
-	// A repeated create gets its own answer, even if another sandbox has the name now.
+	// A repeated create is answered with the sandbox that it created, even if another sandbox has the name now.
 	if r := d.named("web", "s1"); r.Error != nil || r.Sandbox.State != protocol.StateDeleted || r.Changed {
 		t.Errorf("a repeated create is answered with %+v, %v", r.Sandbox, r.Error)
 	}

@@ -88,7 +88,7 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 	return t, nil
 }
 
-// recheck starts a goroutine that has the log read after each silence. A server that dies after storing a chunk does
+// recheck starts a goroutine that wakes the tail to read the log after each silence. A server that dies after storing a chunk does
 // not publish it, and if it was the last chunk, no later one reveals the gap.
 func (t *tail) recheck() (stop func()) {
 	var pause recheckPause

@@ -35,7 +35,7 @@ type role struct {
 	URL   string `json:"url,omitempty"`   // URL of NATS
 	Dir   string `json:"dir,omitempty"`   // directory of the NATS store
 	Port  int    `json:"port,omitempty"`  // port of NATS; 0: any free port
-	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk, to fill the store faster
+	Lazy  bool   `json:"lazy,omitempty"`  // fill the store faster: NATS acknowledges before it writes to disk
 	First int    `json:"first,omitempty"` // number of the first worker
 	Hosts int    `json:"hosts,omitempty"` // number of workers
 	fleet

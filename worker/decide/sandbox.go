@@ -114,7 +114,7 @@ func Failed(st *protocol.State, run *PrimaryRun, why *protocol.Error) []protocol
 		protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason})
 }
 
-// endSandbox puts the ends of the sandbox's own command and of its execs before end.
+// endSandbox returns the events that end the sandbox's own command and the sandbox's execs, followed by the event end.
 func endSandbox(st *protocol.State, run *PrimaryRun, reason string, end protocol.Event) []protocol.Event {
 	return append(append(PrimaryEvents(&st.Sandbox, run), endExecs(st, reason)...), end)
 }

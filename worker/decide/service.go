@@ -13,7 +13,8 @@ func WantsServices(b *protocol.Sandbox, hostID string) bool {
 	return b.State == protocol.StatePending || b.State == protocol.StateReady && b.Desired == protocol.StateReady
 }
 
-// Service returns events about a service, if the log wants the sandbox's services to run on this host.
+// Service returns a copy of events about a service, or nil if the log does not want the sandbox's services to run on
+// this host.
 func Service(st *protocol.State, hostID string, events []protocol.Event) []protocol.Event {
 	if !WantsServices(&st.Sandbox, hostID) {
 		return nil

@@ -34,7 +34,8 @@ func (e *Epoch) Lost() {
 	e.lost = true
 }
 
-// Load returns the epoch. Call Load before the request to the engine that the epoch belongs to.
+// Load returns the epoch. To learn in which epoch a container was inspected or started, call Load before that request to
+// the engine.
 func (e *Epoch) Load() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()

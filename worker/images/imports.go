@@ -123,7 +123,7 @@ func (i *importer) follow(ctx context.Context, w *wantedImages) {
 func (i *importer) settle(ctx context.Context, w *wantedImages) (settled bool) {
 	wants, complete := w.list()
 	if !complete {
-		return true // follow wakes run when the list is complete
+		return true // not a failure: once the list is complete, i.follow wakes i.run
 	}
 	settled = true
 	names := map[string]bool{}

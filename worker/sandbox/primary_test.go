@@ -22,7 +22,7 @@ func report(ago time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-ago)}
 }
 
-// listening returns the connection to a primary container whose supervisor has not connected yet.
+// listening returns a primary that listens for its supervisor, and a function that connects to it as the supervisor.
 func listening(t *testing.T, s *Sandbox) (p *primary, connect func() net.Conn) {
 	a, connect := attachtest.Listen(t)
 	return &primary{Attachment: a, s: s, reported: wake.New(),

@@ -98,7 +98,7 @@ func TestAnEndOfTheEngineIsNotACrashLoopOfTheService(t *testing.T) {
 	}
 }
 
-// The ends of an engine must not delay the next start of the service.
+// Pauses that grew while the engine was ending must not delay the service's start once the engine is back.
 func TestAServiceStartsAtOnceWhenTheEngineIsBack(t *testing.T) {
 	v := newService(nil)
 	for range 6 {

@@ -68,7 +68,7 @@ func (r *restarts) keepUp(ctx context.Context) time.Duration {
 // afterFailedStart returns the time until the next try to start the container, or 0 if the service is given up.
 func (r *restarts) afterFailedStart(ctx context.Context, err error) time.Duration {
 	v := r.v
-	v.log.Warn("could not start the container of a service again", "error", err)
+	v.log.Warn("could not restart the container of a service", "error", err)
 	switch reason := protocol.AsError(err).Reason; {
 	case reason == protocol.ReasonContainerMissing || reason == protocol.ReasonCopyFailed:
 		r.giveUp(ctx, err)
