@@ -185,7 +185,7 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 	mustExec(ctx, t, f.Create("before"), script("true"))
 	scheduler(f, c1, c2).Kill()
 	died := time.Now()
-	s := f.Create("after") // returns when the other coordinator has placed the sandbox
+	s := f.Create("after") // returns when the sandbox is ready, so the other coordinator has placed it
 	took := time.Since(died)
 	t.Logf("the next sandbox was ready %s after the scheduling coordinator was killed", took.Round(time.Millisecond))
 	assigned := find(t, history(ctx, t, f.Client, "after"), protocol.SandboxAssigned)

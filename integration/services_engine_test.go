@@ -153,7 +153,7 @@ func TestRunningSandboxesRestartWithTheirHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestServicesStartFreshOnAnotherHost kills a worker for good while one of two required services is ready. The next
+// TestServicesStartFreshOnAnotherHost kills a worker while one of two required services is ready. The next
 // host has nothing of the two services.
 func TestServicesStartFreshOnAnotherHost(t *testing.T) {
 	t.Parallel()

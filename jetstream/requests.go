@@ -281,7 +281,7 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 func (q *Requests) take(m jetstream.Msg) (name heldName, ok bool) {
 	meta, err := m.Metadata()
 	if err != nil {
-		q.queue.log.Error("ignoring a message of the request queue without metadata", "subject", m.Subject(), "error", err)
+		q.queue.log.Error("ignoring a message in the request queue, because it has no metadata", "subject", m.Subject(), "error", err)
 		return heldName{}, false
 	}
 	name = nameOf(meta)

@@ -168,7 +168,7 @@ func newReceiver(u *Uploads, tenant, digest string) *receiver {
 	return r
 }
 
-// store stores the content until it is complete, fails, or ctx ends.
+// store stores the content. It returns when the content is complete, storing fails, or ctx ends.
 func (r *receiver) store(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { r.to.CloseWithError(ctx.Err()) })
 	defer stop()

@@ -42,8 +42,8 @@ type Identity struct {
 	Key string
 }
 
-// A server compares subjects byte by byte but people confuse names that differ in case, so names have one case only.
-// Hosts have generated ids, which nobody types.
+// Names are lower case only: a server compares subjects byte by byte, but people confuse names that differ in case. The
+// ids of hosts may use both cases, because they are generated and nobody types them.
 var (
 	namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
 	keyPattern  = regexp.MustCompile(`\AU[A-Z2-7]{55}\z`)

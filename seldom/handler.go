@@ -37,7 +37,7 @@ type told struct {
 	ofOne    map[alike]*message  // by message and sandbox
 }
 
-// line is the state of one line: a record with all its attributes as text.
+// line is what is remembered about one line. A line is a record with all its attributes, as text.
 type line struct {
 	next     time.Time // when the same line may be logged again
 	interval time.Duration

@@ -201,7 +201,7 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 	return nil
 }
 
-// table decodes a map whose keys the caller chooses.
+// table decodes a map whose keys the document's author chooses, such as labels.
 func (d *decoder) table(node *yaml.Node, into reflect.Value, path string) error {
 	if node.Kind != yaml.MappingNode {
 		return d.wrong(node, path, "must be a map of names, got %s", describe(node))

@@ -10,7 +10,7 @@ import (
 )
 
 // FuzzParse parses any text. A parsed document survives a round trip; a rejected one is
-// rejected with a typed error that names a line; and either uses bounded memory.
+// rejected with a typed error that names a line; and uses bounded memory in both cases.
 func FuzzParse(f *testing.F) {
 	f.Add(string(Example()), "x")
 	for _, text := range []string{

@@ -49,7 +49,7 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// holder is whose credentials a command concerns.
+// holder has the flags that, with the arguments ROLE and NAME, say whose credentials a command concerns.
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {

@@ -31,7 +31,7 @@ type deployment struct {
 	id     string
 }
 
-// deploy starts a deployment below dir and waits until it accepts work.
+// deploy starts a deployment below r.Dir and waits until it accepts work.
 func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err error) {
 	r.Server, r.Worker = true, !workerApart
 	d := &deployment{role: r}

@@ -219,7 +219,7 @@ func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.runs[x.ID] = true
 	go func() {
 		if err := b.exec(ctx, x.ID); err != nil && ctx.Err() == nil {
-			b.host.park.log.Warn("could not end an exec", "worker", b.host.name, "sandbox", b.key.id, "error",
+			b.host.park.log.Warn("could not append the start or the end of an exec", "worker", b.host.name, "sandbox", b.key.id, "error",
 				err)
 		}
 		b.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// SetProcess makes the supervisor process 1 of a container, as root. With the hardened profile, the supervisor has only
+// SetProcess makes a container run the supervisor as PID 1, as root. With the hardened profile, the supervisor has only
 // the capabilities that it needs to start commands as other users and to end them; the commands have no capabilities.
 // With the standard profile, the supervisor also has the capabilities that it passes to commands run as root.
 func SetProcess(spec *docker.ContainerSpec, profile string) {

@@ -60,7 +60,8 @@ const (
 
 const (
 	// A chunk may be sent while fewer than maxInFlight bytes of all sandboxes, and fewer than maxSandboxInFlight bytes of
-	// its own sandbox, are in flight. Events and the chunks of other sandboxes wait for the bytes in flight.
+	// its own sandbox, are in flight. The limits are low because events and the chunks of other sandboxes wait behind the
+	// bytes in flight.
 	maxInFlight        = 2 << 20
 	maxSandboxInFlight = 1 << 20
 

@@ -311,7 +311,7 @@ func (h *health) lastHook(status *protocol.ServiceStatus) int {
 
 func (h *health) recovered(ctx context.Context) {
 	if err := h.v.append(ctx, decide.ServiceReady(h.v.cfg.Name)); err != nil {
-		h.v.log.Debug("could not append that a service is ready again", "error", err)
+		h.v.log.Debug("could not append the event that a service is ready again", "error", err)
 	}
 }
 

@@ -231,7 +231,7 @@ func (v *Service) recordEnds(ctx context.Context) {
 		return
 	}
 	if err := v.append(ctx, events); err != nil {
-		v.log.Debug("could not append the end of a service's command", "error", err)
+		v.log.Debug("could not append the event that a service's command ended", "error", err)
 	}
 }
 
