@@ -68,7 +68,7 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 	if err != nil || fresh {
 		return err
 	}
-	content, err := b.Blob(ctx, tenant, digest)
+	content, err := b.objects.openObject(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return nil // the content was never stored, or has expired
 	}
@@ -89,8 +89,9 @@ func (b *BlobStore) HasBlob(ctx context.Context, tenant, digest string) (bool, e
 // not_found. A read fails with unavailable if the content is removed before the read has finished.
 func (b *BlobStore) Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error) {
 	content, err := b.objects.openObject(ctx, protocol.BucketBlobs, blobName(tenant, digest))
-	if protocol.CodeOf(err) == protocol.NotFound {
-		// Clients of the version before stored uploads without a tenant.
+	if protocol.CodeOf(err) == protocol.NotFound && tenant == protocol.DefaultTenant {
+		// Clients of the version before stored uploads without a tenant. Only the default tenant may read these: another
+		// tenant could learn a digest and read what it did not upload.
 		return b.objects.openObject(ctx, protocol.BucketBlobs, digest)
 	}
 	return content, err

@@ -237,7 +237,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 				subject = sub.Subject
 			}
 			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
-			if errors.Is(err, nats.ErrSlowConsumer) {
+			if errors.Is(err, nats.ErrSlowConsumer) && !isUnder(subject, protocol.BlobFilter) {
 				go c.reconnected() // messages were dropped: followers must read them from the streams
 			}
 		}),

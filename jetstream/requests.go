@@ -403,14 +403,27 @@ func (q *RequestQueue) StoreDeadLetter(ctx context.Context, d *Delivery, why *pr
 		return err
 	}
 	m := nats.NewMsg(subject)
-	m.Header.Set(protocol.HeaderContentType, d.ContentType)
+	contentType := d.ContentType
+	if len(contentType) > maxContentType { // the headers of the dead letter must fit into the server's limit
+		contentType = protocol.ContentTypeOf(contentType, d.Payload)
+	}
+	m.Header.Set(protocol.HeaderContentType, contentType)
 	m.Header.Set(protocol.HeaderRequest, d.ID)
 	m.Header.Set(protocol.HeaderReason, headerText(why.Error()))
 	m.Header.Set(jetstream.MsgIDHeader, deadID(subject, d))
 	m.Data = d.Payload
 	_, err = q.publish(ctx, m, anySequence)
+	if protocol.CodeOf(err) == protocol.InvalidArgument {
+		// The server will never store it. Without this, the request would be decided again for ever.
+		q.log.Error("could not store a dead letter; the request is dropped", "subject", subject, "request", d.ID,
+			"error", err)
+		return nil
+	}
 	return err
 }
+
+// maxContentType is the length of the longest content type that a dead letter keeps as it was.
+const maxContentType = 64
 
 // deadID returns the same message id for the same request, so that the server drops a second copy.
 func deadID(subject string, d *Delivery) string {

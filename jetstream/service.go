@@ -137,7 +137,7 @@ func (s *readService) serveDiscovery() error {
 
 func (s *readService) respond(m *nats.Msg, v any) {
 	data, err := json.Marshal(v)
-	if err == nil && m.Reply != "" {
+	if err == nil && protocol.MayReply(m.Reply, "", "") {
 		err = m.Respond(data)
 	}
 	if err != nil {
@@ -193,7 +193,8 @@ func (s *readService) count(e *micro.EndpointStats, began time.Time, failed *pro
 func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint, stats *micro.EndpointStats) {
 	began := time.Now()
 	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
-	if user != "" && m.Reply != "" && !protocol.MayAnswer(m.Reply, tenant, user) || isRepublished(m.Header) {
+	known := user == "" || protocol.ValidateUser("user", user) == nil
+	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
 		s.queries.log.Warn("dropped a query that wants its answer outside its user's inbox, or that a stream sent",
 			"subject", m.Subject, "reply", m.Reply)
 		return

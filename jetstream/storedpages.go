@@ -12,6 +12,9 @@ import (
 // storedPage is how many bytes of messages a page has at most, unless its first message alone is larger.
 const storedPage = 512 << 10
 
+// messageFrame is how many bytes of a page a message takes at most besides its data.
+const messageFrame = 256
+
 // StoredPages reads the messages of histories and output in pages, for [TenantReads].
 type StoredPages struct {
 	histories *Histories
@@ -36,7 +39,7 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 	size := 0
 	add := func(b *protocol.Batch) bool {
 		data := b.Encode()
-		size += len(data)
+		size += len(data) + messageFrame
 		if page.More = len(page.Batches) > 0 && size > storedPage; !page.More {
 			page.Batches = append(page.Batches, protocol.StoredBatch{Record: b.Record, Data: data})
 		}
@@ -81,7 +84,7 @@ func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Que
 	page := &protocol.ChunkPage{Chunks: []protocol.StoredChunk{}, Next: q.After}
 	size := 0
 	err := p.output.ReadStoredOutput(ctx, tenant, q.Sandbox, log, q.After+1, func(record uint64, k Chunk) bool {
-		size += len(k.Data)
+		size += len(k.Data) + messageFrame
 		if page.More = len(page.Chunks) > 0 && size > storedPage; page.More {
 			return false
 		}

@@ -39,6 +39,16 @@ const (
 	uploadsAtOnce = 32
 	// uploadIdle is how long a coordinator waits for the next piece before it discards the upload.
 	uploadIdle = 30 * time.Second
+	// uploadFirst is how long it waits for the first piece: a client that lost the answer to its beginning begins again.
+	uploadFirst = 5 * time.Second
+	// uploadsPerTenant bounds the uploads of one tenant through one coordinator.
+	uploadsPerTenant = 8
+	// beginningsAtOnce bounds how many beginnings a coordinator answers at the same time, and lingering how many ended
+	// uploads still answer repeated messages.
+	beginningsAtOnce = 64
+	lingering        = 256
+	// receiverQueue is how many messages of one upload may wait while an earlier one is stored.
+	receiverQueue = 4 * uploadWindow
 
 	uploadBegin = "begin"
 	uploadEnd   = "end"
@@ -56,16 +66,67 @@ type Uploads struct {
 
 	blobs *BlobStore
 	slots chan struct{}
+	ended chan struct{} // slots of ended uploads that still answer
+
+	mu      sync.Mutex
+	running sync.WaitGroup
+	stopped bool           // running takes no more; under mu
+	tenants map[string]int // uploads by tenant; under mu
+}
+
+// run starts a goroutine that ServeUploads waits for, unless ServeUploads is returning.
+func (u *Uploads) run(f func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.stopped {
+		u.running.Go(f)
+	}
+}
+
+// stop waits for the goroutines.
+func (u *Uploads) stop() {
+	u.mu.Lock()
+	u.stopped = true
+	u.mu.Unlock()
+	u.running.Wait()
+}
+
+// claim counts an upload of a tenant. It returns false if the tenant has too many.
+func (u *Uploads) claim(tenant string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.tenants[tenant] >= uploadsPerTenant {
+		return false
+	}
+	u.tenants[tenant]++
+	return true
+}
+
+func (u *Uploads) unclaim(tenant string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.tenants[tenant]--; u.tenants[tenant] == 0 {
+		delete(u.tenants, tenant)
+	}
 }
 
 // ServeUploads receives uploads until ctx ends, and then discards those that are not complete.
 func (b *BlobStore) ServeUploads(ctx context.Context) error {
-	u := &Uploads{core: b.core, blobs: b, slots: make(chan struct{}, uploadsAtOnce)}
-	var running sync.WaitGroup
-	defer running.Wait()
+	u := &Uploads{core: b.core, blobs: b, slots: make(chan struct{}, uploadsAtOnce),
+		ended: make(chan struct{}, lingering), tenants: map[string]int{}}
+	defer u.stop()
+	beginnings := make(chan struct{}, beginningsAtOnce)
 	begin := protocol.BlobSubject("*", "*", "*", uploadBegin)
 	sub, err := u.nc.QueueSubscribe(begin, "coordinators", func(m *nats.Msg) {
-		running.Go(func() { u.begin(ctx, m, &running) })
+		select {
+		case beginnings <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		u.run(func() {
+			defer func() { <-beginnings }()
+			u.begin(ctx, m)
+		})
 	})
 	if err != nil {
 		return translate(err, "receive uploads")
@@ -76,31 +137,35 @@ func (b *BlobStore) ServeUploads(ctx context.Context) error {
 }
 
 // begin answers the beginning of an upload.
-func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGroup) {
+func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 	tenant, user, digest, _, ok := protocol.SplitBlobSubject(m.Subject)
 	if !ok {
 		return // no other subject is subscribed to
 	}
-	if err := protocol.ValidateID("tenant", tenant); err != nil {
-		u.answer(m, nil, err)
-		return
+	if protocol.ValidateID("tenant", tenant) != nil || user != "" && protocol.ValidateUser("user", user) != nil {
+		return // nobody has such an inbox
 	}
 	if err := protocol.ValidateDigest("digest", digest); err != nil {
 		u.answer(m, nil, err)
 		return
 	}
-	fresh, err := u.blobs.FreshBlob(ctx, tenant, digest)
+	// The client asks again after askAgain, and would never get a later answer.
+	within, cancel := context.WithTimeout(ctx, uploadTurn)
+	defer cancel()
+	fresh, err := u.blobs.FreshBlob(within, tenant, digest)
 	if err != nil || fresh {
 		u.answer(m, &protocol.Upload{Stored: fresh}, err)
 		return
 	}
-	turn := time.NewTimer(uploadTurn)
-	defer turn.Stop()
+	if !u.claim(tenant) {
+		u.answer(m, nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+			"this coordinator receives %d uploads of the tenant already: try again later", uploadsPerTenant))
+		return
+	}
 	select {
 	case u.slots <- struct{}{}:
-	case <-ctx.Done():
-		return // the client asks another coordinator
-	case <-turn.C:
+	case <-within.Done():
+		u.unclaim(tenant)
 		u.answer(m, nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
 			"this coordinator receives %d uploads already: try again later", uploadsAtOnce))
 		return
@@ -110,24 +175,33 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg, running *sync.WaitGrou
 	// Pieces that arrive while the subscription starts are not lost: the client sends them after the answer, and the
 	// server handles both in the order of this connection.
 	sub, err := u.nc.Subscribe(protocol.BlobSubject(tenant, from, r.id, "*"), r.receive)
+	if err == nil {
+		err = sub.SetPendingLimits(receiverQueue, receiverQueue*int(u.nc.MaxPayload()))
+	}
 	if err != nil {
 		<-u.slots
+		u.unclaim(tenant)
 		u.answer(m, nil, translate(err, "receive an upload"))
 		return
 	}
-	running.Go(func() {
+	u.run(func() {
 		defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
 		r.store(ctx)
 		<-u.slots
-		// The client may repeat its last message, whose answer was lost.
-		backoff.Sleep(ctx, u.timeout)
+		u.unclaim(tenant)
+		select {
+		case u.ended <- struct{}{}: // the client may repeat its last message, whose answer was lost
+			backoff.Sleep(ctx, u.timeout)
+			<-u.ended
+		default:
+		}
 	})
 	u.answer(m, &protocol.Upload{ID: r.id}, u.Flush(ctx))
 }
 
 // answer sends the reply to a message of an upload. It may be lost.
 func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
-	if tenant, user, _, _, _ := protocol.SplitBlobSubject(m.Subject); !protocol.MayAnswer(m.Reply, tenant, user) {
+	if tenant, user, _, _, _ := protocol.SplitBlobSubject(m.Subject); !protocol.MayReply(m.Reply, tenant, user) {
 		return
 	}
 	reply := &protocol.Reply{Version: protocol.Version, Upload: upload}
@@ -162,8 +236,8 @@ func newReceiver(u *Uploads, tenant, digest string) *receiver {
 	r := &receiver{uploads: u, tenant: tenant, digest: digest, id: nuid.Next(), stored: make(chan struct{}),
 		early: map[uint64]*nats.Msg{}}
 	r.from, r.to = io.Pipe()
-	r.idle = time.AfterFunc(uploadIdle, func() {
-		r.to.CloseWithError(protocol.Errorf(protocol.DeadlineExceeded, "", "the upload was silent for %s", uploadIdle))
+	r.idle = time.AfterFunc(uploadFirst, func() {
+		r.to.CloseWithError(protocol.Errorf(protocol.DeadlineExceeded, "", "no piece of the upload has arrived for too long"))
 	})
 	return r
 }
@@ -188,7 +262,6 @@ func (r *receiver) receive(m *nats.Msg) {
 		r.answerOutcome(m)
 		return
 	default:
-		r.idle.Reset(uploadIdle)
 	}
 	switch piece {
 	case uploadEnd:
@@ -206,6 +279,9 @@ func (r *receiver) receive(m *nats.Msg) {
 		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not among the next %d after %d", piece,
 			2*uploadWindow, r.next))
 		return
+	case len(m.Data) == 0:
+		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %d is empty", n))
+		return
 	case n < r.next: // the acknowledgement was lost
 		r.uploads.answer(m, &protocol.Upload{}, nil)
 		return
@@ -222,6 +298,7 @@ func (r *receiver) receive(m *nats.Msg) {
 			return
 		}
 		r.next++
+		r.idle.Reset(uploadIdle)
 		r.uploads.answer(m, &protocol.Upload{}, nil)
 	}
 }

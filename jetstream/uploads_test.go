@@ -187,3 +187,53 @@ func TestAnUploadInDisorderIsRefused(t *testing.T) {
 		return there && err == nil
 	})
 }
+
+// One tenant cannot keep the others from uploading: silent uploads end, and each tenant has few at once.
+func TestATenantsSilentUploadsLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	receivesUploads(t, c)
+	nc := d.raw(t)
+	for i := range jetstream.UploadsAtOnce {
+		_, digest := randomBlob(100 + i)
+		m := nats.NewMsg(protocol.BlobSubject("hostile", protocol.NoUser, digest, "begin"))
+		if _, err := nc.RequestMsg(m, 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	content, digest := randomBlob(1 << 20)
+	began := time.Now()
+	must(t, c.TenantReads("acme").Upload(t.Context(), digest, bytes.NewReader(content)))
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the upload of another tenant took %s", took)
+	}
+}
+
+// A log of very many small chunks is read in pages that the server accepts.
+func TestManySmallChunksAreReadInPages(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	receivesUploads(t, c)
+	const chunks = 15_000 // a multiple of the 1,000 after which acknowledgements are awaited
+	var last <-chan error
+	for i := range int64(chunks) {
+		var err error
+		last, err = c.PublishOutput("acme", "s", "x", jetstream.Chunk{Stream: jetstream.Stdout, Offset: i, Data: []byte{'a'},
+			NextStdout: i + 1})
+		must(t, err)
+		if i%1000 == 999 {
+			must(t, <-last)
+		}
+	}
+	read := 0
+	_, err := d.opened(t).TenantReads("acme").Output(t.Context(), "s", "x", 1, func(jetstream.Chunk) error {
+		read++
+		return nil
+	})
+	must(t, err)
+	if read != chunks {
+		t.Errorf("read %d chunks of %d", read, chunks)
+	}
+}

@@ -86,16 +86,27 @@ func Inbox(tenant, user string) string {
 	return "_INBOX." + tenant + "." + user
 }
 
-// MayAnswer reports whether a coordinator may send an answer for a user to a subject. The server checks who subscribes
-// to a subject, but not which reply subject a request names: with another one, a user could publish with the
-// coordinator's permissions. Without a user, any inbox may be answered. Subjects below _R_ are those that a server puts
-// in place of the reply subjects of other accounts.
-func MayAnswer(reply, tenant, user string) bool {
+// maxInbox is the length of the longest inbox that a coordinator answers to. A server closes the connection of a client
+// that publishes to a subject of more than about 4,000 bytes.
+const maxInbox = 512
+
+// MayAnswer reports whether a coordinator may send an answer for a user to an inbox that a request names. The server
+// checks who subscribes to a subject, but not which reply subject a request names: with another one, a user could publish
+// with the coordinator's permissions. Without a user, any inbox may be answered.
+func MayAnswer(inbox, tenant, user string) bool {
 	prefix := "_INBOX."
 	if user != "" {
 		prefix = Inbox(tenant, user) + "."
 	}
-	return (strings.HasPrefix(reply, prefix) || strings.HasPrefix(reply, "_R_.")) && !strings.ContainsAny(reply, "*> \t\r\n")
+	return len(inbox) <= maxInbox && strings.HasPrefix(inbox, prefix) &&
+		!strings.Contains(inbox, "..") && !strings.HasSuffix(inbox, ".") &&
+		!strings.ContainsFunc(inbox, func(r rune) bool { return r <= ' ' || r == '*' || r == '>' || r > '~' })
+}
+
+// MayReply is [MayAnswer] for the reply subject of a message. Subjects below _R_ are those that a server puts in place of
+// the reply subjects of other accounts.
+func MayReply(reply, tenant, user string) bool {
+	return strings.HasPrefix(reply, "_R_.") || MayAnswer(reply, tenant, user)
 }
 
 // EventSubject returns the subject under which a sandbox's history is stored.
@@ -198,6 +209,7 @@ const (
 	EventAll          = root + "event.>"
 	LiveAll           = root + "live.>"
 	LogFilter         = root + "log.*.*.*"
+	BlobFilter        = root + "blob.*.*.*.*"
 	DeadFilter        = root + "dead.*.*.*"
 )
 

@@ -47,7 +47,8 @@ func ctxEnded(ended error, doing string) error {
 // isTransient reports whether the same call may succeed when it is repeated.
 func isTransient(err error) bool {
 	code := protocol.CodeOf(err)
-	return code == protocol.Unavailable || code == protocol.DeadlineExceeded
+	return code == protocol.Unavailable || code == protocol.DeadlineExceeded ||
+		err != nil && protocol.AsError(err).Reason == protocol.ReasonTooManyReads
 }
 
 // isContextEnd reports whether a call failed because its time ran out or its caller cancelled it.

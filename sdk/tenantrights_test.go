@@ -2,9 +2,11 @@ package sdk_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -218,4 +220,55 @@ func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	})
 	_, err = bob.Get(ctx, "forged")
 	wantError(t, err, protocol.NotFound, "")
+}
+
+// No inbox or user that a client can name makes the server close a coordinator's connection: every coordinator that gets
+// such a request would end.
+func TestNoNameEndsACoordinator(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	url := serverWithRights(t, map[string]string{"alice": "acme"})
+	c := asUser(t, url, "acme", "alice")
+	nc, err := nats.Connect(url, nats.UserInfo("coordinator", "secret")) // may publish everywhere
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	long := protocol.Inbox("acme", "alice") + "." + strings.Repeat("a", 5000)
+	for i, inbox := range []string{long, "_INBOX." + strings.Repeat("a", 5000), "_INBOX.acme.alice.a..b", "_INBOX.acme.alice.>"} {
+		for _, subject := range []string{
+			protocol.UserRequestSubject("acme", "alice", protocol.VerbCreate, "x"),
+			protocol.RequestSubject("acme", protocol.VerbCreate, "x"),
+		} {
+			m := nats.NewMsg(subject)
+			m.Header.Set(protocol.HeaderReply, inbox)
+			m.Header.Set(protocol.HeaderRequest, fmt.Sprintf("r%d", i))
+			m.Data = []byte(`{"v":1,"sandbox":{"image":7}}`)
+			if _, err := nc.RequestMsgWithContext(ctx, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	digest := "sha256-" + strings.Repeat("ab", 32)
+	for _, subject := range []string{
+		"boxfleet.v1.blob.acme.>." + digest + ".begin", "boxfleet.v1.blob.acme.a*." + digest + ".begin",
+		"boxfleet.v1.api.acme.>.get",
+	} {
+		if err := nc.PublishRequest(subject, "_INBOX.x", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A dead letter whose headers would exceed the server's limit.
+	m := nats.NewMsg(protocol.UserRequestSubject("acme", "alice", protocol.VerbStop, "x"))
+	m.Header.Set(protocol.HeaderContentType, "application/json;"+strings.Repeat("x", 60_000))
+	m.Header.Set(protocol.HeaderRequest, "r9")
+	m.Data = []byte(`{`)
+	if _, err := nc.RequestMsgWithContext(ctx, m); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if _, err := c.Create(ctx, sdk.SandboxSpec{Image: "busybox"}, sdk.WithWait(false)); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
