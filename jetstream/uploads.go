@@ -373,16 +373,19 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	return err
 }
 
-// begin begins an upload. While coordinators receive too many others it tries again.
+// begin begins an upload. It tries again while coordinators receive too many others and, for the connection's timeout,
+// while no coordinator answers.
 func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Upload, error) {
-	giveUp, pause := time.Now().Add(uploadTurns), backoff.New(busyPause, busyMost)
+	since := time.Now()
+	giveUp, pause := since.Add(uploadTurns), backoff.New(busyPause, busyMost)
 	for {
 		begun, err := t.tell(ctx, digest, uploadBegin, nil)
 		if err == nil && !begun.Stored && begun.ID == "" {
 			return nil, undecodable("the answer to the beginning of an upload names no upload")
 		}
 		busy := err != nil && protocol.AsError(err).Reason == protocol.ReasonTooManyReads
-		if !busy || time.Now().After(giveUp) || !pause.Wait(ctx) {
+		alone := protocol.CodeOf(err) == protocol.Unavailable && time.Since(since) < t.queries.timeout
+		if !busy && !alone || time.Now().After(giveUp) || !pause.Wait(ctx) {
 			return begun, err
 		}
 	}
@@ -410,6 +413,9 @@ func (t *TenantReads) tell(ctx context.Context, upload, piece string, data []byt
 	m := nats.NewMsg(protocol.BlobSubject(t.tenant, cmp.Or(t.queries.user, protocol.NoUser), upload, piece))
 	m.Data = data
 	answer, err := t.queries.ask(ctx, m)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator receives the upload")
+	}
 	if err != nil {
 		return nil, translate(err, "upload")
 	}
