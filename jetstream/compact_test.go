@@ -11,6 +11,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -403,7 +404,11 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
 	c.SmallSegments(600, 2)
-	longHistory(t, c, d.tenant, "s1", 25)
+	longHistory(t, c, d.tenant, "s1", 11)
+	// What follows is so much newer that it does not reach the maximum age below while the test runs.
+	older := c.Now()
+	eventually.Holds(t, 10*time.Second, "a second has passed", func() bool { return c.Now().Sub(older) > time.Second })
+	moreHistory(t, c, d.tenant, "s1", 11, 25)
 	snapshotNow(t, c, d.tenant, "s1")
 	want := rawHistory(t, c, d.tenant, "s1", 0)
 	done, err := c.Compact(ctx, d.tenant, "s1", small())
