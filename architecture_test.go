@@ -19,7 +19,7 @@ var forbidden = []struct{ from, to, why string }{
 	{"rights", module + "/jetstream/...", "rights are a table over subjects; nothing is connected"},
 	{"rights", "github.com/nats-io/...", "rights are a table over subjects; auth and jetstream know NATS"},
 	{"rights", "net", "rights are pure: no I/O"},
-	{"auth", module + "/jetstream/...", "auth signs and writes files; who sends an account to servers is an interface"},
+	{"auth", module + "/jetstream/...", "auth signs and writes files; it sends accounts to servers through an interface"},
 	{"auth", "github.com/nats-io/nats.go/...", "only jetstream knows the NATS client"},
 	{"coordinator", module + "/auth", "credentials are made for roles, not by them"},
 	{"worker", module + "/auth", "credentials are made for roles, not by them"},

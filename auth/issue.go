@@ -60,7 +60,7 @@ type Credentials struct {
 type IssueOptions struct {
 	Life time.Duration // how long the credentials are accepted, rounded to seconds; 0: forever
 
-	// Again permits credentials for somebody who has valid ones, which stay valid.
+	// Again permits a second file for a holder whose credentials are still valid. Both stay valid.
 	Again bool
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Trust is what a server needs to check credentials. None of it is secret.
+// Trust is what a server needs to check credentials. It contains no secrets.
 type Trust struct {
 	Operator string            // the operator as a JWT
 	System   string            // public key of the system account

@@ -20,8 +20,8 @@ type StaticUser struct {
 	Password string
 }
 
-// User returns the name with which a user logs in who has a password: role and name, with the tenant between them for
-// the roles of tenants, joined by dots.
+// User returns the login name of a user with a password: the role, the tenant if the role has one, and the name, joined
+// by dots.
 func (u *StaticUser) User() string {
 	if u.Tenant != "" {
 		return string(u.Role) + "." + u.Tenant + "." + u.Name

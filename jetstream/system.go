@@ -15,7 +15,7 @@ type System struct{ nc *nats.Conn }
 
 const (
 	systemWithin = 10 * time.Second       // for the first answer, if the caller's context has no deadline
-	systemQuiet  = 500 * time.Millisecond // no server answers so long after the last one
+	systemQuiet  = 500 * time.Millisecond // after this silence, no further answer is expected
 )
 
 // ConnectSystem connects to the servers with the content of a credentials file of the system account. It tries once.

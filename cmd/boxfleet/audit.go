@@ -19,8 +19,8 @@ func (cmds auditCommands) auditCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "audit", Short: "Print who asked for what, as JSON lines", Args: takes(),
 		Long: `Print the events that requests caused in the histories of the tenant's sandboxes, one JSON object per line: which
-user asked for what, when, and what came of it. The events of one sandbox are in order, those of different sandboxes are
-not. Deleted sandboxes are included as long as their history is kept. An event without an actor was caused by a client
+user asked for what, when, and with what result. The events of each sandbox are in order; the sandboxes are in no
+particular order. Deleted sandboxes are included as long as their history is kept. An event without an actor was caused by a client
 that named no user.`,
 		Example: "  boxfleet audit --since 24h\n  boxfleet audit --actor alice --since 2026-01-31T08:00:00Z",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Each request of a user is one line that names the user, and so is what came of it.
+// An audit line names the user, the request's effect, and what it affected.
 func TestTheAuditSaysWhoAskedForWhat(t *testing.T) {
 	at := time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC)
 	e := &protocol.Event{Sequence: 7, Kind: protocol.ExecAccepted, Time: at, State: protocol.StateReady, Tenant: "acme",

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Operators is what a server in operator mode trusts. None of it is secret.
+// Operators is what a server in operator mode trusts. It contains no secrets.
 type Operators struct {
 	Operator string            // the operator as a JWT
 	System   string            // public key of the system account
