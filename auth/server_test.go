@@ -451,9 +451,13 @@ func TestStaticUsersAreRefusedWithTheField(t *testing.T) {
 	}
 	for _, users := range [][]auth.StaticUser{
 		{{Identity: anna, Password: hash}, {Identity: anna, Password: hash}}, {{Identity: key}, {Identity: key}},
+		{{Identity: anna, Password: hash},
+			{Identity: rights.Identity{Role: rights.Viewer, Name: anna.Name, Tenant: anna.Tenant}, Password: hash}},
+		{{Identity: rights.Identity{Role: rights.Coordinator, Name: "c1"}, Password: hash},
+			{Identity: rights.Identity{Role: rights.Operator, Name: "c1"}, Password: hash}},
 	} {
 		if _, err := auth.StaticConfig(users); protocol.AsError(err).Field != "users" {
-			t.Errorf("a user listed twice: got %v", err)
+			t.Errorf("%v have one inbox: got %v", users, err)
 		}
 	}
 	if _, err := auth.StaticConfig([]auth.StaticUser{{Identity: key, Password: hash}}); protocol.AsError(err).Field !=

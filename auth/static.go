@@ -65,7 +65,11 @@ func StaticConfig(users []StaticUser) (string, error) {
 		if seen[u.Key] || seen[u.User()] {
 			return "", protocol.Invalid("users", "%s is listed twice", u.User())
 		}
-		seen[u.User()], seen[u.Key] = true, u.Key != ""
+		if seen[u.Inbox()] {
+			return "", protocol.Invalid("users", "another user would receive the answers of %s: give them different names",
+				u.User())
+		}
+		seen[u.User()], seen[u.Inbox()], seen[u.Key] = true, true, u.Key != ""
 		members[u.Role.Account()] += fmt.Sprintf("      { %s, permissions: {\n        publish: { allow: %s }\n"+
 			"        subscribe: { allow: %s }\n      } }\n", login, list(set.Publish), list(set.Subscribe))
 	}
