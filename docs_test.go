@@ -59,7 +59,7 @@ func TestTablesHaveAHeader(t *testing.T) {
 // may import them.
 func ownImports(t *testing.T) map[string][]string {
 	t.Helper()
-	shared := []string{"wake", "backoff", "eventually"}
+	shared := []string{"wake", "backoff", "eventually", "scenario"}
 	imports := map[string][]string{}
 	for _, line := range list(t, "{{.ImportPath}} {{join .Imports \" \"}}", "./...") {
 		from, all, _ := strings.Cut(line, " ")
@@ -106,7 +106,7 @@ const importsPage = "docs/imports.md"
 func TestTheImportTable(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Imports\n\nWhich packages of this module each package imports. `go test . -run TestTheImportTable " +
-		"-update` writes this page.\n`wake`, `backoff` and `eventually` are left out: any package or test may import them. " +
+		"-update` writes this page.\n`wake`, `backoff`, `eventually` and `scenario` are left out: any package or test may import them. " +
 		"What is forbidden, and\nwhy, is in `architecture_test.go`.\n\n| package | imports |\n|---|---|\n")
 	imports := ownImports(t)
 	for _, name := range slices.Sorted(maps.Keys(imports)) {

@@ -53,10 +53,10 @@ func (a *Authority) signAccounts(s *state) error {
 	}
 	for i, of := range s.Accounts {
 		for _, share := range of.Account.Shared() {
-			if share.Way == rights.Told {
+			if share.Way == rights.Told || share.Way == rights.Shown {
 				export(signed[i], share)
-				for k := range signed {
-					if k != i {
+				for k, to := range s.Accounts {
+					if share.Hears(to.Account, of.Account) {
 						importFrom(signed[i], signed[k], share)
 					}
 				}
@@ -78,7 +78,8 @@ func (a *Authority) signAccounts(s *state) error {
 }
 
 func kindOf(share rights.Share) jwt.ExportType {
-	if share.Way == rights.Heard || share.Way == rights.Told {
+	switch share.Way {
+	case rights.Heard, rights.Told, rights.Shown:
 		return jwt.Stream
 	}
 	return jwt.Service
@@ -151,6 +152,7 @@ func (s *state) claims(of account) (*jwt.AccountClaims, error) {
 		scope.Template.Permissions = jwt.Permissions{
 			Pub: jwt.Permission{Allow: set.Publish}, Sub: jwt.Permission{Allow: set.Subscribe},
 		}
+		scope.Template.AllowedConnectionTypes = connections
 		account.SigningKeys.AddScopedSigner(scope)
 	}
 	for _, c := range s.Issued {
@@ -160,6 +162,10 @@ func (s *state) claims(of account) (*jwt.AccountClaims, error) {
 	}
 	return account, nil
 }
+
+// connections are the kinds of connections that credentials are accepted on. A leaf node would learn what others in its
+// account subscribe to, and could connect clients of its own. MQTT would make streams that Boxfleet does not know.
+var connections = jwt.StringList{jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket, jwt.ConnectionTypeInProcess}
 
 // sameAccount reports whether two accounts have the same content, whenever they were signed.
 func sameAccount(a, b *jwt.AccountClaims) (bool, error) {

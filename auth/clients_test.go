@@ -65,6 +65,7 @@ func worlds(t *testing.T) map[string]*world {
 	for form, c := range map[string][]*client{"operator mode": signed, "static users": static} {
 		w := &world{coordinator: c[0], user: c[1], viewer: c[2], fleetViewer: c[3], worker: c[4]}
 		w.makeStream(t, "BOXFLEET_REQUESTS", `"subjects":["boxfleet.v1.request.*.*.*.*"]`)
+		w.makeStream(t, "BOXFLEET_LOGS", `"subjects":["boxfleet.v1.out.*.*.*.*"]`)
 		w.makeStream(t, "KV_boxfleet_locks", `"subjects":["$KV.boxfleet_locks.>"]`)
 		w.makeStream(t, "BOXFLEET_EVENTS", `"subjects":["boxfleet.v1.append.*.*.*","boxfleet.v1.event.*.*"],
 			"subject_transform":{"src":"`+protocol.AppendFilter+`","dest":"`+protocol.AppendTransform+`"},
@@ -165,6 +166,7 @@ func TestClientsAreHeardAndHear(t *testing.T) {
 				"boxfleet.v1.status":        {w.viewer, w.coordinator, ""},
 				"boxfleet.v1.heartbeat.w1":  {w.fleetViewer, w.worker, ""},
 				"boxfleet.v1.heartbeat.*":   {w.coordinator, w.worker, "boxfleet.v1.heartbeat.w1"},
+				"boxfleet.v1.out.*.blue.>":  {w.user, w.worker, "boxfleet.v1.out.HOSTA.blue.x.e"},
 				"boxfleet.v1.work.w1.*.*":   {w.worker, w.coordinator, "boxfleet.v1.work.w1.blue.x"},
 				"_INBOX.blue.anna.answer.1": {w.user, w.coordinator, ""},
 			} {
@@ -181,6 +183,39 @@ func TestClientsAreHeardAndHear(t *testing.T) {
 				if m, err := sub.NextMsg(10 * time.Second); err != nil || string(m.Data) != "news" {
 					t.Errorf("%s: %v", subject, err)
 				}
+			}
+		})
+	}
+}
+
+// TestOutputIsHeardAndStoredOnce publishes output as a worker. Its user hears it once, and the stream stores it once and
+// acknowledges it.
+func TestOutputIsHeardAndStoredOnce(t *testing.T) {
+	t.Parallel()
+	for form, w := range worlds(t) {
+		t.Run(form, func(t *testing.T) {
+			sub, err := w.user.SubscribeSync("boxfleet.v1.out.*.blue.>")
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.user.refusals(t)
+			for _, text := range []string{"first", "second"} {
+				ack := ask(t, w.worker, "_INBOX.@w1."+text, "boxfleet.v1.out.HOSTA.blue.x.e", text)
+				if !strings.Contains(ack, `"stream":"BOXFLEET_LOGS"`) {
+					t.Errorf("output was not acknowledged: %s", ack)
+				}
+				if m, err := sub.NextMsg(10 * time.Second); err != nil || string(m.Data) != text {
+					t.Errorf("%s: the user hears %v, %v", text, m, err)
+				}
+			}
+			if got := w.messages(t, "BOXFLEET_LOGS"); got != 2 {
+				t.Errorf("%d messages are stored, and 2 were published", got)
+			}
+			if err := w.worker.Publish("boxfleet.v1.out.HOSTB.blue.x.e", []byte("forged")); err != nil {
+				t.Fatal(err)
+			}
+			if refused := w.worker.refusals(t); len(refused) != 1 {
+				t.Errorf("the server refuses %q, want output as from another host", refused)
 			}
 		})
 	}

@@ -13,6 +13,7 @@
 //	keys.go        seeds of keys
 //	account.go     signing the accounts from what the directory lists
 //	issue.go       credentials: issuing, listing, revoking
+//	keep.go        credentials of one process, made when they are missing or no longer valid
 //	rotate.go      replacing the signing key of a role
 //	server.go      the configuration of servers, and pushing changed accounts to them
 //	static.go      the alternative without an operator: users in a server's configuration

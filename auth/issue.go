@@ -109,6 +109,7 @@ func (s *state) mayIssue(id rights.Identity, again bool, now time.Time) error {
 				"credentials first", id.Name, c.Role)
 			e.Field = "name"
 			return e
+		case c.Host == UnknownHost && id.Host != UnknownHost:
 		case c.Host != id.Host:
 			e := protocol.Errorf(protocol.AlreadyExists, "", "worker %s has credentials for host %s: revoke them first",
 				id.Name, c.Host)
@@ -124,52 +125,74 @@ func (s *state) mayIssue(id rights.Identity, again bool, now time.Time) error {
 	return nil
 }
 
+// newUser has the key of a user whose credentials are being made, and the key that signs these credentials.
+type newUser struct {
+	signer, key nkeys.KeyPair
+	public      string
+}
+
+// newUser makes a key of a user. The caller wipes it.
+func (a *Authority) newUser(signer string) (*newUser, error) {
+	u := &newUser{}
+	var err error
+	if u.signer, err = a.key(signer); err != nil {
+		return nil, err
+	}
+	if u.key, err = nkeys.CreateUser(); err == nil {
+		u.public, err = u.key.PublicKey()
+	}
+	if err != nil {
+		u.wipe()
+		return nil, internal("make a key", err)
+	}
+	return u, nil
+}
+
+func (u *newUser) wipe() {
+	u.signer.Wipe()
+	if u.key != nil {
+		u.key.Wipe()
+	}
+}
+
 // sign makes a key and credentials for it. A scoped signing key carries the permissions, so the credentials name none.
 func (a *Authority) sign(signer, account string, id rights.Identity, life time.Duration) (*Credentials, error) {
-	pair, err := a.key(signer)
+	u, err := a.newUser(signer)
 	if err != nil {
 		return nil, err
 	}
-	defer pair.Wipe()
-	user, err := nkeys.CreateUser()
-	if err != nil {
-		return nil, internal("make a key", err)
-	}
-	defer user.Wipe()
-	public, err := user.PublicKey()
-	if err != nil {
-		return nil, internal("make a key", err)
-	}
+	defer u.wipe()
 	now := a.now().UTC().Truncate(time.Second)
-	c := &Credentials{Issued: Issued{Role: id.Role, Name: id.Name, Tenant: id.Tenant, Host: id.Host, Key: public,
+	c := &Credentials{Issued: Issued{Role: id.Role, Name: id.Name, Tenant: id.Tenant, Host: id.Host, Key: u.public,
 		Signer: signer, IssuedAt: now}}
-	claims := jwt.NewUserClaims(public)
+	claims := jwt.NewUserClaims(u.public)
 	claims.SetScoped(true)
 	claims.Name, claims.IssuerAccount = id.Name, account
 	// TagList.Add would turn them into lower case, and hosts' ids have upper case.
+	claims.Tags = append(claims.Tags, rights.TagRole+":"+string(id.Role))
 	if id.Tenant != "" {
-		claims.Tags = append(claims.Tags, "tenant:"+id.Tenant)
+		claims.Tags = append(claims.Tags, rights.TagTenant+":"+id.Tenant)
 	}
 	if id.Host != "" {
-		claims.Tags = append(claims.Tags, "host:"+id.Host)
+		claims.Tags = append(claims.Tags, rights.TagHost+":"+id.Host)
 	}
 	if life != 0 {
 		c.Expires = now.Add(life).Truncate(time.Second)
 		claims.Expires = c.Expires.Unix()
 	}
-	if c.Text, err = credentialsText(claims, pair, user); err != nil {
+	if c.Text, err = u.credentials(claims); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// credentialsText signs claims and returns a credentials file.
-func credentialsText(claims *jwt.UserClaims, signer, user nkeys.KeyPair) ([]byte, error) {
-	token, err := claims.Encode(signer)
+// credentials signs claims and returns a credentials file.
+func (u *newUser) credentials(claims *jwt.UserClaims) ([]byte, error) {
+	token, err := claims.Encode(u.signer)
 	if err != nil {
 		return nil, internal("sign credentials", err)
 	}
-	seed, err := user.Seed()
+	seed, err := u.key.Seed()
 	if err != nil {
 		return nil, internal("sign credentials", err)
 	}

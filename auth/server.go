@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/nats-io/jwt/v2"
-	"github.com/nats-io/nkeys"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -21,6 +20,7 @@ import (
 type Trust struct {
 	Operator string            // the operator as a JWT
 	System   string            // public key of the system account
+	Streams  string            // public key of the account with the streams
 	Accounts map[string]string // all accounts as JWTs, by public key
 }
 
@@ -30,7 +30,8 @@ func (a *Authority) Trust() (*Trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Trust{Operator: s.OperatorJWT, System: s.System, Accounts: map[string]string{s.System: s.SystemJWT}}
+	t := &Trust{Operator: s.OperatorJWT, System: s.System, Streams: s.Accounts[0].Key,
+		Accounts: map[string]string{s.System: s.SystemJWT}}
 	for _, account := range s.Accounts {
 		t.Accounts[account.Key] = account.JWT
 	}
@@ -78,25 +79,16 @@ func (a *Authority) SystemCredentials() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	pair, err := a.key(s.System)
+	u, err := a.newUser(s.System)
 	if err != nil {
 		return nil, err
 	}
-	defer pair.Wipe()
-	user, err := nkeys.CreateUser()
-	if err != nil {
-		return nil, internal("make a key", err)
-	}
-	defer user.Wipe()
-	public, err := user.PublicKey()
-	if err != nil {
-		return nil, internal("make a key", err)
-	}
-	claims := jwt.NewUserClaims(public)
+	defer u.wipe()
+	claims := jwt.NewUserClaims(u.public)
 	claims.Name, claims.Expires = name, a.now().Add(pushLife).Unix()
 	claims.Pub.Allow.Add(claimsUpdate)
 	claims.Sub.Allow.Add("_INBOX.>")
-	return credentialsText(claims, pair, user)
+	return u.credentials(claims)
 }
 
 // Asker sends a request to all servers and returns their answers, of which there is at least one.

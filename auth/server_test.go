@@ -404,9 +404,14 @@ func TestStaticUsersHaveTheRightsOfTheirRoles(t *testing.T) {
 	}
 	defer u.Close()
 	for subject, want := range map[string][2]bool{
-		"boxfleet.v1.append.w1.blue.x":            {true, false},
-		"boxfleet.v1.append.w2.blue.x":            {false, false},
-		"boxfleet.v1.writers.worker.w1." + public: {true, false},
+		"boxfleet.v1.append.w1.blue.x": {true, false},
+		"boxfleet.v1.append.w2.blue.x": {false, false},
+
+		protocol.WriterSubject(protocol.OwnerWorker, "w1", "HOSTA", public): {true, false},
+		protocol.WriterSubject(protocol.OwnerWorker, "w1", "HOSTB", public): {false, false},
+		protocol.WriterSubject(protocol.OwnerWorker, "w2", "HOSTA", public): {false, false},
+		protocol.WriterSubject(protocol.OwnerCoordinator, "w1", "", public): {false, false},
+
 		"boxfleet.v1.request.blue.anna.create.x":  {false, true},
 		"boxfleet.v1.request.green.anna.create.x": {false, false},
 		"$KV.boxfleet_locks.host.HOSTA":           {true, false},

@@ -70,8 +70,9 @@ func StaticConfig(users []StaticUser) (string, error) {
 				u.User())
 		}
 		seen[u.User()], seen[u.Inbox()], seen[u.Key] = true, true, u.Key != ""
-		members[u.Role.Account()] += fmt.Sprintf("      { %s, permissions: {\n        publish: { allow: %s }\n"+
-			"        subscribe: { allow: %s }\n      } }\n", login, list(set.Publish), list(set.Subscribe))
+		members[u.Role.Account()] += fmt.Sprintf("      { %s, allowed_connection_types: [ %s ], permissions: {\n"+
+			"        publish: { allow: %s }\n        subscribe: { allow: %s }\n      } }\n", login,
+			strings.Join(connections, ", "), list(set.Publish), list(set.Subscribe))
 	}
 	return "# Written by boxfleet. Hashes of passwords may be in it: let only the server read it.\n" +
 		"accounts {\n" + staticAccounts(members) + "}\n", nil
@@ -97,14 +98,14 @@ func staticAccounts(members map[rights.Account]string) string {
 	}
 	for _, account := range rights.Accounts() {
 		for _, share := range account.Shared() {
-			if share.Way != rights.Told {
+			if share.Way != rights.Told && share.Way != rights.Shown {
 				export(rights.Streams, share)
 				importFrom(rights.Streams, account, share)
 				continue
 			}
 			export(account, share)
 			for _, to := range rights.Accounts() {
-				if to != account {
+				if share.Hears(to, account) {
 					importFrom(account, to, share)
 				}
 			}

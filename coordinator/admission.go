@@ -41,6 +41,9 @@ func (c *coordinator) refuseImpossible(
 		return nil
 	}
 	b := &protocol.Sandbox{Tenant: k.Tenant, ID: k.ID, Spec: *full, BuiltIn: defaulted, State: protocol.StatePending}
+	if why := c.neverFits(b); why != nil {
+		return why
+	}
 	if c.impossibleOnHosts(b) == nil || !c.knowsAllHosts(ctx) {
 		return nil
 	}

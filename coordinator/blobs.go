@@ -55,6 +55,23 @@ func (l *leader) removeImageFiles(ctx context.Context) error {
 	}
 }
 
+// partsChecks is how many times the leader looks for interrupted uploads within Timing.Parts.
+const partsChecks = 4
+
+// removeUploadParts removes the chunks of uploads that ended because their coordinator died.
+func (l *leader) removeUploadParts(ctx context.Context) error {
+	for {
+		if l.lease.Check() == nil {
+			if err := l.conn.RemoveUploadParts(ctx, l.cfg.Timing.Parts); err != nil && ctx.Err() == nil {
+				l.log.Warn("could not remove the chunks of interrupted uploads; trying again later", "error", err)
+			}
+		}
+		if !backoff.Sleep(ctx, l.cfg.Timing.Parts/partsChecks) {
+			return ctx.Err()
+		}
+	}
+}
+
 // uploadKey identifies an uploaded tree.
 type uploadKey struct{ tenant, digest string }
 

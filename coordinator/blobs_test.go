@@ -3,9 +3,13 @@ package coordinator
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"io"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -94,5 +98,39 @@ func TestTheTreesOfReplaceableSandboxesAreKept(t *testing.T) {
 	})
 	if len(needed) != 2 || !needed[uploadKey{"", "pendingwait"}] || !needed[uploadKey{"", "readyreplace"}] {
 		t.Errorf("needed are %v", needed)
+	}
+}
+
+// A coordinator that dies while it receives an upload leaves chunks. The leader removes them once they are old, and
+// touches nothing else.
+func TestTheLeaderRemovesWhatInterruptedUploadsLeft(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	const age = time.Second
+	defer d.coordinator("c1", Timing{Parts: age})()
+	content := "a tree"
+	if err := d.conn.PutBlob(t.Context(), "default", digestOf(content), strings.NewReader(content)); err != nil {
+		t.Fatal(err)
+	}
+	const bucket = protocol.BucketBlobs
+	began := time.Now()
+	d.raw(func(js natsjs.JetStream) error {
+		m := nats.NewMsg("$O." + bucket + ".C.interrupted")
+		m.Header.Set("Boxfleet-Object", "default/"+digestOf("another tree"))
+		m.Data = []byte("another")
+		_, err := js.PublishMsg(t.Context(), m)
+		return err
+	})
+	d.eventually("the chunk of the interrupted upload is removed", func() bool { return d.messages("OBJ_"+bucket) == 2 })
+	if took := time.Since(began); took < age {
+		t.Errorf("the chunk was removed after %s, want at least %s", took, age)
+	}
+	r, err := d.conn.Blob(t.Context(), "default", digestOf(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if got, err := io.ReadAll(r); err != nil || string(got) != content {
+		t.Errorf("the upload has %q, %v", got, err)
 	}
 }

@@ -36,11 +36,19 @@ type Config struct {
 	// [protocol.MaxActiveExecs]; default 1000.
 	MaxActiveExecs int
 
+	// UploadMaxBytes is the size limit of one uploaded tree, as a tar stream; default [DefaultUploadMaxBytes].
+	UploadMaxBytes protocol.Bytes
+
 	// Histories says when older parts of histories leave the event log.
 	Histories Histories
 
 	// Output limits the output that is kept of each sandbox, and of each tenant.
 	Output OutputBudget
+
+	// ReadQuotas reads the quotas of tenants. A coordinator calls it at its start and then about once a second. If
+	// ReadQuotas is nil, this coordinator has no quotas. The quotas of the leading coordinator apply in the whole
+	// deployment.
+	ReadQuotas func() (spec.Quotas, error)
 
 	// OnState is called when the coordinator's state changes. well says whether the coordinator works; text says in a
 	// few words what it does or waits for. OnState must not block, and may be nil.
@@ -51,8 +59,12 @@ type Config struct {
 	// Probe is called at named points of the work, so that tests can crash the coordinator there. It may be nil.
 	Probe func(point string)
 
-	made func(*coordinator) // called with the new coordinator, for tests; may be nil
+	quotas map[string]protocol.Quota // as ReadQuotas returned them at the start
+	made   func(*coordinator)        // called with the new coordinator, for tests; may be nil
 }
+
+// DefaultUploadMaxBytes is the size limit of one uploaded tree: as much as all uploads together may take by default.
+const DefaultUploadMaxBytes = protocol.Bytes(4 << 30)
 
 // setDefaults validates the settings, and sets the missing ones to their defaults.
 func (cfg *Config) setDefaults() error {
@@ -72,11 +84,27 @@ func (cfg *Config) setDefaults() error {
 		return protocol.Invalid("coordinator.max_active_execs",
 			"must be 1 to %d, got %d", protocol.MaxActiveExecs, cfg.MaxActiveExecs)
 	}
+	if cfg.UploadMaxBytes == 0 {
+		cfg.UploadMaxBytes = DefaultUploadMaxBytes
+	}
+	if cfg.UploadMaxBytes < 0 {
+		return protocol.Invalid("coordinator.upload_max_bytes", "must be positive, got %s", cfg.UploadMaxBytes)
+	}
 	if err := cfg.Histories.setDefaults(); err != nil {
 		return err
 	}
 	if err := cfg.Output.check(); err != nil {
 		return err
+	}
+	if cfg.ReadQuotas != nil {
+		read, err := cfg.ReadQuotas()
+		if err == nil {
+			err = read.Validate()
+		}
+		if err != nil {
+			return err
+		}
+		cfg.quotas = read.Resolved()
 	}
 	if cfg.HostForgetAfter < 0 {
 		return protocol.Invalid("coordinator.host_forget_after", "must not be negative, got %s", cfg.HostForgetAfter)
@@ -105,6 +133,7 @@ type Timing struct {
 	Abandon  time.Duration // age of a reservation without a history at which its id is ended; default 60 s
 	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
 	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
+	Parts    time.Duration // age at which the chunks of interrupted uploads are removed; default 10 min
 	Overdue  time.Duration // time from the deadline of an exec or create until the leader ends it; default 60 s
 	Keep     time.Duration // shortest time that a forgotten host is remembered; default 1 hour
 	Compact  time.Duration // time between two checks for long histories; default 1 min
@@ -119,7 +148,8 @@ func (t *Timing) setDefaults() {
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second},
 		{&t.Seize, 3 * time.Second}, {&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute},
-		{&t.Image, 30 * time.Second}, {&t.Unwanted, jetstream.UnwantedAge}, {&t.Overdue, time.Minute},
+		{&t.Image, 30 * time.Second}, {&t.Unwanted, jetstream.UnwantedAge}, {&t.Parts, jetstream.UploadPartsAge},
+		{&t.Overdue, time.Minute},
 		{&t.Keep, time.Hour}, {&t.Compact, time.Minute}, {&t.Output, time.Second}, {&t.Fresh, time.Second},
 	} {
 		if *d.value == 0 {

@@ -32,7 +32,9 @@ type coordinator struct {
 	reserved   atomic.Pointer[reservedThrough] // nil: unknown
 	compacting atomic.Pointer[key]             // the history that is being compacted
 	output     atomic.Pointer[outputKeeper]    // nil: this coordinator does not lead
-	storing    sync.Mutex                      // held while stored copies of a sandbox's state are written or purged
+	admitter   atomic.Pointer[admitter]        // nil: this coordinator does not lead
+	quotas     quotas
+	storing    sync.Mutex // held while stored copies of a sandbox's state are written or purged
 }
 
 // Run creates the streams, and then serves until ctx ends. While NATS is unavailable, it waits without a time limit.
@@ -44,6 +46,12 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	cfg.OnState(false, "waits for NATS to have the streams")
 	if err := cfg.Conn.Provision(ctx, cfg.Assets); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if err := registerWriter(ctx, &cfg); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -61,15 +69,32 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
+// registerWriter registers the key with which the coordinator signs what it appends. While NATS does not answer, it
+// waits.
+func registerWriter(ctx context.Context, cfg *Config) error {
+	for {
+		err := cfg.Conn.RegisterWriter(ctx, protocol.OwnerCoordinator, cfg.Name, "")
+		if err == nil || !unavailable(err) {
+			return err
+		}
+		cfg.Logger.Warn("waiting to register the coordinator's key", "error", err)
+		if !backoff.Sleep(ctx, retryPause) {
+			return ctx.Err()
+		}
+	}
+}
+
 func newCoordinator(cfg Config) *coordinator {
 	c := &coordinator{cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("coordinator", cfg.Name)}
 	c.projection = newProjection(c.conn, c.log, cfg.Name, cfg.Timing.Fresh)
+	c.conn.JudgeBy(c.projection.judge)
 	c.projection.nextDeadline = func(b *protocol.Sandbox) time.Time {
 		return nextDeadline(b, cfg.Timing.Overdue, cfg.CleanupTTL)
 	}
 	c.hosts = newHosts(cfg.Timing, c.projection)
 	c.images = newHostImages(c.projection.work.schedulerWake)
 	c.reads = newReader(c)
+	c.quotas.own.Store(&cfg.quotas)
 	return c
 }
 
@@ -84,6 +109,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	c.followLog(ctx, group, log)
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
 	group.Go(func() error { return c.conn.WatchStore(ctx, c.cfg.RestartStore) })
+	group.Go(func() error { return c.watchQuotas(ctx) })
 	c.followBuckets(ctx, group, hosts, imports, intents)
 	if !await(ctx, log) {
 		return group.Wait()
@@ -98,7 +124,8 @@ func (c *coordinator) run(ctx context.Context) error {
 		return group.Wait()
 	}
 	group.Go(func() error {
-		return c.retry(ctx, "receive uploads", func() error { return c.conn.ServeUploads(ctx) })
+		limits := jetstream.UploadLimits{MaxBytes: c.cfg.UploadMaxBytes, Room: c.roomFor}
+		return c.retry(ctx, "receive uploads", func() error { return c.conn.ServeUploads(ctx, limits) })
 	})
 	c.cfg.OnState(true, standingBy)
 	group.Go(func() error { return c.forgetPurged(ctx) })

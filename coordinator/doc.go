@@ -36,6 +36,8 @@
 //	scheduler.go                         the leader: assigns hosts
 //	watchdog.go                          the leader: deadlines, late execs, silent hosts, purges
 //	intents.go                           the leader: cordon, drain, forget
+//	quotas.go, quotause.go               quotas: the leader's answers; what each tenant uses
+//	quotaclaims.go, quotauploads.go      room for requests in progress; stored uploads
 //	notify.go                            the leader: notifies workers again
 //	snapshots.go, compact.go             the leader: keep restarts fast and the log small
 //	reservations.go                      the leader: ends ids that were reserved but never used

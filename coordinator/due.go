@@ -41,6 +41,9 @@ func (w *watchdog) due(b *protocol.Sandbox, host *protocol.Host, now time.Time) 
 // decision.
 func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) decision {
 	reasons := lazy(func() string {
+		if why := w.heldBy(b); why != nil {
+			return ": " + why.Message
+		}
 		return placement.Reasons(placement.WithoutExpiredRefusals(b, now), w.recent.list(w.hosts), w.images.list())
 	})
 	deadline := queueDeadline(b, w.cfg.Timing.Overdue)

@@ -52,6 +52,9 @@ func (rd *reader) explain(ctx context.Context, tenant string, q *protocol.Query)
 		if len(hosts) == 0 {
 			e.Waiting = "there is no host"
 		}
+		if why := rd.heldBy(b); why != nil {
+			e.Waiting = why.Message
+		}
 		e.Position = 1 + slices.IndexFunc(rd.waitingForHost(hosts),
 			func(w *protocol.Sandbox) bool { return w.Tenant == b.Tenant && w.ID == b.ID })
 	case b.State == protocol.StatePending:

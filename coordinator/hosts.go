@@ -72,8 +72,44 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 
 // follow applies a change of the stored table of hosts.
 func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
-	h.register(worker, entry)
+	if entry == nil || h.mayHave(worker, entry.HostID) {
+		h.register(worker, entry)
+	}
 	h.read.Store(revision)
+}
+
+// mayHave reports whether a worker may register a host. A worker writes its own entry in the table of hosts, but could
+// name any host there. The lock of a host can be written only by that host's worker and by coordinators. So if another
+// worker has the host, or its sandboxes were assigned to another worker, only the holder of the host's lock may
+// register it.
+func (h *hosts) mayHave(worker, hostID string) bool {
+	h.mu.Lock()
+	known := h.ids[hostID]
+	h.mu.Unlock()
+	assigned := h.projection.work.workerOn(hostID)
+	if (known == "" || known == worker || known == hostID) && (assigned == "" || assigned == worker) {
+		return true
+	}
+	holder, err := h.projection.conn.HostHolder(context.Background(), hostID)
+	if err == nil && holder == worker {
+		h.drop(known, hostID)
+		return true
+	}
+	h.log.Error("ignoring a worker's registration: another worker has its host, and the worker does not hold the host's lock",
+		"worker", worker, "host", hostID, "registered", known, "assigned", assigned, "holder", holder, "error", err)
+	return false
+}
+
+// drop removes a worker's host from this table. The worker's entry may claim a host whose lock the worker does not
+// hold.
+func (h *hosts) drop(worker, hostID string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e := h.known[worker]; e != nil && e.host.HostID == hostID {
+		delete(h.known, worker)
+		delete(h.ids, hostID)
+		h.version++
+	}
 }
 
 // register applies an entry of the table of hosts. entry is nil if the entry was removed. A host whose entry was

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/boxfleet/boxfleet/coordinator/placement"
@@ -12,8 +13,13 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// awaited answers which images the pending sandboxes of all tenants wait for, so that no worker removes such an image.
-func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
+// awaited answers which images the pending sandboxes of all tenants wait for. Workers do not remove these images. A
+// user or viewer of one tenant must not learn which images other tenants use.
+func (rd *reader) awaited(ctx context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
+	if user := jetstream.UserOf(ctx); user != "" && !strings.HasPrefix(user, "@") {
+		return nil, protocol.Errorf(protocol.PermissionDenied, "",
+			"only workers, operators and fleet viewers may ask which images are awaited; list your own sandboxes instead")
+	}
 	r := &protocol.Reply{}
 	for _, b := range rd.projection.work.pendingSandboxes() {
 		if b.State != protocol.StatePending || b.Resuming { // a sandbox that resumes still has its containers

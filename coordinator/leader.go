@@ -53,7 +53,7 @@ func (l *leader) lead(ctx context.Context) {
 	for _, run := range []func(context.Context) error{
 		l.lease.Run, newScheduler(l).run, newWatchdog(l).run, (&notifier{l}).run,
 		newReservationWatch(l.coordinator).run, newSnapshotWriter(l).run, newCompactor(l).run,
-		l.boundOutput, l.keepBlobs, l.removeImageFiles,
+		l.boundOutput, l.keepBlobs, l.removeImageFiles, l.removeUploadParts, l.admit,
 	} {
 		group.Go(func() error { return run(leading) })
 	}
@@ -70,6 +70,20 @@ func (l *leader) lead(ctx context.Context) {
 	defer cancel()
 	if err := l.lease.Release(release); err != nil {
 		l.log.Warn("could not release the scheduler's lock; it expires by itself", "error", err)
+	}
+}
+
+// catchUpWithin limits how long a new leader waits for the log. If the log's newest message has been purged, it never
+// arrives.
+const catchUpWithin = time.Second
+
+// awaitLog waits briefly until this coordinator has folded everything in the log. A new leader then counts the
+// sandboxes that the previous leader assigned to hosts.
+func (l *leader) awaitLog(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, catchUpWithin)
+	defer cancel()
+	last, err := l.conn.LastRecord(ctx)
+	for err == nil && l.projection.followedTo() < last && backoff.Sleep(ctx, 5*time.Millisecond) {
 	}
 }
 

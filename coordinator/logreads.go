@@ -25,7 +25,7 @@ func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) 
 		e.Field = "from"
 		return nil, e
 	}
-	release, err := rd.paging.take(ctx)
+	release, err := rd.paging.take(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (rd *reader) output(ctx context.Context, tenant string, q *protocol.Query) 
 	if err != nil {
 		return nil, err
 	}
-	release, err := rd.paging.take(ctx)
+	release, err := rd.paging.take(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (rd *reader) ownOutput(ctx context.Context, j *jetstream.Journal, q *protoc
 	} else if len(b.Spec.Command) == 0 {
 		return nil, protocol.Invalid("exec", "must be set: the sandbox has no command of its own")
 	}
-	page, err := rd.conn.OutputPage(ctx, b.Tenant, b.ID, log, q.Stream, q.Offset, q.Limit, -1)
+	page, err := rd.conn.OutputPage(ctx, outputOf(j, key{Tenant: b.Tenant, ID: b.ID}, log), q.Stream, q.Offset, q.Limit, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (rd *reader) execOutput(
 	if x.Inline && x.State.Terminal() {
 		reply.Output, err = rd.inlineOutput(ctx, x, q, total)
 	} else {
-		reply.Output, err = rd.conn.OutputPage(ctx, k.Tenant, k.ID, x.ID, q.Stream, q.Offset, q.Limit, total)
+		reply.Output, err = rd.conn.OutputPage(ctx, outputOf(j, k, x.ID), q.Stream, q.Offset, q.Limit, total)
 	}
 	if err != nil {
 		return nil, err

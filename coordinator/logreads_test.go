@@ -206,7 +206,7 @@ func TestOutputIsReadInJSONFromTheLogAndFromEvents(t *testing.T) {
 		if stream == jetstream.Stderr {
 			k.NextStdout, k.NextStderr = 0, int64(len(text))
 		}
-		ack, err := d.conn.PublishOutput("default", "a", log, k)
+		ack, err := d.conn.PublishOutput("h1", "default", "a", log, k)
 		if err == nil {
 			err = <-ack
 		}
@@ -293,8 +293,8 @@ func TestReadsOfEventsAndOutputAreLimited(t *testing.T) {
 	if r := d.exec("a", "x"); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	for range pagesAtOnce {
-		if _, err := c.reads.paging.take(t.Context()); err != nil {
+	for i := range pagesAtOnce {
+		if _, err := c.reads.paging.take(t.Context(), fmt.Sprint("tenant", i)); err != nil {
 			t.Fatal(err)
 		}
 	}

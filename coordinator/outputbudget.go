@@ -52,6 +52,7 @@ const (
 type outputKeeper struct {
 	mu    sync.Mutex
 	usage *outputUsage
+	read  bool   // the whole log has been read once
 	next  uint64 // the next record to read
 	bytes int64  // bytes in the output log at the last measurement
 	scans int    // scans since the last measurement
@@ -88,6 +89,29 @@ func (k *outputKeeper) purged(of key) {
 	k.usage.forget(of, math.MaxUint64)
 }
 
+// of returns the size of a tenant's stored output at the last measurement, or nil if the log has not been read yet.
+func (k *outputKeeper) of(tenant string) *protocol.Bytes {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.read {
+		return nil
+	}
+	n := protocol.Bytes(0)
+	if t := k.usage.tenants[tenant]; t != nil {
+		n = protocol.Bytes(t.bytes)
+	}
+	return &n
+}
+
+// tenants adds the tenants with stored output to names.
+func (k *outputKeeper) tenants(names map[string]struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for tenant := range k.usage.tenants {
+		names[tenant] = struct{}{}
+	}
+}
+
 // measureOutput reads the sizes of new output once enough has been added, and removes the output that exceeds the
 // budget.
 func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
@@ -96,10 +120,15 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 		return err
 	}
 	limits := l.cfg.Output.limits(room)
+	quotas := l.allQuotas()
+	limits.quota = func(tenant string) int64 { return int64(quotaIn(quotas, tenant).Output) }
 	k.scans++
 	most := cmp.Or(limits.all, 8*limits.sandbox)
 	enough := k.scans >= outputScans || room.Bytes-k.bytes >= most/outputPart || room.Bytes >= lessEighth(most)
 	if room.Last+1 == k.next || !enough {
+		k.mu.Lock()
+		k.read = k.read || room.Last+1 == k.next // an empty log is read as soon as its size is known
+		k.mu.Unlock()
 		return nil
 	}
 	k.next, err = l.conn.OutputSizes(ctx, k.next, func(m jetstream.StoredOutput) {
@@ -111,6 +140,9 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 		return err
 	}
 	k.scans, k.bytes = 0, room.Bytes
+	k.mu.Lock()
+	k.read = true
+	k.mu.Unlock()
 	return l.cutOutput(ctx, k, limits, room)
 }
 

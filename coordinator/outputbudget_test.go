@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // printed adds chunks of 64 KiB to the output of a sandbox. Each chunk has the next record.
@@ -110,7 +111,7 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 		for range chunks {
 			k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: at[sandbox],
 				NextStdout: at[sandbox] + int64(len(data)), Data: data}
-			stored, err := d.conn.PublishOutput(tenant, sandbox, "x", k)
+			stored, err := d.conn.PublishOutput("HOSTA", tenant, sandbox, "x", k)
 			if err == nil {
 				err = <-stored
 			}
@@ -122,7 +123,8 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	}
 	kept := func(tenant, sandbox string) (from, bytes int64) {
 		from = -1
-		if _, err := d.conn.ReadOutput(ctx, tenant, sandbox, "x", 0, func(k jetstream.Chunk) error {
+		if _, err := d.conn.ReadOutput(ctx, jetstream.OutputOf{Tenant: tenant, Sandbox: sandbox, Log: "x",
+			Hosts: []protocol.OutputHost{{ID: "HOSTA"}}}, 0, func(k jetstream.Chunk) error {
 			if from < 0 {
 				from = k.Offset
 			}

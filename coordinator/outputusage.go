@@ -40,6 +40,19 @@ const (
 // outputLimits says how much output may be kept; 0: no limit.
 type outputLimits struct {
 	sandbox, Tenant, all int64
+	quota                func(tenant string) int64 // nil: no tenant has a quota
+}
+
+// of returns the limit of a tenant: the smaller of its quota and the limit that applies to every tenant; 0: no limit.
+func (l outputLimits) of(tenant string) int64 {
+	if l.quota == nil {
+		return l.Tenant
+	}
+	own := l.quota(tenant)
+	if own == 0 || l.Tenant > 0 && l.Tenant < own {
+		return l.Tenant
+	}
+	return own
 }
 
 // outputCut is the part of a sandbox's output that must be removed: its oldest messages.
@@ -126,9 +139,9 @@ func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 				}
 			}
 		}
-		if l.Tenant > 0 && left.bytes > l.Tenant {
+		if most := l.of(tenant); most > 0 && left.bytes > most {
 			heap.Init(left)
-			for left.bytes > lessEighth(l.Tenant) && c.cutLargest(left) {
+			for left.bytes > lessEighth(most) && c.cutLargest(left) {
 			}
 		}
 		c.tenants = append(c.tenants, left)
@@ -154,8 +167,8 @@ func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
 	if l.all > 0 && stored > lessEighth(l.all) {
 		return true
 	}
-	for _, t := range u.tenants {
-		if l.Tenant > 0 && t.bytes > l.Tenant {
+	for tenant, t := range u.tenants {
+		if most := l.of(tenant); most > 0 && t.bytes > most {
 			return true
 		}
 		if l.sandbox == 0 || t.bytes <= l.sandbox {

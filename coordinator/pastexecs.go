@@ -40,7 +40,7 @@ func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query)
 // pastExec finds an exec in memory, or reads it from the log if it ended long ago. It returns nil if the history has no
 // such exec. slots limits concurrent reads of the log. It is nil if the caller limits them.
 func (c *coordinator) pastExec(
-	ctx context.Context, j *jetstream.Journal, k key, id string, slots readSlots,
+	ctx context.Context, j *jetstream.Journal, k key, id string, slots *readSlots,
 ) (x *protocol.Exec, sequence uint64, err error) {
 	everything := false
 	j.View(func(s *protocol.State, _ uint64) {
@@ -51,7 +51,7 @@ func (c *coordinator) pastExec(
 		return x, sequence, nil
 	}
 	if slots != nil {
-		release, err := slots.take(ctx)
+		release, err := slots.take(ctx, k.Tenant)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -107,7 +107,7 @@ func (rd *reader) listExecs(ctx context.Context, tenant string, q *protocol.Quer
 
 // listPastExecs fills a page from the index. Execs that are in memory are not read from the log.
 func (rd *reader) listPastExecs(ctx context.Context, k key, known []*protocol.Exec, page *execPage) error {
-	release, err := rd.listing.take(ctx)
+	release, err := rd.listing.take(ctx, k.Tenant)
 	if err != nil {
 		return err
 	}

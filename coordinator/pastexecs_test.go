@@ -176,14 +176,14 @@ func TestP3_AnExecIDOfLongAgoIsRefusedAtEveryCoordinator(t *testing.T) {
 
 func TestReadsOfPastExecsAreLimited(t *testing.T) {
 	t.Parallel()
-	slots := make(readSlots, 1)
-	release, err := slots.take(t.Context())
+	slots := newReadSlots(1)
+	release, err := slots.take(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
 	go func() {
-		second, err := slots.take(t.Context())
+		second, err := slots.take(t.Context(), "a")
 		if err == nil {
 			second()
 		}
@@ -193,15 +193,15 @@ func TestReadsOfPastExecsAreLimited(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Errorf("a read that waited for a slot gets %v", err)
 	}
-	if _, err := slots.take(t.Context()); err != nil {
+	if _, err := slots.take(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := slots.take(ctx); err == nil {
+	if _, err := slots.take(ctx, "a"); err == nil {
 		t.Error("a read gets a slot although none is free")
 	}
-	_, err = slots.take(t.Context())
+	_, err = slots.take(t.Context(), "a")
 	if e := protocol.AsError(err); e == nil || e.Code != protocol.ResourceExhausted ||
 		e.Reason != protocol.ReasonTooManyReads {
 		t.Errorf("a read that waited for too long gets %v", err)

@@ -92,6 +92,7 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	p.execs.Applied(k, s, b) // before the read model retires a deleted sandbox
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.work.landClaimsLocked(k, b.Events)
 	if p.putLocked(k, &handle, b.Record) {
 		p.schedulerDue.Store(true)
 	}
@@ -106,6 +107,7 @@ func (p *projection) opened(k key, s *protocol.State, record uint64) {
 	p.execs.Restored(k, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.work.landClaimsInLocked(k, s)
 	p.putLocked(k, &handle, record)
 }
 
@@ -362,6 +364,26 @@ func (p *projection) openDeleted(ctx context.Context, k key) (*jetstream.Journal
 		}
 	}
 	return j, j.Refresh(ctx)
+}
+
+// judge tells readers of a history which of its messages are refused.
+func (p *projection) judge(ctx context.Context, tenant, sandbox string, record uint64) (*jetstream.Judged, error) {
+	k := key{Tenant: tenant, ID: sandbox}
+	p.mu.RLock()
+	j := p.journals[k]
+	p.mu.RUnlock()
+	if j != nil {
+		if judged := j.Judged(); judged.At >= record {
+			return judged, nil
+		}
+		err := j.Refresh(ctx)
+		return j.Judged(), err
+	}
+	j, err := p.openDeleted(ctx, k)
+	if err != nil {
+		return nil, err
+	}
+	return j.Judged(), nil
 }
 
 // followedTo returns the record up to which the log has been followed.

@@ -211,6 +211,20 @@ func (r *readModel) livingOf(tenant string) (list []*protocol.Sandbox) {
 	return list
 }
 
+// tenantNames returns the tenants of all sandboxes, including deleted sandboxes whose history is still stored.
+func (r *readModel) tenantNames() map[string]bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	names := map[string]bool{}
+	for k := range r.sandboxes {
+		names[k.Tenant] = true
+	}
+	for k := range r.deleted {
+		names[k.Tenant] = true
+	}
+	return names
+}
+
 // replaceableWithCopies returns the sandboxes that have uploaded trees and that must be created again on another host
 // if their host is lost.
 func (r *readModel) replaceableWithCopies() (list []*protocol.Sandbox) {

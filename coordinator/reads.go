@@ -20,17 +20,16 @@ const (
 type reader struct {
 	*coordinator
 	names            *nameRegistry
-	getting, listing readSlots // limit reads of past execs
-	paging           readSlots // limits reads of events and output
-	following        readSlots // limits reads by clients that follow a history or output
+	getting, listing *readSlots // limit reads of past execs
+	paging           *readSlots // limits reads of events and output
+	following        *readSlots // limits reads by clients that follow a history or output
 }
 
 func newReader(c *coordinator) *reader {
 	return &reader{
 		coordinator: c, names: &nameRegistry{c},
-		getting: make(readSlots, getsAtOnce), listing: make(readSlots, listsAtOnce), paging: make(readSlots,
-			pagesAtOnce),
-		following: make(readSlots, followersAtOnce),
+		getting: newReadSlots(getsAtOnce), listing: newReadSlots(listsAtOnce), paging: newReadSlots(pagesAtOnce),
+		following: newReadSlots(followersAtOnce),
 	}
 }
 
@@ -49,6 +48,9 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 
 		protocol.EndpointEvents: uses(rd.events, "sandbox", "from", "limit"),
 		protocol.EndpointOutput: uses(rd.output, "sandbox", "exec?", "service", "stream", "offset", "limit"),
+
+		protocol.EndpointTenant:  uses(rd.readTenant),
+		protocol.EndpointTenants: uses(rd.listTenants),
 
 		protocol.EndpointDefaults: uses(rd.defaults),
 		protocol.EndpointAwaited:  uses(rd.awaited, "images"),
@@ -70,7 +72,7 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 			"labels": len(q.Labels) > 0, "states": len(q.States) > 0, "limit": q.Limit != 0, "page": q.Page != "",
 			"images": len(q.Images) > 0, "from": q.From != 0, "service": q.Service != "", "stream": q.Stream != "",
 			"offset": q.Offset != 0, "name": q.Name != "", "after": q.After != 0, "newest": q.Newest,
-			"digest": q.Digest != "",
+			"digest": q.Digest != "", "keys": len(q.Keys) > 0,
 		} {
 			if present && !slices.Contains(fields, field) && !slices.Contains(fields, field+"?") {
 				return nil, protocol.Invalid(field, "is not used by this read")

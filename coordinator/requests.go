@@ -111,6 +111,9 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			h.conn.Answer(d, reply)
 			h.cfg.Probe(d.Verb + "-before-ack")
 			return nil
+		case protocol.AsError(err).Reason == protocol.ReasonNoLeader: // says nothing about the log
+			say(protocol.AsError(err))
+			pause = probePause
 		case logUnavailable(err):
 			h.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, protocol.AsError(err))
 			say(protocol.AsError(err))
@@ -299,7 +302,7 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 // create accepts a sandbox: it takes the name, reserves the id, and appends the first event.
 func (h *requestHandler) create(
 	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
-) (*protocol.Reply, error) {
+) (reply *protocol.Reply, err error) {
 	own := *r.Sandbox // without the tenant's defaults, which may change before a client repeats the request
 	own.Resolve()
 	mine := reservation(d, named(&own, r.Name), h.conn.Now())
@@ -307,6 +310,15 @@ func (h *requestHandler) create(
 	full, defaulted := spec.Resolve(full)
 	if refused == nil {
 		refused = h.refuseImpossible(ctx, k, &full, defaulted)
+	}
+	waits := h.passFor(protocol.QuotaClaim{Tenant: k.Tenant, Sandbox: k.ID})
+	var events []protocol.Event
+	defer func() { waits.leave(len(events) > 0, err) }()
+	if refused == nil && waits.limited && !h.projection.read.knows(k) {
+		if err := waits.take(ctx); err != nil {
+			return nil, err
+		}
+		refused = waits.refusal()
 	}
 	before, err := h.names.reserve(ctx, d, k, r.Name, mine, refused)
 	if err != nil {
@@ -316,31 +328,35 @@ func (h *requestHandler) create(
 	if before != nil && !sameReservation(before, &mine) {
 		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.ID)
 	}
-	var j *jetstream.Journal
-	switch {
-	case before == nil:
-		j = h.projection.journal(k)
-		j.Fresh() // a new id has no history
-	case h.projection.read.isDeleted(k):
-		if j, err = h.projection.openDeleted(ctx, k); err != nil {
-			return nil, err
-		}
-	default:
-		j = h.projection.journal(k)
-		if err := j.Refresh(ctx); err != nil {
-			return nil, err
-		}
+	j, err := h.journalOfNew(ctx, k, before != nil)
+	if err != nil {
+		return nil, err
 	}
-	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		if !s.Exists() && refused != nil {
-			return nil, refused
-		}
-		return actedBy(d)(decideAccept(s, d.ID, r.Name, &full, defaulted))
+	events, err = waits.do(ctx, func() ([]protocol.Event, error) {
+		return j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			if !s.Exists() && refused != nil {
+				return nil, refused
+			}
+			return waits.allow(actedBy(d)(decideAccept(s, d.ID, r.Name, &full, defaulted)))
+		})
 	})
 	if err != nil {
 		return nil, err
 	}
 	return sandboxReply(j, len(events) > 0), nil
+}
+
+// journalOfNew returns the journal of a new sandbox. reserved says that its id was already reserved.
+func (h *requestHandler) journalOfNew(ctx context.Context, k key, reserved bool) (*jetstream.Journal, error) {
+	if h.projection.read.isDeleted(k) && reserved {
+		return h.projection.openDeleted(ctx, k)
+	}
+	j := h.projection.journal(k)
+	if reserved {
+		return j, j.Refresh(ctx)
+	}
+	j.Fresh() // a new id has no history
+	return j, nil
 }
 
 // exec accepts an exec. Exec ids are not reserved: the sandbox's history says whether an exec id was used before.
@@ -364,13 +380,27 @@ func (h *requestHandler) exec(
 	}
 	h.cfg.Probe("exec-before-append")
 	lookups := execindex.Lookups{}
-	_, err = h.doOnce(ctx, j, d, k, r, lookups, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		used, err := h.projection.execs.Used(k, r.ExecID, lookups)
-		if err != nil {
+	runs := h.passFor(protocol.QuotaClaim{Tenant: k.Tenant, Sandbox: k.ID, Exec: r.ExecID})
+	if runs.limited && acceptsNow(j, r.ExecID, h.cfg.MaxActiveExecs) {
+		if err := runs.take(ctx); err != nil {
 			return nil, err
 		}
-		return decideExec(s, d.ID, r.ExecID, r.Exec, used, h.cfg.MaxActiveExecs)
+	}
+	events, err := runs.do(ctx, func() ([]protocol.Event, error) {
+		if runs.refused != nil { // the log may already have the exec from an earlier attempt
+			if err := j.Refresh(ctx); err != nil {
+				return nil, err
+			}
+		}
+		return h.doOnce(ctx, j, d, k, r, lookups, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			used, err := h.projection.execs.Used(k, r.ExecID, lookups)
+			if err != nil {
+				return nil, err
+			}
+			return runs.allow(decideExec(s, d.ID, r.ExecID, r.Exec, used, h.cfg.MaxActiveExecs))
+		})
 	})
+	runs.leave(len(events) > 0, err)
 	repeated := errors.Is(err, errExecUsed)
 	if err != nil && !repeated {
 		return nil, err
@@ -380,6 +410,13 @@ func (h *requestHandler) exec(
 		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
 	}
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
+}
+
+// acceptsNow reports whether a sandbox would accept a new exec, according to the state in memory. Such an exec needs
+// room in its tenant's quota. If the room is taken first, the decision runs only once.
+func acceptsNow(j *jetstream.Journal, exec string, limit int) (accepts bool) {
+	j.View(func(s *protocol.State, _ uint64) { accepts = mayExec(s, limit) == nil && s.Execs[exec] == nil })
+	return accepts
 }
 
 // actedBy adds a request's user to the events that it causes.

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -54,20 +53,6 @@ func (s *scheduler) run(ctx context.Context) error {
 	}
 }
 
-// catchUpWithin limits how long a new leader waits for the log: the log's newest message may have been purged, and
-// would then never arrive.
-const catchUpWithin = time.Second
-
-// awaitLog waits briefly until the decisions of the previous leader are folded here, so that the scheduler counts the
-// sandboxes that it assigned to hosts.
-func (s *scheduler) awaitLog(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, catchUpWithin)
-	defer cancel()
-	last, err := s.conn.LastRecord(ctx)
-	for err == nil && s.projection.followedTo() < last && backoff.Sleep(ctx, 5*time.Millisecond) {
-	}
-}
-
 // waitingForHost lists the sandboxes that wait for a host, the oldest first: sandboxes without a host, and sandboxes
 // that were not ready when their host was lost.
 func (c *coordinator) waitingForHost(hosts []*protocol.Host) []*protocol.Sandbox {
@@ -108,20 +93,28 @@ func (s *scheduler) pass(ctx context.Context) {
 	queue := s.projection.work.waitingForHost(append(s.index.Lost(), s.hosts.allForgotten()...), false)
 	s.nameKinds(queue)
 	full, missingImage := map[string]bool{}, map[string]*protocol.Error{} // by kind, during this pass
+	held := map[tenantKind]bool{}                                         // kinds for which the quota has no room in this pass
 	for _, b := range queue {
 		kind := s.kinds[b]
+		if held[tenantKind{b.Tenant, kind}] && !b.Resuming {
+			continue
+		}
 		if !full[kind] {
-			placed, ok := s.place(ctx, b, kind)
+			p, ok := s.place(ctx, b, kind)
 			if !ok {
 				return
 			}
-			if placed {
+			if p != noHost {
+				held[tenantKind{b.Tenant, kind}] = p == overTheQuota && !b.Resuming
 				continue
 			}
 			full[kind] = !b.Resuming && len(b.Refusals) == 0 // room rarely appears before the next pass
 		}
 		why := s.whyNever(b, kind, missingImage)
-		if why != nil && s.projection.work.launch(b, "", placement.Usage{}) {
+		if why == nil {
+			continue
+		}
+		if launched, _ := s.projection.work.launch(b, "", placement.Usage{}, protocol.Quota{}); launched {
 			s.slots <- struct{}{}
 			s.append(ctx, b, func(state *protocol.State) ([]protocol.Event, error) { return decideFail(state, why) })
 		}
@@ -141,25 +134,36 @@ func (s *scheduler) nameKinds(queue []*protocol.Sandbox) {
 	s.kinds = kinds
 }
 
+// tenantKind is a kind of sandbox of one tenant.
+type tenantKind struct{ tenant, kind string }
+
+// placed is the outcome of the choice of a host.
+type placed int
+
+const (
+	noHost placed = iota
+	onHost
+	overTheQuota // a host would take the sandbox, but its tenant's quota has no room
+)
+
 // place chooses a host for a sandbox and starts the assignment. ok is false if the pass must end.
-func (s *scheduler) place(ctx context.Context, b *protocol.Sandbox, kind string) (placed, ok bool) {
+func (s *scheduler) place(ctx context.Context, b *protocol.Sandbox, kind string) (p placed, ok bool) {
 	select {
 	case s.slots <- struct{}{}:
 	case <-ctx.Done():
-		return false, false
+		return noHost, false
 	}
 	if s.lease.Check() != nil {
 		<-s.slots
-		return false, false
+		return noHost, false
 	}
 	s.updateIndex()
 	chosen := s.index.Place(placement.WithoutExpiredRefusals(b, s.conn.Now()), kind)
 	if chosen == nil {
 		<-s.slots
-		return false, true
+		return noHost, true
 	}
-	s.assign(ctx, b, chosen)
-	return true, true
+	return s.assign(ctx, b, chosen), true
 }
 
 // imageReportDelay is how long it may take until the coordinators know that a host has a new image.
@@ -190,15 +194,24 @@ func (s *scheduler) whyNever(
 
 // assign assigns a sandbox to a host. The assignment becomes part of the host's load at once, so that the next choice
 // already considers it. If the assignment could not be appended, it no longer counts.
-func (s *scheduler) assign(ctx context.Context, b *protocol.Sandbox, chosen *protocol.Host) {
+func (s *scheduler) assign(ctx context.Context, b *protocol.Sandbox, chosen *protocol.Host) placed {
 	resolved, err := placement.SpecOn(b, chosen)
-	if err != nil || !s.projection.work.launch(b, chosen.HostID, placement.UsageOf(resolved)) {
+	if err != nil {
 		<-s.slots
-		return
+		return onHost
+	}
+	launched, over := s.projection.work.launch(b, chosen.HostID, placement.UsageOf(resolved), s.quota(b.Tenant))
+	if !launched {
+		<-s.slots
+		if over != nil {
+			return overTheQuota
+		}
+		return onHost
 	}
 	s.append(ctx, b, func(state *protocol.State) ([]protocol.Event, error) {
 		return decideAssign(state, b.Generation, chosen.Worker, chosen.HostID, resolved)
 	})
+	return onHost
 }
 
 // append appends a decision about a waiting sandbox in the background, and then frees the slot that the caller took.

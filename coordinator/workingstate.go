@@ -30,6 +30,7 @@ type workingState struct {
 	inFlight  map[key]reservedOn  // assignments that are being appended
 	changed   map[string]struct{} // hosts whose load changed since the last takeChangedUsages
 	deadlines deadlines
+	tenants   tenantShares
 }
 
 // hostLoad is the load of a host: its sandboxes, and the resources that they take. A sandbox also takes resources while
@@ -96,6 +97,7 @@ func newWorkingState(mu *sync.RWMutex, sandboxes map[key]*protocol.Sandbox) *wor
 		hosts: map[string]*hostLoad{}, assigned: map[key]reservedOn{},
 		pending: map[key]struct{}{}, active: map[key]struct{}{},
 		inFlight: map[key]reservedOn{}, changed: map[string]struct{}{}, deadlines: deadlines{at: map[key]time.Time{}},
+		tenants: newTenantShares(),
 	}
 }
 
@@ -132,6 +134,7 @@ func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (conce
 	}
 	set(w.pending, k, after != nil && after.State == protocol.StatePending)
 	set(w.active, k, after != nil && after.ActiveExecs > 0)
+	freed = w.countLocked(k, after) || freed
 	return w.requeueLocked(k, before, after) || freed
 }
 
@@ -217,8 +220,10 @@ func (w *workingState) removeLocked(k key, before *protocol.Sandbox) {
 	w.deadlines.drop(k)
 }
 
-// usesHostLocked reports whether a sandbox takes resources of a host.
-func (w *workingState) usesHostLocked(k key) bool { return w.assigned[k].used.sandboxes > 0 }
+// usesHostLocked reports whether a sandbox takes resources of a host, or room in its tenant's quota.
+func (w *workingState) usesHostLocked(k key) bool {
+	return w.assigned[k].used.sandboxes > 0 || w.tenants.of[k].sandboxes > 0
+}
 
 // leaveHost removes a sandbox from a host.
 func (w *workingState) leaveHost(id string, k key) {
@@ -266,6 +271,16 @@ func (w *workingState) usages() (used map[string]placement.Usage, workers map[st
 		}
 	}
 	return used, workers
+}
+
+// workerOn returns the worker named in the newest assignment to a host that has sandboxes, or an empty name.
+func (w *workingState) workerOn(hostID string) string {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if h := w.hosts[hostID]; h != nil && len(h.sandboxes) > 0 {
+		return h.worker
+	}
+	return ""
 }
 
 // takeChangedUsages returns the usage of the hosts whose usage changed since the last call.
@@ -368,20 +383,27 @@ func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.
 }
 
 // launch adds an assignment to its host's load before the assignment is appended. It returns false if the sandbox has
-// changed since the assignment was chosen, or if another assignment of the sandbox is in flight.
-func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Usage) bool {
+// changed since the assignment was chosen, or if another assignment of the sandbox is in flight. If the quota has no
+// room for the sandbox, it also returns false, and over names the limit.
+func (w *workingState) launch(
+	b *protocol.Sandbox, hostID string, u placement.Usage, quota protocol.Quota,
+) (launched bool, over *protocol.Error) {
 	k := key{Tenant: b.Tenant, ID: b.ID}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.sandboxes[k]
 	if _, flying := w.inFlight[k]; flying || now == nil || now.Generation != b.Generation ||
 		now.State != protocol.StatePending || now.Assigned && now.Resuming {
-		return false
+		return false, nil
 	}
 	f := reservedOn{hostID, loadOf(u)}
+	if over := w.overLocked(k, f.used, quota); over != nil {
+		return false, over
+	}
 	w.inFlight[k] = f
 	w.addLoad(f.host, f.used, 1)
-	return true
+	w.countLocked(k, now)
+	return true, nil
 }
 
 // abort subtracts an assignment that was not appended from the load of its host.
@@ -392,6 +414,7 @@ func (w *workingState) abort(k key) {
 		delete(w.inFlight, k)
 		w.addLoad(f.host, f.used, -1)
 		w.forgetEmptyHost(f.host)
+		w.countLocked(k, w.sandboxes[k])
 	}
 }
 

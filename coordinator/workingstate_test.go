@@ -60,8 +60,10 @@ func TestTheIndexesAgreeWithAScan(t *testing.T) {
 			k := key{Tenant: "t", ID: fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
-				if b := model[k]; b != nil && p.work.launch(b, "h9", placement.UsageOf(&b.Spec)) {
-					flying[k] = reservedOn{"h9", loadOf(placement.UsageOf(&b.Spec))}
+				if b := model[k]; b != nil {
+					if ok, _ := p.work.launch(b, "h9", placement.UsageOf(&b.Spec), protocol.Quota{}); ok {
+						flying[k] = reservedOn{"h9", loadOf(placement.UsageOf(&b.Spec))}
+					}
 				}
 			case 1:
 				p.work.abort(k)
@@ -142,6 +144,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.work.pendingSandboxes()),
 			len(p.work.withExecs()), len(pending), len(active))
 	}
+	checkShares(t, p, model, flying)
 	list := p.work.waitingForHost([]string{"h1", "h8"}, true)
 	for i, b := range list {
 		if len(list) != len(line) || (key{Tenant: b.Tenant, ID: b.ID}) != line[i].key {
@@ -150,6 +153,34 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 	}
 	if len(list) != len(line) || len(p.work.waitingForHost([]string{"h1"}, false)) > len(line) {
 		t.Fatalf("%d sandboxes wait, want %d", len(list), len(line))
+	}
+}
+
+// checkShares compares what the tenant uses with a scan of its sandboxes.
+func checkShares(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]reservedOn) {
+	want := share{}
+	for k, b := range model {
+		one := share{execs: b.ActiveExecs}
+		f, flies := flying[k]
+		switch {
+		case flies:
+			one.load = f.used
+		case b.Worker != "" && (b.Assigned || b.State == protocol.StateDeleting):
+			one.load = loadOf(placement.UsageOf(&b.Spec))
+		case b.Worker != "" && (b.State == protocol.StateStopped || b.State == protocol.StatePending && b.Resuming):
+			one.sandboxes = 1
+		}
+		if b.State == protocol.StatePending && !b.Assigned {
+			one.waiting = 1
+		}
+		want.add(one, 1)
+	}
+	got := share{}
+	if sum := p.work.tenants.sums["t"]; sum != nil {
+		got = *sum
+	}
+	if got != want {
+		t.Fatalf("the tenant uses %+v, want %+v", got, want)
 	}
 }
 

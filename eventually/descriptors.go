@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 )
 
@@ -43,12 +44,29 @@ func DescriptorsClosed() (check func(exitCode int)) {
 	}
 }
 
-// leftOpen waits until no descriptors are open except those in before, and returns the others that are still open after
-// the given time.
-func leftOpen(before map[string]bool, within time.Duration) []string {
+// ClosesDescriptors returns a function that waits until all descriptors that were opened after this call are closed.
+// The function fails the test if some stay open. It does not count descriptors of files below the directories in
+// except. The test must not run in parallel.
+func ClosesDescriptors(t testing.TB, except ...string) (check func()) {
+	before := openDescriptors()
+	return func() {
+		t.Helper()
+		if left := leftOpen(before, descriptorsWithin, except...); len(left) > 0 {
+			t.Errorf("the test left %d descriptors open:\n%s", len(left), strings.Join(left, "\n"))
+		}
+	}
+}
+
+// leftOpen waits until no descriptors are open except those in before and those of files below the directories in except.
+// It returns the others that are still open after the given time.
+func leftOpen(before map[string]bool, within time.Duration, except ...string) []string {
 	for deadline := time.Now().Add(within); ; time.Sleep(period) {
 		now := openDescriptors()
-		maps.DeleteFunc(now, func(descriptor string, _ bool) bool { return before[descriptor] })
+		maps.DeleteFunc(now, func(descriptor string, _ bool) bool {
+			_, file, _ := strings.Cut(descriptor, " ")
+			inside := func(dir string) bool { return dir != "" && strings.HasPrefix(file, dir) }
+			return before[descriptor] || slices.ContainsFunc(except, inside)
+		})
 		if len(now) == 0 || time.Now().After(deadline) {
 			return slices.Sorted(maps.Keys(now))
 		}

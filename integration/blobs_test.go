@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
@@ -69,7 +68,7 @@ func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 			t.Fatal("no try ran fast enough to be conclusive")
 		}
 	}
-	nc, err := nats.Connect(f.URL())
+	nc, err := f.NATS("test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +159,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 // blobStore opens the store of uploads with a NATS client, without the SDK.
 func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.ObjectStore, error) {
 	t.Helper()
-	nc, err := nats.Connect(f.URL())
+	nc, err := f.NATS("test")
 	if err != nil {
 		return nil, err
 	}

@@ -23,18 +23,19 @@ func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 	ctx := f.Context(2 * time.Minute)
 	var host *protocol.Host
 	f.Eventually(10*time.Second, "the coordinator knows the host", func() (err error) {
-		host, err = f.Client.Hosts().Get(ctx, "w1")
+		host, err = f.Operator.Hosts().Get(ctx, "w1")
 		return err
 	})
 	const n = 4
+	stale := f.AsCoordinator("stale")
 	for i := range n {
 		id := fmt.Sprint("stale-", i)
 		whole, builtIn := spec.Resolve(f.Spec())
-		if _, err := f.Conn.ReserveSandbox(ctx, "default", id,
+		if _, err := stale.ReserveSandbox(ctx, "default", id,
 			protocol.Reservation{Request: id, Time: time.Now()}); err != nil {
 			t.Fatal(err)
 		}
-		j := f.Conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: id, Writer: "stale"})
+		j := stale.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: id, Writer: "stale"})
 		if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			return []protocol.Event{
 				{Kind: protocol.SandboxAccepted, Request: id,
@@ -45,7 +46,7 @@ func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.Conn.NotifyWithoutBatch("w1", "default", id); err != nil {
+		if err := stale.NotifyWithoutBatch("w1", "default", id); err != nil {
 			t.Fatal(err)
 		}
 	}

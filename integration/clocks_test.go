@@ -22,7 +22,7 @@ func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	skewed := func(by time.Duration) {
 		t.Helper()
 		f.Eventually(15*time.Second, "the host list shows the skew", func() error {
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 			if err != nil {
 				return err
 			}

@@ -144,7 +144,7 @@ func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
 	f.TB.Helper()
 	f.Eventually(30*time.Second, "each coordinator knows "+worker, func() error {
 		for range 20 {
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 			if err != nil {
 				return err
 			}
@@ -215,7 +215,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	ran := make([]atomic.Int64, len(boxes))
 	for client := range 8 {
 		wg.Go(func() {
-			c, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Name: fmt.Sprintf("client %d", client)})
+			c, err := sdk.Connect(ctx, f.Options(sdk.Options{Name: fmt.Sprintf("client %d", client)}))
 			if err != nil {
 				t.Error(err)
 				return
@@ -304,7 +304,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 // leases lists which worker holds which host with which token.
 func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	t.Helper()
-	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+	hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +321,7 @@ func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	f.Eventually(20*time.Second, "the event log has a leader", func() error {
 		led := false
 		for i, s := range f.Servers {
-			leads := s.JetStreamIsStreamLeader("$G", protocol.StreamEvents)
+			leads := f.Leads(s, protocol.StreamEvents)
 			led = led || leads
 			if leads == leader {
 				index = i

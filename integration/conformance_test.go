@@ -405,7 +405,7 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 		}
 		return f.Client.Create(ctx, spec, sdk.WithID(id))
 	}
-	args := []string{"sandbox", "create", "--nats", f.URL(), "--id", id}
+	args := append([]string{"sandbox", "create", "--id", id}, f.Flags()...)
 	var command, lines, service []string
 	for _, p := range fields {
 		switch {

@@ -25,12 +25,18 @@ type commandLine struct {
 	dir  string
 }
 
-// run runs the program and returns its exit code, its stdout and its stderr.
+// run runs the program as a user and returns its exit code, its stdout and its stderr.
 func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stderr string) {
+	c.t.Helper()
+	return c.runWith(c.f.Flags(), stdin, args...)
+}
+
+// runWith is run with other flags that say how to reach the fleet.
+func (c *commandLine) runWith(flags []string, stdin string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // ends a call that waits instead of failing
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.path, append(args, "--nats", c.f.URL())...)
+	cmd := exec.CommandContext(ctx, c.path, append(args, flags...)...)
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+c.dir, "XDG_DATA_HOME="+c.dir, "WHO=world", "CODE=7")
 	cmd.Dir, cmd.Stdin = c.dir, strings.NewReader(stdin)
 	var out, errs bytes.Buffer

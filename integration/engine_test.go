@@ -177,7 +177,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 // unhealthy returns a check that the only host is listed with an engine that does not answer.
 func unhealthy(f *fleet.Fleet) func() error {
 	return func() error {
-		hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(2 * time.Second)))
+		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(f.Context(2 * time.Second)))
 		switch {
 		case err != nil:
 			return err
@@ -236,7 +236,7 @@ func TestAnEngineMayRestartWithAnotherConfiguration(t *testing.T) {
 	e.Flags = []string{"--add-runtime", "other=" + runc, "--default-runtime", "other"}
 	e.Restart()
 	f.Eventually(adoptedWithin, "the host reports it", func() error {
-		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 		if err != nil || len(hosts) != 1 || hosts[0].Runtime != "other" {
 			return fmt.Errorf("%+v, %v", hosts, err)
 		}
@@ -261,7 +261,7 @@ func TestAnEngineMayRestartAsAnotherHost(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	idOf := func(worker string) (id string) {
 		f.Eventually(10*time.Second, worker+" is there", func() error {
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 			for _, h := range hosts {
 				if h.Worker == worker && h.State == protocol.HostReady {
 					id = h.HostID

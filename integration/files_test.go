@@ -435,8 +435,8 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	}
 	cli := buildCLI(t)
 	begin := time.Now()
-	caller := runMeasured(t, exec.CommandContext(ctx, cli, "--nats", f.URL(), "sandbox", "create", "--id", "large",
-		"--image", fleet.Image, "--copy", dir+":/large"))
+	caller := runMeasured(t, exec.CommandContext(ctx, cli, append(f.Flags(), "sandbox", "create", "--id", "large",
+		"--image", fleet.Image, "--copy", dir+":/large")...))
 	worker := w.PeakMemory()
 	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB",
 		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)

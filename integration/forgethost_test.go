@@ -39,7 +39,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	for range ran.Output(ctx, sdk.WithFollow(true)) {
 		break // the exec is running now
 	}
-	if err := f.Client.Hosts().Forget(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
+	if err := f.Operator.Hosts().Forget(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
 		t.Errorf("forgetting a live host returned %v", err)
 	}
 	w.Kill()
@@ -64,7 +64,7 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	if err := moves.Refresh(ctx); err != nil || moves.Info().Worker != "w2" || moves.Info().Generation != 2 {
 		t.Errorf("the sandbox is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
 	}
-	if err := f.Client.Hosts().Forget(ctx, "w1"); err != nil {
+	if err := f.Operator.Hosts().Forget(ctx, "w1"); err != nil {
 		t.Fatal(err)
 	}
 	if err := deletes.WaitDeleted(ctx); err != nil {
@@ -82,13 +82,13 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 		}
 		return err
 	})
-	if hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx)); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
+	if hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx)); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
 		t.Errorf("the hosts are %v, %v", hosts, err)
 	}
 	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // slows down the removal of a sandbox
 	w = w.Restart()
 	f.Eventually(30*time.Second, "the host takes work", func() error {
-		h, err := f.Client.Hosts().Get(ctx, "w1")
+		h, err := f.Operator.Hosts().Get(ctx, "w1")
 		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
 			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
 		}
@@ -104,10 +104,10 @@ func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := f.Client.Hosts().Drain(ctx, "w2", 0); err != nil {
+	if err := f.Operator.Hosts().Drain(ctx, "w2", 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Client.Hosts().WaitDrained(ctx, "w2", nil); err != nil {
+	if err := f.Operator.Hosts().WaitDrained(ctx, "w2", nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" ||
@@ -162,14 +162,14 @@ func TestAHostThatMissedAMoveRemovesItsRemains(t *testing.T) {
 	}
 	f.Worker("w2", fleet.Role{})
 	f.Eventually(10*time.Second, "another host is ready", func() error {
-		h, err := f.Client.Hosts().Get(ctx, "w2")
+		h, err := f.Operator.Hosts().Get(ctx, "w2")
 		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
 			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
 		}
 		return err
 	})
 	link.Cut()
-	if err := f.Client.Hosts().Drain(ctx, "w1", 0); err != nil {
+	if err := f.Operator.Hosts().Drain(ctx, "w1", 0); err != nil {
 		t.Fatal(err)
 	}
 	f.Eventually(20*time.Second, "the sandbox has moved", func() error {

@@ -50,8 +50,8 @@ func TestX1_AGigabyteStreamsInBoundedMemory(t *testing.T) {
 		Command: []string{"sh", "-c", fmt.Sprintf("yes %s | head -c %d", strings.TrimSpace(line),
 			size)}, OutputLimit: 2 << 30,
 	}, sdk.WithStdout(out))
-	if err != nil || code(r) != "0" || out.bytes != size || r.Truncated {
-		t.Fatalf("received %d of %d bytes, exit code %s, %v", out.bytes, size, code(r), err)
+	if err != nil || code(r) != "0" || out.bytes != size || r.Truncated || r.StdoutSHA256 == "" {
+		t.Fatalf("received %d of %d bytes, exit code %s, hash %q, %v", out.bytes, size, code(r), r.StdoutSHA256, err)
 	}
 	took := time.Since(began)
 	worker := f.Processes("worker")[0].PeakMemory()

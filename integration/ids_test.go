@@ -18,7 +18,7 @@ import (
 // bus returns a NATS connection without the SDK.
 func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	f.TB.Helper()
-	nc, err := nats.Connect(f.URL())
+	nc, err := f.NATS("test")
 	if err != nil {
 		f.TB.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()}) // this client has sent none of the requests
+	other, err := sdk.Connect(ctx, f.Options(sdk.Options{})) // this client has sent none of the requests
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -471,7 +471,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	want := map[string]string{kept: "pre_pull ready", used: "pulled ready", two: "pulled ready"}
 	// The worker reports images with a delay.
 	f.Eventually(10*time.Second, "the host lists the remaining images", func() error {
-		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
+		hosts, err := sdk.ReadAll(f.Operator.Images().OnHosts(ctx))
 		if err != nil || len(hosts) != 1 {
 			return fmt.Errorf("%v, %v", hosts, err)
 		}
@@ -551,7 +551,7 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	cli := buildCLI(t)
 	boxfleet := func(args ...string) string {
 		t.Helper()
-		cmd := exec.CommandContext(ctx, cli, append([]string{"--nats", f.URL()}, args...)...)
+		cmd := exec.CommandContext(ctx, cli, append(f.OperatorFlags(), args...)...)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("boxfleet %s: %v: %s", strings.Join(args, " "), err, out)

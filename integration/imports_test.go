@@ -62,7 +62,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer content.Close()
-		want, err := f.Client.Images().Import(ctx, ref, content)
+		want, err := f.Operator.Images().Import(ctx, ref, content)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	f.Worker("w1", fleet.Role{StateDir: state})
 	for ref, want := range wants {
 		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the fleet may not list the host yet
-			hosts, err := f.Client.Images().Wait(ctx, want, nil)
+			hosts, err := f.Operator.Images().Wait(ctx, want, nil)
 			if err == nil && hosts["w1"].State != protocol.ImageReady {
 				err = errors.New(string(hosts["w1"].State))
 			}
@@ -124,7 +124,7 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 		}
 	}
 	for ref := range wants {
-		if err := f.Client.Images().Remove(ctx, ref); err != nil {
+		if err := f.Operator.Images().Remove(ctx, ref); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -147,11 +147,11 @@ func TestAnImportWithoutHostsDoesNotWait(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(20 * time.Second)
 	data, _ := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "f"})
-	want, err := f.Client.Images().Import(ctx, "early:1", bytes.NewReader(data))
+	want, err := f.Operator.Images().Import(ctx, "early:1", bytes.NewReader(data))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if hosts, err := f.Client.Images().Wait(ctx, want, nil); err != nil || len(hosts) > 0 {
+	if hosts, err := f.Operator.Images().Wait(ctx, want, nil); err != nil || len(hosts) > 0 {
 		t.Errorf("waited for %v, %v", hosts, err)
 	}
 }

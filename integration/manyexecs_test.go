@@ -19,30 +19,19 @@ func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	s := f.Create("many")
 	worker := f.Processes("worker")[0]
 	worker.Kill()
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Name: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	batches, err := conn.HistoryTail(ctx, protocol.DefaultTenant, "many", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	newest := batches[len(batches)-1]
-	next, record := newest.Last()+1, newest.Record
-	const execs = 6000
-	for i := 0; i < execs; {
-		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: "many",
-			ID: fmt.Sprint("old-", i), Writer: "k0"}
-		for ; i < execs && len(b.Events) < 1000; i++ {
-			spec := protocol.ExecSpec{Command: []string{"true"}}
-			spec.Resolve()
-			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(),
-				State: protocol.StateReady, Request: fmt.Sprint("r", i),
-				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), State: protocol.ExecStateAccepted, Spec: &spec}})
-			next++
-		}
-		if record, err = conn.Append(ctx, b, record); err != nil {
+	spec := protocol.ExecSpec{Command: []string{"true"}}
+	spec.Resolve()
+	j := f.AsCoordinator("k0").Journal(jetstream.JournalConfig{Tenant: protocol.DefaultTenant, Sandbox: s.ID(),
+		Writer: "k0"})
+	const execs, perMessage = 6000, 500
+	for i := 0; i < execs; i += perMessage {
+		if _, err := j.Do(ctx, func(*protocol.State, time.Time) (events []protocol.Event, _ error) {
+			for n := i; n < i+perMessage; n++ {
+				events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Request: fmt.Sprint("r", n),
+					Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", n), Spec: &spec}})
+			}
+			return events, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -3,10 +3,10 @@ package integration
 import (
 	"bytes"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/coordinator"
@@ -18,7 +18,7 @@ import (
 // logs opens the stream of output with a NATS client without the SDK, as an operator could.
 func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 	t.Helper()
-	nc, err := nats.Connect(f.URL())
+	nc, err := f.NATS("test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,6 +99,55 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	f.Judge()
+}
+
+// TestTheHashOfOutputSurvivesItsWorker kills the worker of an exec whose output was freed on disk in part. The next
+// worker cannot read this part again. The SDK compares the output that it reads with the hash.
+func TestTheHashOfOutputSurvivesItsWorker(t *testing.T) {
+	t.Parallel()
+	const size = 20 << 20
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{})
+	s := f.Create("hashed")
+	ctx := f.Context(time.Minute)
+	const script = "head -c %d /dev/urandom; while test ! -e /tmp/go; do sleep 0.05; done; echo end; echo error >&2"
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", fmt.Sprintf(script, size)},
+		OutputLimit: 2 * size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stream := logs(t, f)
+	f.Eventually(20*time.Second, "the log has the output", func() error {
+		info, err := stream.Info(ctx)
+		if err == nil && info.State.Bytes < size {
+			err = fmt.Errorf("%d bytes are stored", info.State.Bytes)
+		}
+		return err
+	})
+	f.Eventually(20*time.Second, "output is freed on disk", func() error {
+		saved, err := filepath.Glob(filepath.Join(w.Role.StateDir, "*", "*", "sandboxes", "*", "hashes", "*"))
+		if len(saved) != 1 {
+			return fmt.Errorf("%d execs have saved hashes, %v", len(saved), err)
+		}
+		return nil
+	})
+	w.Kill()
+	w.Restart()
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/go"}}); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	result, err := x.Wait(ctx, sdk.WithStdout(&out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := protocol.OutputHash(out.Bytes()); out.Len() != size+4 || result.StdoutSHA256 != want {
+		t.Errorf("%d bytes with the hash %s, want %d bytes with the hash %s", out.Len(), result.StdoutSHA256, size+4, want)
+	}
+	if want := protocol.OutputHash([]byte("error\n")); result.StderrSHA256 != want {
+		t.Errorf("stderr has the hash %q, want %q", result.StderrSHA256, want)
 	}
 	f.Judge()
 }

@@ -52,27 +52,21 @@ func TestAWorkerThatStartsFromASnapshotFollowsRunningExecs(t *testing.T) {
 func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
-	newest, err := f.Conn.LastBatch(ctx, protocol.DefaultTenant, sandbox)
-	if err != nil {
-		t.Fatal(err)
-	}
-	next, record := newest.Last()+1, newest.Record
 	spec := protocol.ExecSpec{Command: []string{"true"}}
 	spec.Resolve()
+	j := f.AsCoordinator("k0").Journal(jetstream.JournalConfig{Tenant: protocol.DefaultTenant, Sandbox: sandbox,
+		Writer: "k0", KeepEnded: 1})
 	for i := range execs {
 		x := fmt.Sprint("past", i)
-		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: sandbox, ID: x,
-			Writer: "k0", Events: []protocol.Event{
-				{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady,
-					Request: x,
-					Exec:    &protocol.ExecDetails{ID: x, State: protocol.ExecStateAccepted, Spec: &spec}},
-				{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady,
-					Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateCancelled, Inline: true}},
-			}}
-		if record, err = f.Conn.Append(ctx, b, record); err != nil {
+		if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+			return []protocol.Event{
+				{Kind: protocol.ExecAccepted, Request: x,
+					Exec: &protocol.ExecDetails{ID: x, Spec: &spec}},
+				{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: x, Inline: true}},
+			}, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
-		next += 2
 	}
 }
 

@@ -68,7 +68,7 @@ func TestPlacementConsidersTheImagesOfHosts(t *testing.T) {
 		}
 		docker(t, stocked.Host, "rmi", "later:1")
 		f.Eventually(10*time.Second, "the host no longer reports the image", func() error {
-			hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Images().OnHosts(ctx))
 			if err == nil && strings.Contains(fmt.Sprint(hosts[0].Names, hosts[1].Names), "later") {
 				err = errors.New("it reports the image")
 			}
@@ -136,7 +136,7 @@ func TestNeverDoesNotPullAnImageRemovedAfterPlacement(t *testing.T) {
 	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: time.Hour}})
 	ctx := f.Context(time.Minute)
 	f.Eventually(10*time.Second, "the host reports the image", func() error {
-		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
+		hosts, err := sdk.ReadAll(f.Operator.Images().OnHosts(ctx))
 		if err == nil && (len(hosts) != 1 || !slices.Contains(hosts[0].Names, "docker.io/"+ref)) {
 			err = fmt.Errorf("%+v", hosts)
 		}
@@ -164,7 +164,7 @@ func TestWhatAnOperatorDeniesIsRefusedBeforePlacement(t *testing.T) {
 	f.Worker("w1", fleet.Role{Deny: []string{"10.1.0.0/16"}})
 	ctx := f.Context(time.Minute)
 	f.Create("ordinary")
-	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+	hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 	if err != nil || len(hosts) != 1 {
 		t.Fatal(hosts, err)
 	}

@@ -78,7 +78,7 @@ func TestQ1_ASandboxThatNoWorkerStartsIsEnded(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{})
 	// The worker hangs just after it has received a sandbox and sent a heartbeat.
 	f.Eventually(5*time.Second, "the host is ready", func() error {
-		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || hosts[0].State != protocol.HostReady) {
 			err = fmt.Errorf("%+v", hosts)
 		}
@@ -336,7 +336,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
-	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()})
+	client, err := sdk.Connect(ctx, f.Options(sdk.Options{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +357,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	}
 	f.Worker("w1", fleet.Role{})
 
-	client, err = sdk.Connect(ctx, sdk.Options{URL: f.URL()})
+	client, err = sdk.Connect(ctx, f.Options(sdk.Options{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +390,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	}
 	// If no coordinator answers, a client without a deadline gives up by itself.
 	alone := fleet.Start(t, fleet.Options{Coordinators: -1})
-	silent, err := sdk.Connect(ctx, sdk.Options{URL: alone.URL(), RequestTimeout: 200 * time.Millisecond})
+	silent, err := sdk.Connect(ctx, alone.Options(sdk.Options{RequestTimeout: 200 * time.Millisecond}))
 	if err != nil {
 		t.Fatal(err)
 	}

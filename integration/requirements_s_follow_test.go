@@ -91,7 +91,7 @@ func TestS15_FollowingAnIdleSandboxCostsNextToNothing(t *testing.T) {
 	before := consumersOf(f)
 	cost := map[string]server.ConnInfo{}
 	for _, id := range []string{"short", "long"} {
-		client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Name: id})
+		client, err := sdk.Connect(ctx, f.Options(sdk.Options{Name: id}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func TestS19_OnlyTheCallersContextEndsAWait(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	client, err := sdk.Connect(f.Context(time.Minute),
-		sdk.Options{URL: f.URL(), RequestTimeout: 100 * time.Millisecond})
+		f.Options(sdk.Options{RequestTimeout: 100 * time.Millisecond}))
 	if err != nil {
 		t.Fatal(err)
 	}

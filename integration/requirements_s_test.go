@@ -89,7 +89,7 @@ func TestS7_NamesOnTheEngineCannotCollide(t *testing.T) {
 		{"t", "a-b"}, {"t-a", "b"}, {"t", "abcd"}}
 	var boxes []*sdk.Sandbox
 	for _, n := range names {
-		c, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Tenant: n[0]})
+		c, err := sdk.Connect(ctx, f.Options(sdk.Options{Tenant: n[0]}))
 		if err != nil {
 			t.Fatal(err)
 		}

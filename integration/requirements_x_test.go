@@ -491,7 +491,7 @@ func TestX15_AHostReportsItsAbilities(t *testing.T) {
 	f.Worker("w1", fleet.Role{AllowMounts: []string{dir}, Slots: 7})
 	var host *protocol.Host
 	f.Eventually(10*time.Second, "the host is listed", func() error {
-		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 		if err != nil || len(hosts) != 1 {
 			return fmt.Errorf("%d hosts: %v", len(hosts), err)
 		}
@@ -514,7 +514,7 @@ func TestX16_TwoClientsSeeTheSameSandbox(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	mine := f.Create("x16")
-	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Name: "the other"})
+	other, err := sdk.Connect(ctx, f.Options(sdk.Options{Name: "the other"}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -252,6 +252,9 @@ func (c *counter) finish(f *fleet.Fleet) error {
 	if !bytes.Equal(late, want.Bytes()) || int64(len(late)) != info.StdoutBytes {
 		return fmt.Errorf("a late reader got\n%q", late)
 	}
+	if hash := protocol.OutputHash(late); info.StdoutSHA256 != hash || info.StderrSHA256 != "" {
+		return fmt.Errorf("the exec's hashes are %q and %q, want %q and none", info.StdoutSHA256, info.StderrSHA256, hash)
+	}
 	if live := c.live.Bytes(); !bytes.Equal(live, late) {
 		return fmt.Errorf("the live reader got\n%q\nand a late one\n%q", live, late)
 	}

@@ -129,6 +129,26 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
+// When the time of a service has run out, its error says what it waited for. This also holds for a service that nothing
+// waits for.
+func TestAnOptionalServiceThatIsNotReadyInTimeSaysWhy(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	spec := withServices(f, nil, services{"db": neverReady(small("echo still loading; exec sleep 1000"))})
+	spec.CreateTimeout = protocol.Duration(10 * time.Second)
+	if _, err := f.Client.Create(f.Context(time.Minute), spec, sdk.WithID("s")); err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(time.Minute, "the service fails",
+		func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
+	why := f.History("s").State.Sandbox.Services["db"].Error
+	if why == nil || why.Reason != protocol.ReasonCreateTimeout || !strings.Contains(why.Message, "health test") ||
+		!strings.Contains(why.Message, "still loading") {
+		t.Errorf("the service failed with %+v", why)
+	}
+	f.Judge()
+}
+
 // crashing starts a fleet in which a service needs only seconds to fail with a crash loop.
 func crashing(t *testing.T) *fleet.Fleet {
 	f := fleet.Start(t, fleet.Options{Workers: -1})

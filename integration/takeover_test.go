@@ -41,7 +41,7 @@ func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	if err := s.Refresh(ctx); err != nil || s.Info().Unreachable || s.Info().State != protocol.StateReady {
 		t.Errorf("%+v, %v", s.Info(), err)
 	}
-	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+	hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 	if err != nil || len(hosts) != 1 || hosts[0].Worker != "second" || hosts[0].Sandboxes != 2 {
 		t.Errorf("hosts %+v, %v", hosts, err)
 	}

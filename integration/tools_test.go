@@ -46,7 +46,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		SSHAgent: agent})
 	ctx := f.Context(time.Minute)
 	f.Eventually(10*time.Second, "the host reports its tools", func() error {
-		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || strings.Join(hosts[0].Tools, " ") != "claude git uv codex apt opencode") {
 			err = fmt.Errorf("the hosts are %+v", hosts)
 		}

@@ -35,7 +35,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 				}
 				return err
 			})
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 			if err != nil || len(hosts) != 1 || !strings.Contains(hosts[0].Full, "watermark is 1%") {
 				t.Errorf("%+v, %v", hosts, err)
 			}
@@ -56,7 +56,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 		s, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("first"), sdk.WithWait(false))
 		check(t, err)
 		f.Eventually(10*time.Second, "the host reports that it is full", func() error {
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(time.Minute)))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(f.Context(time.Minute)))
 			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "all subnets")) {
 				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts)
 			}
@@ -77,7 +77,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.Eventually(10*time.Second, "the host reports that it is full", func() error {
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "all subnets")) {
 				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts)
 			}

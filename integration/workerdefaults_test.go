@@ -160,7 +160,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 		}
 		w2.Stop()
 		f.Eventually(20*time.Second, "w2 is listed as gone", func() error {
-			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
+			hosts, err := sdk.ReadAll(f.Operator.Hosts().List(ctx))
 			if slices.ContainsFunc(hosts,
 				func(h *protocol.Host) bool { return h.Worker == "w2" && h.State == protocol.HostReady }) {
 				return errors.New("it is still ready")
@@ -217,7 +217,9 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 // TestAWorkerWithInvalidDefaultsDoesNotStart starts workers as an operator does, with files that contain defaults.
 func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	t.Parallel()
-	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f := fleet.Start(t, fleet.Options{})
+	w := f.Processes("worker")[0] // its credentials are for the host
+	w.Stop()
 	c := &commandLine{t, buildCLI(t), f, t.TempDir()}
 	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(c.path), "boxfleet-supervisor"),
 		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
@@ -238,14 +240,16 @@ func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 		"memory: 900GiB": "worker.defaults.memory: is more than the",
 	} {
 		writeFile(t, file, text, 0o644, time.Now())
-		code, stdout, stderr := c.run("", "worker", "--name", "w1", "--defaults", file, "--firewall", "off")
+		code, stdout, stderr := c.runWith(f.WorkerFlags(w), "", "worker", "--name", "w1", "--defaults", file,
+			"--firewall", "off")
 		if code == 0 || !strings.Contains(stderr, want) || stdout != "" {
 			t.Errorf("%q: want %q, got %d, %q, %q", text, want, code, stdout, stderr)
 		}
 	}
-	if code, _, stderr := c.run("", "worker", "--name", "w1", "--defaults", file+"x"); code == 0 ||
+	if code, _, stderr := c.runWith(f.WorkerFlags(w), "", "worker", "--name", "w1", "--defaults",
+		file+"x"); code == 0 ||
 		!strings.Contains(stderr, file+"x") {
 		t.Errorf("a missing file: %d, %s", code, stderr)
 	}
-	f.Worker("w1", fleet.Role{}) // this worker removes everything that the failed workers left on the engine
+	w.Restart() // this worker removes everything that the failed workers left on the engine
 }

@@ -88,12 +88,13 @@ func (a *Assets) assets() []asset {
 	all := []asset{
 		a.requests(),
 		a.events(),
-		{config: stream(protocol.StreamLogs, protocol.LogFilter), settings: []setting{
+		{config: stream(protocol.StreamLogs, protocol.OutputFilter, protocol.LogFilter), settings: []setting{
 			maxAge("log_max_age", a.LogMaxAge, 360*time.Hour), maxBytes("log_max_bytes", a.LogMaxBytes, 8<<30),
 		}},
 		{config: stream(protocol.StreamDead, protocol.DeadFilter), settings: []setting{
 			maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, maxDeadLetters),
 		}},
+		{config: writers(), settings: []setting{maxBytes("", 0, smallTable)}},
 		{config: writeOnce(protocol.BucketIDs), settings: table},
 		{config: bucket(protocol.BucketNames), settings: table},
 		{config: bucket(protocol.BucketExecIDs), settings: table},
@@ -134,8 +135,8 @@ func (a *Assets) assets() []asset {
 	return all
 }
 
-func stream(name, subjects string) jetstream.StreamConfig {
-	return jetstream.StreamConfig{Name: name, Subjects: []string{subjects}, AllowDirect: true}
+func stream(name string, subjects ...string) jetstream.StreamConfig {
+	return jetstream.StreamConfig{Name: name, Subjects: subjects, AllowDirect: true}
 }
 
 func (a *Assets) events() asset {
@@ -180,29 +181,38 @@ func (a *Assets) requests() asset {
 }
 
 // bucket configures a key-value bucket as the KV API expects it, but without direct gets: Boxfleet reads from the
-// leader. A maximum age is set for the whole bucket, because a TTL given to one key is lost when the key is updated.
+// leader. A maximum age is set for the whole bucket, because a TTL given to one key is lost when the key is updated. No
+// stream allows rollups: with a rollup header, a process that may write one key could erase all keys.
 func bucket(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
 		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew,
-		AllowRollup: true, DenyDelete: true,
+		DenyDelete: true,
 	}
 }
 
 // writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key and refuses further
 // messages, deletes and purges. It has no maximum age.
 func writeOnce(name string) jetstream.StreamConfig {
+	return writtenOnce("KV_"+name, "$KV."+name+".>")
+}
+
+func writers() jetstream.StreamConfig {
+	return writtenOnce(protocol.StreamWriters, protocol.WritersFilter)
+}
+
+func writtenOnce(name, subjects string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
+		Name: name, Subjects: []string{subjects},
 		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true,
 		DenyDelete: true, DenyPurge: true,
 	}
 }
 
-// objects configures a bucket of the object store in the same way as the NATS client does.
+// objects configures a bucket of the object store in the same way as the NATS client does, but without rollups.
 func objects(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "OBJ_" + name, Subjects: []string{"$O." + name + ".C.>", "$O." + name + ".M.>"},
-		Discard: jetstream.DiscardNew, AllowRollup: true, AllowDirect: true,
+		Discard: jetstream.DiscardNew, AllowDirect: true,
 	}
 }

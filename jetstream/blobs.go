@@ -2,8 +2,12 @@ package jetstream
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -23,11 +27,26 @@ func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Rea
 	if fresh, err := b.FreshBlob(ctx, tenant, digest); fresh || err != nil {
 		return err
 	}
-	old, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, blobName(tenant, digest))
+	return b.storeBlob(ctx, tenant, digest, r)
+}
+
+// storeBlob stores content. It replaces a stored copy with the same digest that is no longer fresh.
+func (b *BlobStore) storeBlob(ctx context.Context, tenant, digest string, r io.Reader) error {
+	name := blobName(tenant, digest)
+	old, sequence, err := b.objects.objectAt(ctx, protocol.BucketBlobs, name)
 	if err != nil {
 		return err
 	}
-	if err := b.objects.putObject(ctx, protocol.BucketBlobs, blobName(tenant, digest), r); err != nil {
+	err = b.objects.putObject(ctx, protocol.BucketBlobs, name, sequence, r)
+	if errors.Is(err, ErrConflict) { // another upload of the same content was faster, or the old content expired
+		fresh, failed := b.FreshBlob(ctx, tenant, digest)
+		if failed == nil && !fresh {
+			failed = protocol.Errorf(protocol.Unavailable, "",
+				"the content expired while it was stored again: upload it again")
+		}
+		return failed
+	}
+	if err != nil {
 		return err
 	}
 	if old != nil {
@@ -77,6 +96,37 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 	}
 	defer content.Close()
 	return b.PutBlob(ctx, tenant, digest, content)
+}
+
+// RemoveUploadParts removes the chunks of interrupted uploads: chunks without an object, if the upload's last chunk is
+// older than age, normally [UploadPartsAge].
+func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) error {
+	ids := map[string]string{} // the ids of stored objects, by the subject of the entry
+	entries := "$O." + protocol.BucketBlobs + ".M.*"
+	err := b.scan(ctx, "OBJ_"+protocol.BucketBlobs, entries, 1, func(m *stored) (bool, error) {
+		info := &jetstream.ObjectInfo{}
+		if err := json.Unmarshal(m.data, info); err != nil {
+			b.log.Error("could not decode the entry of an upload", "subject", m.subject, "error", err)
+			return true, nil
+		}
+		ids[m.subject] = info.NUID
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	complete := map[string]bool{}
+	for _, id := range ids {
+		complete[id] = true
+	}
+	return b.objects.removeParts(ctx, protocol.BucketBlobs, complete, age, func(id string, last *stored) (bool, error) {
+		name := last.header.Get(headerObject)
+		if name == "" {
+			return false, nil // an earlier version stored this chunk without the name of its object; the chunk expires
+		}
+		info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, name) // the scanned replica may be behind
+		return info == nil || info.NUID != id, err
+	})
 }
 
 // HasBlob reports whether content with this digest is stored.

@@ -45,6 +45,7 @@ type compacting struct {
 	compactor       *Compactor
 	tenant, sandbox string
 	manifest        *manifest
+	verdicts        verdicts
 	done            Compacted
 }
 
@@ -56,6 +57,7 @@ type Compactor struct {
 	events    *EventLog
 	segments  *segments
 	snapshots *Snapshots
+	histories *Histories
 }
 
 // Compact moves the older part of a long history into segments and drops expired segments. A segment is stored and read
@@ -74,6 +76,7 @@ func (c *Compactor) Compact(ctx context.Context, tenant, sandbox string, cfg Com
 		cfg.Probe = func(string) {}
 	}
 	w := &compacting{Compaction: cfg, compactor: c, tenant: tenant, sandbox: sandbox}
+	w.verdicts = c.histories.verdicts(tenant, sandbox)
 	var err error
 	if w.manifest, err = c.segments.manifest(ctx, tenant, sandbox); err != nil {
 		return w.done, err
@@ -162,8 +165,7 @@ func (w *compacting) inLog(ctx context.Context, p Position) (bool, error) {
 	if err != nil || m.subject != w.subject() {
 		return false, err
 	}
-	e, err := w.compactor.events.entryOf(m)
-	return e.isAt(p), err
+	return w.compactor.events.isAt(m, p)
 }
 
 func (w *compacting) write(ctx context.Context) error {
@@ -198,10 +200,18 @@ func (w *compacting) move(ctx context.Context) error {
 	}
 	moved := w.manifest.last()
 	var part []segmentMessage
-	size, seen := 0, 0
+	size, seen, before := 0, 0, moved
 	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
 		if m.sequence > moved {
+			// What a segment says of its messages is believed later, when no server can confirm it any more.
+			if e := entryOf(m); e.afterKnown && e.after != before {
+				var err error
+				if m, err = w.compactor.confirm(ctx, protocol.StreamEvents, m); err != nil {
+					return false, err
+				}
+			}
+			before = m.sequence
 			kept, err := segmentMessageOf(m)
 			if err != nil {
 				return false, err
@@ -243,7 +253,8 @@ func (w *compacting) older(ctx context.Context) (int, error) {
 
 // store stores a segment and adds it to the manifest.
 func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
-	content, s, err := w.compactor.segments.encodeSegment(w.tenant, w.sandbox, part)
+	content, s, err := w.compactor.segments.encodeSegment(w.tenant, w.sandbox, part,
+		func(e *entry) (bool, error) { return w.verdicts.accepts(ctx, e) })
 	if err != nil {
 		return err
 	}
@@ -452,6 +463,10 @@ func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) er
 	if err := c.purgeSegments(ctx, tenant, sandbox); err != nil {
 		return err
 	}
+	last, err := c.lastAccepted(ctx, tenant, sandbox)
+	if err != nil {
+		return err
+	}
 	histories := "$KV." + protocol.BucketHistories + "." + manifestKey(tenant, sandbox)
 	snapshot := "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox
 	// The snapshot of the ended sandbox is removed last: while it exists, an interrupted purge is found and repeated.
@@ -461,17 +476,38 @@ func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) er
 	}{
 		{"KV_" + protocol.BucketHistories, histories + ".*", 0},
 		{"KV_" + protocol.BucketHistories, histories, 0},
+		{protocol.StreamLogs, protocol.OutputSubject("*", tenant, sandbox, "*"), 0},
 		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), 0},
 		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".>", 0},
 		{"KV_" + protocol.BucketSandboxes, snapshot, 0},
 		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1},
 		{"KV_" + protocol.BucketSandboxes, snapshot + endedSuffix, 0},
 	} {
-		if err := c.purge(ctx, p.stream, p.subject, p.keep); err != nil {
+		var err error
+		if p.stream == protocol.StreamEvents && last != 0 {
+			err = c.purgeThrough(ctx, p.stream, p.subject, last-1)
+		} else {
+			err = c.purge(ctx, p.stream, p.subject, p.keep)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// lastAccepted returns the record of the last message that is part of a history. Messages that readers refuse may
+// follow it. 0 means that it is the last message of its subject.
+func (c *Compactor) lastAccepted(ctx context.Context, tenant, sandbox string) (uint64, error) {
+	rules, err := c.histories.writers.currentRules(ctx)
+	if err != nil || !rules.Signed {
+		return 0, err
+	}
+	judged, err := c.histories.judgeByFolding(ctx, tenant, sandbox, 0)
+	if err != nil {
+		return 0, err
+	}
+	return judged.Last, nil
 }
 
 // purgeSegments removes all segments of a history, including those that a crash left unfinished.

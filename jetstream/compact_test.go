@@ -392,6 +392,10 @@ func TestADamagedSegmentIsNotRead(t *testing.T) {
 	content, err := store.GetBytes(ctx, objects[0].Name)
 	must(t, err)
 	content[len(content)/2] ^= 1
+	rollups := configOf(t, d, "OBJ_"+protocol.BucketSegments)
+	rollups.AllowRollup = true // the client's PutBytes needs rollups
+	_, err = js.UpdateStream(ctx, rollups)
+	must(t, err)
 	_, err = store.PutBytes(ctx, objects[0].Name, content)
 	must(t, err)
 	err = d.opened(t).ReadHistory(ctx, d.tenant, "s1", 0, func(*protocol.Batch) bool { return true })

@@ -33,9 +33,10 @@ type Config struct {
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called when the connection is lost or restored; may be nil
 
-	// Tenant and User are the names under which the connection sends requests and queries, and the part of the inboxes
-	// that it receives answers in. Without a user it uses the subjects without one. The user of a role that belongs to no
-	// tenant begins with @.
+	// Tenant and User are the names under which the connection sends requests and queries. The inboxes in which it
+	// receives answers contain them. The user of a role that belongs to no tenant begins with @. If `boxfleet auth`
+	// made the file Creds, both come from that file, and other names are refused. Without a user, the connection uses
+	// subjects that name no user.
 	Tenant, User string
 
 	// WithoutStreams says that the user has no right to JetStream's API, so the connection never calls it. It can
@@ -58,6 +59,7 @@ type Conn struct {
 	*quorum
 
 	*EventLog
+	*Writers
 	*Histories
 	*Journals
 	*Snapshots
@@ -120,9 +122,13 @@ type assets struct {
 }
 
 // Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
-// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs or an
-// unreadable credentials file; permission_denied if the server refuses the credentials; unavailable.
+// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs, for an
+// unreadable credentials file, and, with field user or tenant, for a name that differs from the one in the credentials;
+// permission_denied if the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
+	if err := cfg.identify(); err != nil {
+		return nil, err
+	}
 	c := newConn(cfg)
 	if cfg.InProcess == nil {
 		if err := checkURLs(cfg.URL); err != nil {
@@ -177,24 +183,29 @@ func newConn(cfg Config) *Conn {
 	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
 
 	s := &streams{core: &c.core, directs: make(chan struct{}, directsAtOnce)}
-	c.streams, c.quorum, c.objectStore, c.EventLog = s, &quorum{core: &c.core}, &objectStore{s}, &EventLog{s}
+	c.streams, c.quorum, c.objectStore, c.Writers = s, &quorum{core: &c.core}, &objectStore{s}, &Writers{streams: s}
+	c.EventLog = &EventLog{streams: s, writers: c.Writers}
 	c.segments = &segments{
 		streams: s, events: c.EventLog, objects: c.objectStore,
 		cache: segmentCache{full: segmentSize, inManifest: segmentsInManifest},
 	}
-	c.Histories = &Histories{streams: s, events: c.EventLog, segments: c.segments}
+	c.Histories = &Histories{streams: s, events: c.EventLog, segments: c.segments, writers: c.Writers}
 	c.Snapshots = &Snapshots{streams: s, events: c.EventLog, segments: c.segments}
 	c.Journals = &Journals{
 		streams: s, events: c.EventLog, segments: c.segments, histories: c.Histories, snapshots: c.Snapshots,
-		openings: make(chan struct{}, openingsAtOnce),
+		writers: c.Writers, openings: make(chan struct{}, openingsAtOnce),
 	}
-	c.Compactor = &Compactor{streams: s, events: c.EventLog, segments: c.segments, snapshots: c.Snapshots}
+	c.Histories.journals, c.Snapshots.histories = c.Journals, c.Histories
+	c.Compactor = &Compactor{
+		streams: s, events: c.EventLog, segments: c.segments, snapshots: c.Snapshots, histories: c.Histories,
+	}
 	c.ExecIndex = &ExecIndex{streams: s, histories: c.Histories}
-	c.Registry, c.Leases, c.Hosts, c.Notifications = &Registry{s}, &Leases{s}, &Hosts{s}, &Notifications{&c.core}
+	c.Registry, c.Leases, c.Hosts = &Registry{s}, &Leases{s}, &Hosts{s}
+	c.Notifications = &Notifications{&c.core, c.Writers}
 	c.ImageStore, c.BlobStore = &ImageStore{s, c.objectStore}, &BlobStore{s, c.objectStore}
 	c.OutputLog = &OutputLog{s}
 	c.RequestQueue, c.Queries = &RequestQueue{s, c.quorum}, &Queries{&c.core, c.quorum}
-	c.StoredPages = &StoredPages{histories: c.Histories, output: c.OutputLog, blobs: c.BlobStore}
+	c.StoredPages = &StoredPages{histories: c.Histories, keys: c.Writers, output: c.OutputLog, blobs: c.BlobStore}
 	c.StoreHealth, c.Provisioner = &StoreHealth{streams: s}, &Provisioner{s}
 	c.Growth = &Growth{s, c.Provisioner}
 	return c
@@ -460,6 +471,15 @@ func (c *connection) awaitConnection(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Reconnect ends the connection to the server and waits for a new one, for which the credentials are read again. Calls
+// in flight fail. Errors: the error of ctx; unavailable if the connection is closed.
+func (c *connection) Reconnect(ctx context.Context) error {
+	if err := c.nc.ForceReconnect(); err != nil {
+		return translate(err, "connect to NATS again")
+	}
+	return c.awaitConnection(ctx)
 }
 
 // Close closes the connection. Calls in flight fail.

@@ -16,6 +16,7 @@ var descriptions = map[string]string{
 	protocol.StreamEvents:   "the histories of sandboxes: the source of truth",
 	protocol.StreamLogs:     "output of execs, services and commands of sandboxes",
 	protocol.StreamDead:     "requests that could not be processed, with the reason",
+	protocol.StreamWriters:  "which key belongs to which coordinator or worker",
 
 	"KV_" + protocol.BucketIDs:       "sandbox ids that were ever used",
 	"KV_" + protocol.BucketNames:     "which sandbox has a name, or had it last",

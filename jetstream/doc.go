@@ -3,6 +3,7 @@
 //
 //	Conn                    everything on one connection; it embeds all parts and has their methods
 //	 ├─── EventLog          append by compare-and-set, follow the event log
+//	 ├─── Writers           which key belongs to which writer, and since when signatures are required
 //	 ├─── Histories         read the history of a sandbox from its segments and the event log
 //	 ├─── Journals          one writer's view of one history: fold, decide, group commit
 //	 ├─── Snapshots         the folded states of sandboxes, and the coordinators' checkpoint
@@ -28,6 +29,6 @@
 //	 ├─── streams           messages of streams and keys of buckets
 //	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
-// It imports only three packages of Boxfleet: protocol, backoff and wake. Every error that it returns is a
+// It imports only four packages of Boxfleet: protocol, rights, backoff and wake. Every error that it returns is a
 // *protocol.Error, translated in errors.go, or the error of a context.
 package jetstream

@@ -23,6 +23,8 @@ type endedSnapshot struct {
 	Batch   string          `json:"batch,omitempty"`
 	Fold    int             `json:"fold,omitempty"`
 	Over    *protocol.State `json:"over"`
+	Chain   *snapshotChain  `json:"chain,omitempty"`
+	Refused recordRanges    `json:"refused,omitempty"`
 }
 
 // EndedRecord is what a coordinator keeps in memory about an ended sandbox.
@@ -39,7 +41,8 @@ type EndedRecord struct {
 // into a message, only the name and the times are stored. WriteEndedRecord may change s.State.
 func (sn *Snapshots) WriteEndedRecord(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
-	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
+	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State,
+		Chain: s.Chain, Refused: s.Refused}
 	data := protocol.Encode(o)
 	if len(data) > sn.maxBatch() {
 		b := &s.State.Sandbox
@@ -72,7 +75,8 @@ func (sn *Snapshots) endedSnapshot(ctx context.Context, tenant, sandbox string) 
 	if err := protocol.Decode(value, o); err != nil {
 		return nil, err
 	}
-	s := &Snapshot{Version: o.Version, Record: o.Record, Batch: o.Batch, Fold: o.Fold, State: o.Over}
+	s := &Snapshot{Version: o.Version, Record: o.Record, Batch: o.Batch, Fold: o.Fold, State: o.Over,
+		Chain: o.Chain, Refused: o.Refused}
 	return s, protocol.CheckVersion(o.Version)
 }
 
@@ -152,13 +156,16 @@ func (sn *Snapshots) Purged(ctx context.Context, tenant, sandbox string) (bool, 
 	if _, err := sn.Snapshot(ctx, tenant, sandbox); protocol.CodeOf(err) != protocol.NotFound {
 		return false, err
 	}
-	last, err := sn.events.lastEntry(ctx, tenant, sandbox)
+	last, err := sn.histories.LastBatch(ctx, tenant, sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	first, err := sn.events.historyNext(ctx, tenant, sandbox, 0)
-	return err == nil && len(first) == 1 && first[0].record == last.record, err
+	first, err := sn.histories.FirstBatch(ctx, tenant, sandbox)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return false, nil // the log has only refused messages, and segments have the history
+	}
+	return err == nil && first.Record == last.Record, err
 }

@@ -13,44 +13,55 @@ import (
 
 // EventLog appends to the event log, reads its messages and follows it. It reads only the messages that are still in
 // the log; [Histories] also reads the messages that were moved to segments.
-type EventLog struct{ *streams }
+type EventLog struct {
+	*streams
 
-// Append writes one batch to its sandbox's history. An append is the commit point of every decision. expected is the
-// record (stream sequence) of the history's last message, or 0 if the history is empty. Append returns the new record.
-// Errors: [ErrConflict] if another writer was first; after any other error the outcome is unknown until the caller
-// reads the history.
+	writers *Writers
+}
+
+// Append writes one batch to its sandbox's history, without a signature. An append is the commit point of every
+// decision. expected is the record (stream sequence) of the history's last message, or 0 if the history is empty. Append
+// returns the new record. Errors: [ErrConflict] if another writer was first; after any other error the outcome is
+// unknown until the caller reads the history.
 func (l *EventLog) Append(ctx context.Context, b *protocol.Batch, expected uint64) (uint64, error) {
+	return l.publish(ctx, messageOf(b, b.Encode(), nil), int64(expected))
+}
+
+// messageOf returns the message of a batch. s may be nil.
+func messageOf(b *protocol.Batch, payload []byte, s *protocol.Signature) *nats.Msg {
 	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
 	for k, v := range b.Headers() {
 		m.Header[k] = []string{v}
 	}
-	m.Data = b.Encode()
-	return l.publish(ctx, m, int64(expected))
+	if s != nil {
+		m.Header[protocol.HeaderSignature] = []string{s.String()}
+	}
+	m.Data = payload
+	return m
 }
 
-// batchOf decodes a stored or republished message of the event log. It returns nil for a batch that names another
-// sandbox than its subject does: NATS permissions protect only the subject.
-func (l *EventLog) batchOf(m *stored) (*protocol.Batch, error) {
-	b, err := protocol.DecodeBatch(m.data, m.sequence)
-	if err != nil {
-		return nil, err
-	}
-	tenant, sandbox, _ := protocol.SplitEventSubject(m.subject)
-	if b.Tenant != tenant || b.Sandbox != sandbox {
-		l.log.Error("a batch of the event log names another sandbox than its subject", "subject", m.subject,
-			"record", m.sequence, "tenant", b.Tenant, "sandbox", b.Sandbox, "writer", b.Writer)
-		return nil, nil
-	}
-	return b, nil
+// errForeign says that a batch names another sandbox than its subject. NATS permissions protect only the subject.
+func errForeign(b *protocol.Batch) error {
+	return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven,
+		"it names tenant %.80q and sandbox %.80q, but its subject names another sandbox", b.Tenant, b.Sandbox)
 }
 
-// Record reads the batch at one record. Error: not_found.
+// batch returns the batch of a message, or an error if the message cannot be decoded. It returns nil if the batch names
+// another sandbox than the subject.
+func (l *EventLog) batch(e *entry) (*protocol.Batch, error) {
+	if e.foreign != nil {
+		l.writers.refusals.add(l.log, e, e.foreign)
+	}
+	return e.batch, e.broken
+}
+
+// Record reads the batch at one record. It does not verify who wrote the batch. Error: not_found.
 func (l *EventLog) Record(ctx context.Context, record uint64) (*protocol.Batch, error) {
 	m, err := l.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": record})
 	if err != nil {
 		return nil, err
 	}
-	b, err := l.batchOf(m)
+	b, err := l.batch(entryOf(m))
 	if b == nil && err == nil {
 		err = protocol.Errorf(protocol.NotFound, "", "the batch at record %d names another sandbox than its subject", record)
 	}
@@ -63,25 +74,31 @@ func (l *EventLog) LastRecord(ctx context.Context) (uint64, error) {
 }
 
 // FollowEvents reads the batches of all histories from a record on, in the order of the log, and then new batches,
-// until ctx ends. It fails if the log no longer has the last handled message; [IsRewound] recognizes this error.
-// caughtUp is called once, when all batches that were in the log at the start have been handled and no other batch is
-// waiting.
+// until ctx ends. It does not verify who wrote the batches: a [Journal] that receives them does. It fails if the log no
+// longer has the last handled message; [IsRewound] recognizes this error. caughtUp is called once, when all batches
+// that were in the log at the start have been handled and no other batch is waiting.
 func (l *EventLog) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
 	return l.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
-		b, err := l.batchOf(m)
+		e := entryOf(m)
+		b, err := l.batch(e)
 		if err != nil {
-			l.log.Error(
-				"could not decode a message of the event log",
-				"record",
-				m.sequence,
-				"subject",
-				m.subject,
-				"error",
-				err,
-			)
+			l.log.Error("could not decode a message of the event log", "record", m.sequence, "subject", m.subject,
+				"error", err)
 		}
-		if b != nil {
-			handle(b)
+		if b == nil {
+			return
+		}
+		for {
+			err := l.writers.identify(ctx, e)
+			if err == nil {
+				handle(b)
+				return
+			}
+			l.log.Warn("could not find out who wrote a message of the event log; asking again", "record", m.sequence,
+				"error", err)
+			if !l.sleep(ctx, retryPause) {
+				return // the follower ends, and does not count the message as handled
+			}
 		}
 	}, caughtUp)
 }
@@ -90,17 +107,18 @@ func (l *EventLog) FollowEvents(ctx context.Context, from uint64, handle func(*p
 // replays nothing. Batches are missed while the connection is down, and if the log's leader dies between storing a
 // batch and publishing it. Callers therefore also read the history after [Conn.OnReconnect], when an event number is
 // missing, and when no batch has arrived for a while. tenant and sandbox may be "*".
+//
+// A batch with record 0 is only a hint that there may be news: its publisher set headers that only the server may set,
+// so nobody can tell at which record it is.
 func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	sub, err := l.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
-		record, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
-		if err != nil {
-			return // the message was not republished by the server
-		}
-		b, err := l.batchOf(&stored{subject: m.Subject, sequence: record, data: m.Data})
+		record, after := republished(m)
+		b, err := l.batch(entryOf(&stored{subject: m.Subject, sequence: record, header: m.Header, data: m.Data}))
 		if err != nil {
 			l.log.Error("could not decode a batch that the event log republished", "record", record, "error", err)
 		}
 		if b != nil {
+			b.Proof.After = after
 			handle(b)
 		}
 	})
@@ -111,6 +129,45 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 		return nil, translate(err, "listen for events")
 	}
 	return func() { _ = sub.Unsubscribe() }, nil // fails only when the connection is closed
+}
+
+// republishedHeaders is the largest number of headers of a batch that the server republished. A journal's message has
+// half as many.
+const republishedHeaders = 24
+
+// republished returns the record of a message that the server republished, and the record of the message before it in
+// the history. Both are 0 if the publisher may have set them. The server appends its headers to the publisher's. The
+// publisher can name the same headers first, or hide the server's ones after an empty line: the client library reads no
+// further. Then the message is longer than the headers that the library has read. A publisher can make its own headers
+// shorter than they are when written again, but so few of them not by as much as the server's ones take.
+func republished(m *nats.Msg) (record, after uint64) {
+	count, size := 0, len("NATS/1.0\r\n\r\n")
+	for name, values := range m.Header {
+		for _, v := range values {
+			count++
+			size += len(name) + len(v) + len(": \r\n")
+		}
+	}
+	if count > republishedHeaders || m.Size() != len(m.Subject)+len(m.Reply)+len(m.Data)+size {
+		return 0, 0
+	}
+	var values [4]string
+	for i, name := range []string{"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Last-Sequence"} {
+		if len(m.Header[name]) != 1 {
+			return 0, 0
+		}
+		values[i] = m.Header[name][0]
+	}
+	tenant, sandbox, ok := protocol.SplitEventSubject(m.Subject)
+	if !ok || values[0] != protocol.StreamEvents || values[1] != protocol.EventSubject(tenant, sandbox) {
+		return 0, 0
+	}
+	record, malformed := strconv.ParseUint(values[2], 10, 64)
+	after, alsoMalformed := strconv.ParseUint(values[3], 10, 64)
+	if malformed != nil || alsoMalformed != nil {
+		return 0, 0
+	}
+	return record, after
 }
 
 // Flush waits until the server has processed everything that was sent before the call, including subscriptions.

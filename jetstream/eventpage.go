@@ -32,8 +32,13 @@ func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, ev
 		return low, err
 	}
 	e, err := h.events.lastEntry(ctx, tenant, sandbox)
+	v := h.verdicts(tenant, sandbox)
 	for range walkBack {
-		if err != nil || e.batch == nil || !e.afterKnown {
+		if err != nil || !e.afterKnown {
+			break
+		}
+		if accepts, refused := v.accepts(ctx, &e); !accepts || refused != nil {
+			err = refused
 			break
 		}
 		if e.batch.First() <= event || e.after <= low {
@@ -43,7 +48,7 @@ func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, ev
 		if missing != nil {
 			break // the message was moved to a segment, or the read failed and the next read reports the error
 		}
-		e, err = h.events.entryOf(m)
+		e = *entryOf(m)
 	}
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return low, nil
@@ -54,10 +59,14 @@ func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, ev
 	for high := e.record; high > low+1; {
 		middle := low + (high-low)/2
 		next, err := h.events.historyNext(ctx, tenant, sandbox, middle)
+		accepts := false
+		if err == nil && len(next) > 0 {
+			accepts, err = v.accepts(ctx, &next[0])
+		}
 		switch {
 		case err != nil:
 			return 0, err
-		case len(next) == 0 || next[0].record >= high || next[0].batch == nil || next[0].batch.First() > event:
+		case !accepts || next[0].record >= high || next[0].batch.First() > event:
 			high = middle
 		case next[0].batch.Last() >= event:
 			return next[0].record - 1, nil
@@ -71,20 +80,28 @@ func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, ev
 // OldestEvent returns the number of the oldest stored event of a history, in the log or in a segment. Error:
 // not_found.
 func (h *Histories) OldestEvent(ctx context.Context, tenant, sandbox string) (oldest uint64, err error) {
-	b, err := h.events.FirstBatch(ctx, tenant, sandbox)
-	if err != nil || b.First() == 1 {
-		return 1, err
+	b, missing := h.FirstBatch(ctx, tenant, sandbox)
+	if missing != nil && protocol.CodeOf(missing) != protocol.NotFound {
+		return 0, missing
+	}
+	if missing == nil && b.First() == 1 {
+		return 1, nil
 	}
 	m, err := h.segments.manifest(ctx, tenant, sandbox)
 	if err != nil {
 		return 0, err
 	}
-	oldest = b.First()
+	if missing == nil {
+		oldest = b.First()
+	}
 	err = m.each(ctx, 0, func(s *segment) (bool, error) {
-		if s.FirstEvent != 0 {
-			oldest = min(oldest, s.FirstEvent)
+		if s.FirstEvent != 0 && (oldest == 0 || s.FirstEvent < oldest) {
+			oldest = s.FirstEvent
 		}
 		return s.FirstEvent == 0, nil
 	})
+	if err == nil && oldest == 0 {
+		err = missing
+	}
 	return oldest, err
 }

@@ -69,7 +69,7 @@ func tooLarge(e *protocol.Event, size, limit int) error {
 // numbers, times, and the headers of strings.
 const (
 	eventFrame = 272
-	execFrame  = 256
+	execFrame  = 304
 	specFrame  = 160
 	itemFrame  = 5 // the header of a string
 )
@@ -91,7 +91,8 @@ func eventSize(e *protocol.Event) int {
 		n += encodedSize(e.Primary)
 	}
 	if x := e.Exec; x != nil {
-		n += execFrame + len(x.ID) + len(x.State) + len(x.Boot) + len(x.Stdout) + len(x.Stderr)
+		n += execFrame + len(x.ID) + len(x.State) + len(x.Boot) + len(x.Stdout) + len(x.Stderr) +
+			len(x.StdoutSHA256) + len(x.StderrSHA256)
 		if x.OutputError != nil {
 			n += encodedSize(x.OutputError)
 		}

@@ -223,16 +223,22 @@ func (h *Histories) HasBatch(ctx context.Context, tenant, sandbox string, at Pos
 }
 
 // FirstBatch reads the oldest batch of a sandbox's history that is still in the log. Error: not_found.
-func (l *EventLog) FirstBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
-	m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1)
-	if err != nil {
-		return nil, err
+func (h *Histories) FirstBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
+	v := h.verdicts(tenant, sandbox)
+	for after := uint64(0); ; {
+		next, err := h.events.historyNext(ctx, tenant, sandbox, after)
+		if err == nil && len(next) == 0 {
+			err = protocol.Errorf(protocol.NotFound, "", "the log has no batch of sandbox %s", sandbox)
+		}
+		if err != nil {
+			return nil, err
+		}
+		accepts, err := v.accepts(ctx, &next[0])
+		if err != nil || accepts {
+			return next[0].batch, err
+		}
+		after = next[0].record
 	}
-	b, err := l.batchOf(m)
-	if b == nil && err == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "the first batch of sandbox %s names another sandbox", sandbox)
-	}
-	return b, err
 }
 
 // spill moves the entries of a head to its pages, and makes more pages if these would be too full.

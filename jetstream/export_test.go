@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"io"
 	"sync/atomic"
 	"time"
 
@@ -79,3 +80,11 @@ func (c *Conn) SmallSegments(size, inManifest int) {
 
 // UploadsAtOnce is how many uploads one coordinator receives at once.
 const UploadsAtOnce = uploadsAtOnce
+
+// StoreBlobAgain stores content as if its digest were not stored or no longer fresh.
+func (b *BlobStore) StoreBlobAgain(ctx context.Context, tenant, digest string, r io.Reader) error {
+	return b.storeBlob(ctx, tenant, digest, r)
+}
+
+// Reconnect ends the connection to the server and makes a new one.
+func (c *Conn) Reconnect() error { return c.nc.ForceReconnect() }

@@ -4,17 +4,13 @@ import (
 	"context"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
-
-// pullHeartbeat is how often the server sends a heartbeat while a request for messages is open. After two missing
-// heartbeats, the request is repeated. In a cluster, about one in a hundred new consumers loses its first request,
-// because the server that the client is connected to does not know the consumer yet.
-const pullHeartbeat = time.Second
 
 // follow reads the messages of a stream that match a filter, from a sequence on, and then new messages, until ctx ends.
 // It calls handle in order. It calls caughtUp once, when it has passed the last sequence that the stream's leader had
@@ -121,17 +117,19 @@ const consumerIdle = 10 * time.Second
 // and purged messages are never delivered. Missing heartbeats are noticed earlier.
 const quiet = 3 * pullHeartbeat
 
+// followBatch is how many messages a follower requests at once, and followExpires how long the server keeps a request.
+const (
+	followBatch   = 1024
+	followExpires = 30 * time.Second
+)
+
 // read handles the messages that a consumer delivers, until a message is missing or ctx ends.
 func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error {
-	messages, err := consumer.Messages(
-		jetstream.PullMaxMessages(1024),
-		jetstream.PullHeartbeat(pullHeartbeat),
-		jetstream.WithMessagesErrOnMissingHeartbeat(true),
-	)
+	messages, err := f.streams.pull(f.stream, consumer.CachedInfo().Name, followBatch, followExpires)
 	if err != nil {
-		return translate(err, "follow "+f.stream)
+		return err
 	}
-	defer messages.Stop()
+	defer messages.stop()
 	// A restarted server has lost the consumer. Ending the read at each reconnect is faster than waiting for missing
 	// heartbeats.
 	connected, breakOff := context.WithCancel(ctx)
@@ -154,7 +152,8 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 		}
 		f.next, f.pending, f.handled = meta.Sequence.Stream+1, meta.NumPending, meta.Timestamp
 		f.handle(
-			&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()},
+			&stored{subject: msg.Subject, sequence: meta.Sequence.Stream, header: msg.Header, data: msg.Data,
+				time: meta.Timestamp},
 		)
 		f.progress()
 	}
@@ -162,10 +161,10 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 
 // nextOf waits for the next message. If no message arrives within the time quiet, nextOf checks whether the follower
 // has caught up anyway.
-func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
+func (f *follower) nextOf(ctx context.Context, messages *puller) (*nats.Msg, error) {
 	for f.caughtUp != nil {
 		bounded, cancel := context.WithTimeout(ctx, quiet)
-		msg, err := messages.Next(jetstream.NextContext(bounded))
+		msg, err := messages.next(bounded)
 		over := bounded.Err() != nil && ctx.Err() == nil
 		cancel()
 		if err == nil || !over {
@@ -188,7 +187,7 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 		}
 		f.progress()
 	}
-	return messages.Next(jetstream.NextContext(ctx))
+	return messages.next(ctx)
 }
 
 // progress calls caughtUp, once, when the follower has caught up.

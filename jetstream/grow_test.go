@@ -46,7 +46,7 @@ func everything(t *testing.T, d *deployment, name string) []kept {
 func publishUntilStored(ctx context.Context, c *jetstream.Conn, tenant, exec string, n int) {
 	k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
 	for {
-		done, err := c.PublishOutput(tenant, "s1", exec, k)
+		done, err := c.PublishOutput(outputHost, tenant, "s1", exec, k)
 		if err == nil {
 			err = <-done
 		}
@@ -114,6 +114,7 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 		}
 		sent <- n
 	}()
+	asBefore(t, d) // the move begins before a new coordinator has changed the stream
 	ends := growWithInterruptions(t, d, c)
 	stop()
 	n := receive(t, 30*time.Second, "the last chunk", sent)
@@ -122,7 +123,7 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 	after := everything(t, d, protocol.StreamLogs)
 	same(t, "the messages that were stored before the move", after[:len(before)], before)
 	got := 0
-	_, err = c.ReadOutput(t.Context(), d.tenant, "s1", "x2", 0, func(k jetstream.Chunk) error {
+	_, err = c.ReadOutput(t.Context(), outputOf(d.tenant, "s1", "x2"), 0, func(k jetstream.Chunk) error {
 		if int(k.Offset) == got {
 			got++
 		}
@@ -138,7 +139,7 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 		}
 	}
 	cfg := configOf(t, d, protocol.StreamLogs)
-	if cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
+	if len(cfg.Subjects) != 2 || cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
 		t.Errorf("the output's stream has the configuration %+v", cfg)
 	}
 	readHistory(t, c, d.tenant, "s1")

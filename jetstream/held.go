@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 
 	"github.com/boxfleet/boxfleet/backoff"
 )
@@ -25,18 +25,18 @@ type heldName struct {
 	stored   time.Time
 }
 
-func nameOf(meta *jetstream.MsgMetadata) heldName {
+func nameOf(meta *nats.MsgMetadata) heldName {
 	return heldName{meta.Sequence.Stream, meta.Timestamp}
 }
 
 type heldMessage struct {
-	message  jetstream.Msg // the latest delivery of the message
-	extended time.Time     // when its ack wait was last extended
+	message  *nats.Msg // the latest delivery of the message
+	extended time.Time // when its ack wait was last extended
 }
 
 // take adds a message. It returns false if the message is already held; the new delivery of the message then replaces
 // the old one.
-func (h *held) take(name heldName, m jetstream.Msg) bool {
+func (h *held) take(name heldName, m *nats.Msg) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.messages == nil {
@@ -48,7 +48,7 @@ func (h *held) take(name heldName, m jetstream.Msg) bool {
 }
 
 // release removes a message and returns its latest delivery.
-func (h *held) release(name heldName) jetstream.Msg {
+func (h *held) release(name heldName) *nats.Msg {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.messages[name]
@@ -65,10 +65,10 @@ func (h *held) extend(ctx context.Context, period time.Duration) {
 	}
 }
 
-func (h *held) due(period time.Duration) []jetstream.Msg {
+func (h *held) due(period time.Duration) []*nats.Msg {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var due []jetstream.Msg
+	var due []*nats.Msg
 	now := time.Now()
 	for _, m := range h.messages {
 		if now.Sub(m.extended) >= period {

@@ -2,7 +2,7 @@ package jetstream
 
 import (
 	"context"
-	"errors"
+	"sync/atomic"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -19,11 +19,9 @@ type historyReader struct {
 	visit           func(e *entry) (bool, error) // returns false to end the reading
 	moved           func(context.Context) error  // called once, before segments are read; may be nil
 	vouched         uint64                       // all segments before this record have been read
+	unmoved         *byte                        // the batched read of which no message was moved to a segment
 	ended           bool                         // visit returned false
 }
-
-// errMoved says that messages are missing before the current one.
-var errMoved = errors.New("messages are missing")
 
 // Histories reads the histories of sandboxes: the segments and the event log together.
 type Histories struct {
@@ -31,6 +29,9 @@ type Histories struct {
 
 	events   *EventLog
 	segments *segments
+	writers  *Writers
+	journals *Journals
+	judge    atomic.Pointer[Judge] // nil: the history is folded for each reader
 }
 
 func (h *Histories) historyReader(
@@ -51,30 +52,43 @@ func (r *historyReader) joins(e *entry) bool {
 	return e.record == r.vouched || e.afterKnown && e.after <= r.at
 }
 
+// confirmed returns the entry of a message. If its writer expected another last record than the one that was visited
+// last, confirmed makes sure that the server has checked this.
+func (r *historyReader) confirmed(ctx context.Context, m *stored) (*entry, error) {
+	e := entryOf(m)
+	if !e.afterKnown || e.after == r.at {
+		return e, nil
+	}
+	m, err := r.histories.confirm(ctx, protocol.StreamEvents, m)
+	if err != nil {
+		return nil, err
+	}
+	return entryOf(m), nil
+}
+
 // bulk reads many messages with each request, from any replica. The newest messages may be missing.
 func (r *historyReader) bulk(ctx context.Context) error {
-	for !r.ended {
-		var next uint64
-		subject := protocol.EventSubject(r.tenant, r.sandbox)
-		err := r.histories.scan(ctx, protocol.StreamEvents, subject, r.at+1, func(m *stored) (bool, error) {
-			e, err := r.histories.events.entryOf(m)
-			if err != nil {
+	if r.ended {
+		return nil
+	}
+	subject := protocol.EventSubject(r.tenant, r.sandbox)
+	return r.histories.scan(ctx, protocol.StreamEvents, subject, r.at+1, func(m *stored) (bool, error) {
+		e, err := r.confirmed(ctx, m)
+		if err != nil {
+			return false, err
+		}
+		if m.batch != r.unmoved && !r.joins(e) {
+			last, err := r.fill(ctx, e.record)
+			if err != nil || r.ended {
 				return false, err
 			}
-			if !r.joins(&e) {
-				next = e.record
-				return false, errMoved
+			// Compaction moves the oldest messages first. If no segment reaches e, none has a message after e either.
+			if last < e.record {
+				r.unmoved = m.batch
 			}
-			return r.take(&e)
-		})
-		if err != errMoved {
-			return err
 		}
-		if err := r.fill(ctx, next); err != nil {
-			return err
-		}
-	}
-	return nil
+		return r.take(e)
+	})
 }
 
 // step reads the next message from the log's leader. none is true at the end of the history.
@@ -88,7 +102,7 @@ func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 			_, err := r.take(&next[0])
 			return false, err
 		}
-		if err := r.fill(ctx, next[0].record); err != nil {
+		if _, err := r.fill(ctx, next[0].record); err != nil {
 			return true, err
 		}
 	}
@@ -123,19 +137,20 @@ func (r *historyReader) all(ctx context.Context) error {
 	return r.tail(ctx)
 }
 
-// fill visits the messages that were moved to segments, between the last visited message and a record.
-func (r *historyReader) fill(ctx context.Context, before uint64) error {
+// fill visits the messages that were moved to segments, between the last visited message and a record. last is the
+// newest record that is in a segment.
+func (r *historyReader) fill(ctx context.Context, before uint64) (last uint64, err error) {
 	if moved := r.moved; moved != nil {
 		r.moved = nil
 		if err := moved(ctx); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	err := r.histories.segments.readMoved(ctx, r.tenant, r.sandbox, r.at, before, r.take)
+	last, err = r.histories.segments.readMoved(ctx, r.tenant, r.sandbox, r.at, before, r.take)
 	if err == nil {
 		r.vouched = before
 	}
-	return err
+	return last, err
 }
 
 // History reads the batches of a sandbox's history after a record. In a cluster the newest batches may be missing;
@@ -145,7 +160,7 @@ func (h *Histories) History(
 	tenant, sandbox string,
 	after uint64,
 ) (batches []*protocol.Batch, err error) {
-	err = h.historyReader(tenant, sandbox, after, gather(&batches)).bulk(ctx)
+	err = h.accepted(ctx, tenant, sandbox, after, gather(&batches)).bulk(ctx)
 	return batches, err
 }
 
@@ -156,7 +171,7 @@ func (h *Histories) HistoryTail(
 	tenant, sandbox string,
 	after uint64,
 ) (batches []*protocol.Batch, err error) {
-	err = h.historyReader(tenant, sandbox, after, gather(&batches)).tail(ctx)
+	err = h.accepted(ctx, tenant, sandbox, after, gather(&batches)).tail(ctx)
 	return batches, err
 }
 
@@ -168,10 +183,21 @@ func (h *Histories) ReadHistory(
 	after uint64,
 	visit func(*protocol.Batch) bool,
 ) error {
-	r := h.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
-		return e.batch == nil || visit(e.batch), nil
+	return h.accepted(ctx, tenant, sandbox, after, visit).all(ctx)
+}
+
+// accepted returns a reader that skips the batches that are not part of the history.
+func (h *Histories) accepted(
+	ctx context.Context, tenant, sandbox string, after uint64, visit func(*protocol.Batch) bool,
+) *historyReader {
+	v := h.verdicts(tenant, sandbox)
+	return h.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
+		accepts, err := v.accepts(ctx, e)
+		if err != nil {
+			return false, err
+		}
+		return !accepts || visit(e.batch), nil
 	})
-	return r.all(ctx)
 }
 
 // ReadEvents is like ReadHistory, but starts with the message that has an event. It may also visit a few earlier
@@ -190,12 +216,10 @@ func (h *Histories) ReadEvents(
 }
 
 // gather returns a function that appends the visited batches to a slice.
-func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
-	return func(e *entry) (bool, error) {
-		if e.batch != nil {
-			*to = append(*to, e.batch)
-		}
-		return true, nil
+func gather(to *[]*protocol.Batch) func(b *protocol.Batch) bool {
+	return func(b *protocol.Batch) bool {
+		*to = append(*to, b)
+		return true
 	}
 }
 
@@ -209,36 +233,43 @@ func (l *EventLog) historyNext(ctx context.Context, tenant, sandbox string, afte
 	if err != nil {
 		return nil, err
 	}
-	e, err := l.entryOf(m)
-	if err != nil {
-		return nil, err
-	}
-	return []entry{e}, nil
+	return []entry{*entryOf(m)}, nil
 }
 
 // LastBatch reads the last batch of a sandbox's history, from the leader. Error: not_found.
 func (h *Histories) LastBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
 	e, err := h.events.lastEntry(ctx, tenant, sandbox)
-	if err == nil && e.batch == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "could not read the last message of sandbox %s", sandbox)
+	if err != nil {
+		return nil, err
 	}
-	return e.batch, err
+	v := h.verdicts(tenant, sandbox)
+	accepts, err := v.accepts(ctx, &e)
+	if err != nil || accepts {
+		return e.batch, err
+	}
+	if err := v.fold(ctx, e.record); err != nil {
+		return nil, err
+	}
+	if v.judged.Last == 0 || v.judged.Last >= e.record {
+		return nil, protocol.Errorf(protocol.NotFound, "", "could not read the last message of sandbox %s", sandbox)
+	}
+	return h.Batch(ctx, tenant, sandbox, v.judged.Last)
 }
 
 // Batch reads the batch of a sandbox's history at a record, in the log or in a segment. Error: not_found.
 func (h *Histories) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
-	b, err := h.events.Record(ctx, record)
-	if protocol.CodeOf(err) == protocol.NotFound {
-		e, moved := h.segments.movedEntry(ctx, tenant, sandbox, record)
-		if moved != nil {
-			return nil, moved
-		}
-		if e != nil && e.batch != nil {
-			return e.batch, nil
-		}
+	e, err := h.segments.at(ctx, tenant, sandbox, record)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil && (b.Tenant != tenant || b.Sandbox != sandbox) {
-		return nil, protocol.Errorf(protocol.NotFound, "", "record %d belongs to another sandbox than %s", record, sandbox)
+	v := h.verdicts(tenant, sandbox)
+	accepts, err := v.accepts(ctx, e)
+	if err == nil && !accepts {
+		err = protocol.Errorf(protocol.NotFound, "", "the batch at record %d is not part of the history of sandbox %s",
+			record, sandbox)
 	}
-	return b, err
+	if err != nil {
+		return nil, err
+	}
+	return e.batch, nil
 }

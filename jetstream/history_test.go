@@ -141,7 +141,7 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		if _, err := c.Append(ctx, accepted(d.tenant, "s1", "k1"), 0); err != jetstream.ErrConflict {
 			t.Fatalf("an append of a new history after the tombstone: %v, want a conflict", err)
 		}
-		if out, errs, err := c.OutputEnd(ctx, d.tenant, "s1", "x1"); out != 0 || errs != 0 || err != nil {
+		if out, errs, err := c.OutputEnd(ctx, outputOf(d.tenant, "s1", "x1")); out != 0 || errs != 0 || err != nil {
 			t.Fatalf("output is stored up to %d and %d, want none: %v", out, errs, err)
 		}
 		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, _ int, hashes []uint64) {

@@ -60,6 +60,11 @@ func (hs *Hosts) FollowHosts(ctx context.Context, handle func(worker string, h *
 			hs.log.Error("could not decode an entry of the table of hosts", "worker", key, "error", err)
 			return
 		}
+		if h.Worker != key { // NATS permissions protect only the key
+			hs.log.Error("ignoring an entry of the table of hosts that names another worker than its key", "worker", key,
+				"named", h.Worker)
+			return
+		}
 		handle(key, h, revision)
 	}, caughtUp)
 }

@@ -46,12 +46,23 @@ func (i *ImageStore) PutImageFile(ctx context.Context, digest string, r io.Reade
 			return err
 		}
 		if info == nil {
-			return i.objects.putObject(ctx, protocol.BucketImageFiles, digest, r)
+			return i.putFile(ctx, digest, sequence, r)
 		}
 		if err := i.objects.renewObject(ctx, info, sequence); err != ErrConflict {
 			return err
 		}
 	}
+}
+
+// putFile stores a file that was not stored when the caller looked. Another process may have stored it in the meantime.
+func (i *ImageStore) putFile(ctx context.Context, digest string, expected uint64, r io.Reader) error {
+	err := i.objects.putObject(ctx, protocol.BucketImageFiles, digest, expected, r)
+	if errors.Is(err, ErrConflict) {
+		if info, _, failed := i.objects.objectAt(ctx, protocol.BucketImageFiles, digest); info != nil || failed != nil {
+			return failed
+		}
+	}
+	return err
 }
 
 // ImageFile opens the file of an image; the caller closes it. Error: not_found.
@@ -132,7 +143,8 @@ func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration)
 			}
 		}
 	}
-	return i.objects.removeParts(ctx, protocol.BucketImageFiles, complete, age)
+	return i.objects.removeParts(ctx, protocol.BucketImageFiles, complete, age,
+		func(string, *stored) (bool, error) { return true, nil })
 }
 
 // Images reads the wanted images and each worker's report about the images of its host.

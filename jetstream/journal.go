@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/boxfleet/boxfleet/backoff"
@@ -73,7 +74,8 @@ type Journal struct {
 
 	mu sync.Mutex
 	fold
-	stale    bool // the history must be read before the next decision
+	stale    bool                // the history must be read before the next decision
+	made     *protocol.Signature // of the batch that is being appended; nil: it is not signed
 	queue    []*decision
 	busy     bool
 	moved    chan struct{} // closed when the next batch is folded in; nil: no goroutine waits for it
@@ -110,6 +112,7 @@ type Journals struct {
 	segments  *segments
 	histories *Histories
 	snapshots *Snapshots
+	writers   *Writers
 	openings  chan struct{} // slots for histories that are read from their beginning
 }
 
@@ -133,7 +136,7 @@ func (j *Journal) Restore(s *Snapshot) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if s.Record > j.at.Record {
-		j.fold, j.scratch = fold{state: s.State, at: s.position()}, nil
+		j.fold, j.scratch = s.fold(), nil
 	}
 }
 
@@ -164,26 +167,71 @@ func (j *Journal) State() (*protocol.State, uint64) {
 func (j *Journal) Snapshot() *Snapshot {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return &Snapshot{
+	s := &Snapshot{
 		Version: protocol.Version,
 		Record:  j.at.Record,
 		Batch:   j.at.Batch,
 		Fold:    protocol.FoldVersion,
 		State:   j.state.Clone(),
 	}
+	return s.chained(&j.fold)
 }
 
-// Receive folds in a batch that the caller received, if it is the next batch of the history. gap says that batches
-// before it are missing; [Journal.Refresh] reads them.
+// Receive folds in a batch that the caller received, if it is the next batch of the history and its writer is proven.
+// gap says that earlier batches may be missing; [Journal.Refresh] reads them.
 func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
+	p := b.Proof
+	if p == nil {
+		p = &protocol.Proof{}
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if b.First() > j.state.Sandbox.Sequence+1 {
+	if b.Last() > j.state.Sandbox.Sequence && p.Signature != nil && !p.Notified && !j.madeLocked(p) {
+		j.mu.Unlock() // the check takes as long as an append's other work
+		p.Check(j.journals.writers.knownRules().Deployment, b.Tenant, b.Sandbox)
+		j.mu.Lock()
+	}
+	e := &entry{record: b.Record, tenant: b.Tenant, sandbox: b.Sandbox, batch: b, proof: p}
+	rules, next := j.journals.writers.knownRules(), j.state.Sandbox.Sequence+1
+	required := !p.Notified && j.chain.Requires(rules, b.Record, p)
+	switch {
+	case required && (p.Signature == nil || p.Fault != nil):
+		// The fold does not move, because messages before this one may be missing. The next append reads the log.
+		if b.Record > j.at.Record {
+			j.journals.writers.refusals.add(j.journals.log, e, j.chain.Verify(rules, j.state, b, p))
+			j.skipped = true
+		}
+		return false
+	case b.First() > next:
 		return true
+	case required && b.Record <= j.at.Record && j.life == j.journals.life.Load():
+		return false
 	}
 	j.doubtLocked()
+	if b.First() < next {
+		j.skipped = j.skipped || b.Record > j.at.Record
+		return false
+	}
+	if required && (j.chain.Unknown || p.Signature.Previous != j.chain.Last) {
+		return true
+	}
+	if required {
+		if refused := j.chain.Verify(rules, j.state, b, p); refused != nil {
+			j.refuseLocked(&j.fold, e, refused)
+			return false
+		}
+	}
+	if j.skipped && b.Record > j.at.Record+1 { // all messages between the last accepted one and b are refused
+		j.refused = j.refused.add(recordRange{j.at.Record + 1, b.Record - 1})
+	}
+	j.skipped = false
 	j.applyLocked(&j.fold, b)
 	return false
+}
+
+// madeLocked reports whether this journal made the signature. Such a signature need not be checked.
+func (j *Journal) madeLocked(p *protocol.Proof) bool {
+	return j.made != nil && *j.made == *p.Signature
 }
 
 // doubtLocked remembers the end of the fold after a lost connection. A later read checks that the log still has this
@@ -209,6 +257,11 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 		}
 	}
 	f.at, f.last = Position{b.Record, b.ID}, b.Events[len(b.Events)-1].Time
+	if p := b.Proof; p != nil {
+		f.chain.Accept(p)
+	} else {
+		f.chain.Unknown = true
+	}
 	if j.moved != nil {
 		close(j.moved)
 		j.moved = nil
@@ -242,12 +295,42 @@ func (j *Journal) Refresh(ctx context.Context) error {
 	} else {
 		err = r.catchUp(ctx)
 	}
+	if err == nil {
+		err = r.findLast(ctx)
+	}
 	if err != nil {
 		return err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.stale, j.life = false, life
+	return nil
+}
+
+// lacksLastLocked reports whether the hash of the last message is needed but unknown.
+func (j *Journal) lacksLastLocked() bool {
+	return j.chain.Unknown && j.at.Record != 0 && (j.journals.writers.key() != nil || j.journals.writers.knownRules().Signed)
+}
+
+// findLast reads the hash of the last message if it is unknown, because an older version stored the snapshot that the
+// fold began with.
+func (j *refresh) findLast(ctx context.Context) error {
+	j.mu.Lock()
+	at, lacks := j.at, j.lacksLastLocked()
+	j.mu.Unlock()
+	if !lacks {
+		return nil
+	}
+	e, err := j.journals.segments.at(ctx, j.cfg.Tenant, j.cfg.Sandbox, at.Record)
+	if err != nil {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if e.isAt(at) && j.at == at {
+		j.chain.Last, j.chain.Unknown = e.proof.Hash, false
+		j.chain.Signed = j.chain.Signed || e.proof.Signature != nil
+	}
 	return nil
 }
 
@@ -340,7 +423,7 @@ func (j *commit) run(group []*decision) {
 			group = a.rest
 			continue
 		}
-		won, err := j.append(j.within.ctx, a.batch, a.expected)
+		won, err := j.append(j.within.ctx, a)
 		if err == nil && !won {
 			group = append(a.took, a.rest...) // decide again on the state that the other writer left
 			continue
@@ -403,7 +486,7 @@ func (j *commit) makeStale() {
 func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
-		stale, before := j.stale || j.life != j.journals.life.Load(), j.progress
+		stale, before := j.stale || j.life != j.journals.life.Load() || j.lacksLastLocked(), j.progress
 		j.mu.Unlock()
 		if !stale && !always {
 			return nil
@@ -456,12 +539,17 @@ func (p *patience) renew() {
 // Only the message after the expected position needs to be read: it is this batch or the winner's batch. If more
 // messages follow, the next append loses too. If no message follows, append checks that the log still has the expected
 // position.
-func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
+func (j *commit) append(ctx context.Context, a *attempt) (won bool, err error) {
+	m, err := j.sign(a)
+	if err != nil {
+		return false, err
+	}
+	batch, expected := a.batch, a.expected
 	tried := false
 	pause := backoff.New(firstPause, retryPause)
 	for {
 		try, cancel := context.WithTimeout(ctx, appendTry)
-		record, err := j.journals.events.Append(try, batch, expected.Record)
+		record, err := j.journals.events.publish(try, m, int64(expected.Record))
 		cancel()
 		if err == nil {
 			batch.Fill(record)
@@ -485,6 +573,27 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 	}
 }
 
+// sign returns the message that carries a batch. If this process has a key, the message is signed.
+func (j *commit) sign(a *attempt) (*nats.Msg, error) {
+	payload := a.batch.Encode()
+	a.batch.Proof = &protocol.Proof{Hash: protocol.PayloadHash(payload)}
+	key, rules := j.journals.writers.key(), j.journals.writers.knownRules()
+	var made *protocol.Signature
+	switch {
+	case key != nil && a.chain.Unknown:
+		return nil, protocol.Errorf(protocol.Unavailable, "", "could not read the last message of sandbox %s", j.cfg.Sandbox)
+	case key != nil:
+		made = key.sign(rules.Deployment, j.cfg.Tenant, j.cfg.Sandbox, a.chain.Last, a.batch.Proof.Hash)
+	case a.chain.Signed || rules.Signed:
+		return nil, errNoKey(protocol.Writer{Role: "writer", Name: j.cfg.Writer})
+	}
+	a.batch.Proof.Signature = made
+	j.mu.Lock()
+	j.made = made
+	j.mu.Unlock()
+	return messageOf(a.batch, payload, made), nil
+}
+
 // outcome finds out whether a batch was stored. The batch won if it follows the expected position. It lost if another
 // message follows that position, or if the log does not have the position. In the latter case the history is folded
 // again.
@@ -500,10 +609,13 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 		known := j.life == j.journals.life.Load()
 		j.mu.Unlock()
 		if len(next) == 1 && known && (!next[0].afterKnown || next[0].after == expected.Record) {
-			j.foldNext(expected, &next[0])
-			won = next[0].batch != nil && next[0].batch.ID == batch.ID
+			e := &next[0]
+			won = isOwn(e, batch)
+			if err := j.foldNext(ctx, expected, e); err != nil {
+				return false, false
+			}
 			if won {
-				batch.Fill(next[0].record)
+				batch.Fill(e.record)
 			}
 			return won, !won
 		}
@@ -518,14 +630,29 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 	return false, true
 }
 
+// isOwn reports whether a message carries a batch that this journal made.
+func isOwn(e *entry, batch *protocol.Batch) bool {
+	own, stored := batch.Proof.Signature, e.proof.Signature
+	return e.batch != nil && e.batch.ID == batch.ID && e.proof.Hash == batch.Proof.Hash &&
+		(own == nil) == (stored == nil) && (own == nil || *own == *stored)
+}
+
 // foldNext folds in the message that follows a position, unless the fold's position has changed in the meantime.
-func (j *commit) foldNext(at Position, e *entry) {
+// Thousands of refused messages may follow a refused one. They are then read together before the next append.
+func (j *commit) foldNext(ctx context.Context, at Position, e *entry) error {
+	if err := j.journals.writers.prove(ctx, e); err != nil {
+		return err
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	sequence := j.state.Sandbox.Sequence
 	if j.at == at {
-		j.foldLocked(&j.fold, e)
+		if err := j.foldLocked(&j.fold, e); err != nil {
+			return err
+		}
 	}
-	j.stale = false
+	j.stale = j.state.Sandbox.Sequence == sequence
+	return nil
 }
 
 // hearWithin is how long a writer that lost a race waits to receive the winner's batch before it reads that batch from
@@ -564,6 +691,7 @@ type attempt struct {
 	// afterwards, the append must lose instead of following that batch.
 	expected Position
 	before   protocol.Sandbox // the sandbox at expected
+	chain    protocol.Chain   // what the batch must follow
 
 	took []*decision // decisions that the batch completes, and refusals, which are valid only if the batch wins
 	rest []*decision // decisions that did not fit
@@ -574,7 +702,7 @@ type attempt struct {
 func (j *commit) assemble(group []*decision) *attempt {
 	j.mu.Lock()
 	scratch := j.takeScratchLocked()
-	a := &attempt{expected: j.at, before: j.state.Sandbox}
+	a := &attempt{expected: j.at, before: j.state.Sandbox, chain: j.chain}
 	now := after(j.last, j.journals.Now())
 	j.mu.Unlock()
 	var tried []protocol.Event

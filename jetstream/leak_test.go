@@ -2,9 +2,6 @@ package jetstream_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,47 +12,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// openDescriptors returns the files and sockets that this process has open. It leaves out the files of the cluster that
-// all tests share.
-func openDescriptors(t testing.TB) map[string]bool {
-	t.Helper()
-	const dir = "/proc/self/fd"
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	open := map[string]bool{}
-	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		if err != nil || cluster.dir != "" && strings.HasPrefix(target, cluster.dir) {
-			continue // the descriptor was closed in the meantime, or refers to a file of the cluster
-		}
-		open[target] = true
-	}
-	return open
-}
-
-// closesDescriptors checks that all descriptors that were not open before are closed.
-func closesDescriptors(t testing.TB, before map[string]bool) {
-	t.Helper()
-	var left []string
-	defer func() {
-		if t.Failed() {
-			t.Logf("descriptors that are still open: %q", left)
-		}
-	}()
-	eventually.Holds(t, 10*time.Second, "all descriptors of the test are closed", func() bool {
-		left = nil
-		for target := range openDescriptors(t) {
-			if !before[target] {
-				left = append(left, target)
-			}
-		}
-		return len(left) == 0
-	})
-}
-
 // This test does not run in parallel: goroutines and descriptors of other tests would look like leaks.
 func TestNoGoroutineRunsAndNoDescriptorIsOpenAfterClose(t *testing.T) {
-	before, open := goleak.IgnoreCurrent(), openDescriptors(t)
+	before, closed := goleak.IgnoreCurrent(), eventually.ClosesDescriptors(t, cluster.dir)
 	t.Run("use", func(t *testing.T) {
 		ctx := context.Background()
 		c := startServer(t, jetstream.Assets{}).opened(t)
@@ -74,11 +33,11 @@ func TestNoGoroutineRunsAndNoDescriptorIsOpenAfterClose(t *testing.T) {
 		_, err = c.Answers()
 		must(t, err)
 		must(t, publishChunks(t, c, "t1", "s1", "x1", 10, 3))
-		_, err = c.ReadOutput(ctx, "t1", "s1", "x1", 0, func(jetstream.Chunk) error { return nil })
+		_, err = c.ReadOutput(ctx, outputOf("t1", "s1", "x1"), 0, func(jetstream.Chunk) error { return nil })
 		must(t, err)
 	})
 	goleak.VerifyNone(t, before)
-	closesDescriptors(t, open)
+	closed()
 }
 
 // An append that waits for the server may last for half a minute; it must not outlive its connection.

@@ -134,6 +134,20 @@ func (ls *Leases) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
 // trust returns how long the lease is trusted after the start of a renewal.
 func (l *Lease) trust() time.Duration { return l.ttl * 2 / 3 }
 
+// HostHolder returns the name of the worker or coordinator that holds the lock of a host, or an empty name if the lock
+// is free.
+func (ls *Leases) HostHolder(ctx context.Context, hostID string) (name string, err error) {
+	value, _, err := ls.kv(protocol.BucketLocks).get(ctx, HostLock(hostID))
+	if protocol.CodeOf(err) == protocol.NotFound || err == nil && value == nil {
+		return "", nil
+	}
+	var held Holder
+	if err == nil {
+		err = protocol.Decode(value, &held)
+	}
+	return held.Name, err
+}
+
 // Token returns the fencing token, which is greater than the token of every earlier holder.
 func (l *Lease) Token() uint64 { return l.token }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
@@ -106,7 +105,8 @@ type credentials struct {
 	closed <-chan struct{} // closed when the connection is closed for good
 
 	mu       sync.Mutex
-	watched  bool // a goroutine watches the credentials for changes
+	signer   *signer // of the key that was last presented to a server; nil: the connection has no key
+	watched  bool    // a goroutine watches the credentials for changes
 	login    Login
 	unread   error     // error of the last attempt to read the credentials
 	refused  error     // the server's last refusal since the connection was lost; nil: no refusal
@@ -153,42 +153,61 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	}
 	if cfg.Creds != "" {
 		if f, err := os.Open(cfg.Creds); err != nil {
-			var of *fs.PathError
-			if errors.As(err, &of) {
-				err = of.Err
-			}
-			return nil, protocol.Invalid("creds", "cannot read %s: %v", cfg.Creds, err)
+			return nil, unreadable(cfg.Creds, err)
 		} else {
 			f.Close()
 		}
-		options = append(options, nats.UserCredentials(cfg.Creds), k.readFile)
+		options = append(options, nats.UserCredentials(cfg.Creds), k.readFile(cfg.Creds))
 	}
 	return options, nil
 }
 
-// readFile is an option of the client. With it, k notes whether the client could read the credentials file, at each
-// attempt to connect.
-func (k *credentials) readFile(o *nats.Options) error {
-	jwt, sign := o.UserJWT, o.SignatureCB
-	if _, err := jwt(); err != nil {
-		return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
-	}
-	if _, err := sign([]byte("nonce")); err != nil {
-		return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
-	}
-	o.UserJWT = func() (string, error) {
-		text, err := jwt()
-		k.note(err)
-		return text, err
-	}
-	o.SignatureCB = func(nonce []byte) ([]byte, error) {
-		signature, err := sign(nonce)
-		if err != nil {
-			k.note(err)
+// readFile returns an option of the client. At each attempt to connect, the option records in k whether the client
+// could read the credentials file, and which key it presented.
+func (k *credentials) readFile(file string) nats.Option {
+	return func(o *nats.Options) error {
+		jwt, sign := o.UserJWT, o.SignatureCB
+		if _, err := jwt(); err != nil {
+			return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
 		}
-		return signature, err
+		if _, err := sign([]byte("nonce")); err != nil {
+			return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
+		}
+		o.UserJWT = func() (string, error) {
+			text, err := jwt()
+			k.note(err)
+			return text, err
+		}
+		o.SignatureCB = func(nonce []byte) ([]byte, error) {
+			signature, err := sign(nonce)
+			if err != nil {
+				k.note(err)
+				return nil, err
+			}
+			k.presented(file, nonce, signature)
+			return signature, nil
+		}
+		return nil
 	}
-	return nil
+}
+
+// presented keeps the key in a file if that key made the signature that a server asked for. If the file has changed
+// since, the previous key stays until the next connection.
+func (k *credentials) presented(file string, nonce, signature []byte) {
+	s, err := signerOf(file)
+	if err != nil || !s.proves(nonce, signature) {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.signer = s
+}
+
+// key returns the signer of the key that was last presented to a server, or nil if the connection has no key.
+func (k *credentials) key() *signer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.signer
 }
 
 // read reads the login again. If that fails, it returns the previous login.

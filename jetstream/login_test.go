@@ -27,7 +27,7 @@ type issuer struct {
 }
 
 // startIssuer runs a server that accepts users of a single account only.
-func startIssuer(t *testing.T) *issuer {
+func startIssuer(t testing.TB) *issuer {
 	t.Helper()
 	operator, err := nkeys.CreateOperator()
 	must(t, err)
@@ -38,18 +38,20 @@ func startIssuer(t *testing.T) *issuer {
 	trusted, err := jwt.DecodeOperatorClaims(operatorJWT)
 	must(t, err)
 	resolver := &server.MemAccResolver{}
-	newAccount := func() (key nkeys.KeyPair, id string) {
+	newAccount := func(limits jwt.JetStreamLimits) (key nkeys.KeyPair, id string) {
 		key, err := nkeys.CreateAccount()
 		must(t, err)
 		id, err = key.PublicKey()
 		must(t, err)
-		claims, err := jwt.NewAccountClaims(id).Encode(operator)
+		account := jwt.NewAccountClaims(id)
+		account.Limits.JetStreamLimits = limits
+		claims, err := account.Encode(operator)
 		must(t, err)
 		must(t, resolver.Store(id, claims))
 		return key, id
 	}
-	account, _ := newAccount()
-	_, system := newAccount() // without a system account, a server has no JetStream
+	account, _ := newAccount(jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit})
+	_, system := newAccount(jwt.JetStreamLimits{}) // without a system account, a server has no JetStream
 	s, err := server.NewServer(
 		&server.Options{
 			Host:             "127.0.0.1",
@@ -73,7 +75,7 @@ func startIssuer(t *testing.T) *issuer {
 }
 
 // issue writes a user's credentials file atomically.
-func (i *issuer) issue(t *testing.T, file string, life time.Duration) {
+func (i *issuer) issue(t testing.TB, file string, life time.Duration) {
 	t.Helper()
 	user, err := nkeys.CreateUser()
 	must(t, err)

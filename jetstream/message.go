@@ -19,7 +19,28 @@ type stored struct {
 	sequence uint64
 	header   nats.Header
 	data     []byte
-	time     time.Time // when the message was stored; only set by reads of a single message
+	time     time.Time // when the message was stored; not set by batched reads
+	batch    *byte     // equal for all messages of one batched read; nil: the message was read alone
+
+	odd    bool // in a batched read: its headers cannot be believed, so it must be read from the leader
+	strict bool // header has what the server found in the raw headers
+}
+
+// confirm reads a message again, with the headers as the server found them. A message that is no longer in the stream is
+// returned as it is.
+func (s *streams) confirm(ctx context.Context, stream string, m *stored) (*stored, error) {
+	if m.strict {
+		return m, nil
+	}
+	found, err := s.leaderGet(ctx, stream, map[string]any{"seq": m.sequence})
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return m, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	found.batch = m.batch
+	return found, nil
 }
 
 // streams reads and writes the messages of streams and buckets. Every part of [Conn] that stores something embeds a
@@ -107,11 +128,8 @@ func (s *streams) leaderGetOnce(ctx context.Context, stream string, query []byte
 		sequence: answer.Message.Sequence,
 		data:     answer.Message.Data,
 		time:     answer.Message.Time,
-	}
-	if len(answer.Message.Header) > 0 {
-		if m.header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
-			return nil, protocol.Errorf(protocol.Internal, "", "read %s: %v", stream, err)
-		}
+		header:   headersOf(answer.Message.Header),
+		strict:   true,
 	}
 	return m, nil
 }
@@ -155,6 +173,17 @@ func (s *streams) scanBatch(ctx context.Context, stream, subject string, from ui
 	messages, more, failed := s.directGet(ctx, stream, subject, from)
 	next = from
 	for _, m := range messages {
+		if m.odd {
+			m, err = s.nextOnSubject(ctx, stream, subject, max(next, 1))
+			if protocol.CodeOf(err) == protocol.NotFound {
+				continue // it was removed in the meantime
+			}
+			if err != nil {
+				return next, false, err
+			}
+		} else if m.sequence < next {
+			continue // visited in place of an odd message that was removed
+		}
 		next = m.sequence + 1
 		if proceed, err := visit(m); err != nil || !proceed {
 			return next, false, err
@@ -192,12 +221,13 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		}
 		return nil, false, translate(err, "read "+stream)
 	}
+	batch := new(byte)
 	for {
 		msg, err := s.nextAnswer(ctx, answers)
 		if err != nil {
 			return messages, false, translate(err, "read "+stream)
 		}
-		switch status := msg.Header.Get("Status"); status {
+		switch status := status(msg); status {
 		case "":
 		case "204": // end of batch
 			pending, _ := strconv.Atoi(msg.Header.Get("Nats-Num-Pending")) // without the header, nothing is pending
@@ -210,7 +240,11 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 			return messages, false, protocol.Errorf(protocol.Internal, "", "read %s: status %s %s",
 				stream, status, msg.Header.Get("Description"))
 		}
-		m := &stored{subject: msg.Header.Get("Nats-Subject"), header: msg.Header, data: msg.Data}
+		if !plain(msg) {
+			messages = append(messages, &stored{odd: true})
+			continue
+		}
+		m := &stored{subject: msg.Header.Get("Nats-Subject"), header: msg.Header, data: msg.Data, batch: batch}
 		if m.sequence, err = strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64); err != nil {
 			return messages, false, protocol.Errorf(
 				protocol.Internal,

@@ -31,7 +31,8 @@ func (ob *objectStore) objectInfo(ctx context.Context, bucket, name string) (*je
 	return info, err
 }
 
-// objectAt is like objectInfo, but also returns the entry's sequence.
+// objectAt is like objectInfo, but also returns the sequence of the object's entry. A removed object may have an entry
+// that says so. The sequence is 0 if the object was never stored.
 func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
 	m, err := ob.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -45,29 +46,48 @@ func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jets
 		return nil, 0, protocol.Errorf(protocol.Internal, "", "read the entry of %s: %v", name, err)
 	}
 	if info.Deleted {
-		return nil, 0, nil
+		return nil, m.sequence, nil
 	}
 	info.ModTime = m.time
 	return info, m.sequence, nil
 }
 
-// objectMeta returns the message that replaces an object's entry.
-func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
-	info.ModTime = time.Time{} // readers use the time at which the message was stored
-	data, err := json.Marshal(info)
+// writeEntry stores an object's entry in place of the entry at the sequence expected, and removes the replaced entry.
+// expected is 0 if there is no entry. A NATS client replaces entries with the rollup header. No stream allows this
+// header, because with it a writer of one subject could erase the whole stream. Error: [ErrConflict] if the entry has
+// changed.
+func (ob *objectStore) writeEntry(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) (uint64, error) {
+	entry := *info
+	entry.ModTime = time.Time{} // readers use the time at which the message was stored
+	data, err := json.Marshal(entry)
+	if err != nil {
+		return 0, protocol.Errorf(protocol.Internal, "", "write the entry of %s: %v", info.Name, err)
+	}
 	m := nats.NewMsg(metaSubject(info.Bucket, info.Name))
-	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	m.Data = data
-	return m, err
+	sequence, err := ob.publish(ctx, m, int64(expected))
+	if err != nil {
+		return 0, err
+	}
+	if expected != 0 {
+		ob.removeEntries(ctx, info, sequence-1)
+	}
+	return sequence, nil
+}
+
+// removeEntries removes an object's entries up to a sequence. If that fails, they stay until the next entry is written:
+// readers use the newest entry only.
+func (ob *objectStore) removeEntries(ctx context.Context, info *jetstream.ObjectInfo, through uint64) {
+	err := ob.purgeThrough(ctx, "OBJ_"+info.Bucket, metaSubject(info.Bucket, info.Name), through)
+	if err != nil {
+		ob.log.Warn("could not remove the replaced entry of an object", "object", info.Name, "error", err)
+	}
 }
 
 // renewObject writes an object's entry again, without its content, so that its age starts from zero. Error:
 // [ErrConflict] if the entry has changed.
 func (ob *objectStore) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
-	m, err := objectMeta(*info)
-	if err == nil {
-		_, err = ob.publish(ctx, m, int64(expected))
-	}
+	_, err := ob.writeEntry(ctx, info, expected)
 	return translate(err, "renew "+info.Name)
 }
 
@@ -75,28 +95,54 @@ func (ob *objectStore) renewObject(ctx context.Context, info *jetstream.ObjectIn
 func (ob *objectStore) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
-	m, err := objectMeta(gone)
-	if err == nil {
-		_, err = ob.publish(ctx, m, int64(expected))
-	}
+	// An entry that marks the object as removed decides between the removal and a writer that stores the object again.
+	// After that, no process needs the entry.
+	sequence, err := ob.writeEntry(ctx, &gone, expected)
 	if err != nil {
 		return translate(err, "remove "+info.Name)
 	}
+	ob.removeEntries(ctx, info, sequence)
 	return ob.purgeChunks(info.Bucket, info.NUID)
 }
 
-// putObject stores content in a bucket of the object store.
-func (ob *objectStore) putObject(ctx context.Context, bucket, name string, r io.Reader) error {
-	return ob.putObjectAs(ctx, bucket, name, nuid.Next(), r)
+// putObject stores content in a bucket of the object store, in place of the entry at the sequence expected. expected is
+// 0 if there is no entry. Error: [ErrConflict] if the entry has changed; then putObject has removed the content again.
+func (ob *objectStore) putObject(ctx context.Context, bucket, name string, expected uint64, r io.Reader) error {
+	return ob.putObjectAs(ctx, bucket, name, nuid.Next(), expected, r)
 }
 
 // putObjectAs is like putObject, but the caller chooses the object's id, which must be unique.
-func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
+func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string, expected uint64, r io.Reader) error {
 	u := &upload{objects: ob, bucket: bucket, id: id}
-	if err := u.run(ctx, name, r); err != nil {
-		return errors.Join(translate(err, "upload "+name), ob.purgeChunks(bucket, u.id))
+	info, err := u.run(ctx, name, r)
+	if err == nil {
+		var sequence uint64
+		// ctx does not end the wait for the answer, because without the answer it is unknown whether the entry is
+		// stored.
+		sequence, err = ob.writeEntry(context.WithoutCancel(ctx), info, expected)
+		unknown := isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded)
+		switch {
+		case err == nil:
+			if err = u.progress(); err == nil {
+				return nil
+			}
+			ob.removeEntries(ctx, info, sequence)
+		case (unknown || err == ErrConflict) && ob.isStored(info):
+			return nil
+		case unknown:
+			return err // the server may still store the entry, so the chunks stay until removeParts finds them
+		}
 	}
-	return nil
+	u.awaitOutcomes() // otherwise a chunk that is stored after the purge would stay
+	return errors.Join(translateWrite(err, chunkSubject(bucket, id)), ob.purgeChunks(bucket, id))
+}
+
+// isStored reports whether the entry of an object refers to the content with the object's id.
+func (ob *objectStore) isStored(info *jetstream.ObjectInfo) bool {
+	ctx, cancel := ob.bound(context.Background())
+	defer cancel()
+	now, err := ob.objectInfo(ctx, info.Bucket, info.Name)
+	return err == nil && now != nil && now.NUID == info.NUID
 }
 
 // upload writes one object and limits the chunks in flight.
@@ -105,17 +151,43 @@ type upload struct {
 	bucket  string
 	id      string // id of the object, part of the subject of its chunks
 	pending []jetstream.PubAckFuture
-	stored  uint64 // sequence of the last acknowledged chunk
+	stored  uint64        // stream sequence of the last acknowledged chunk
+	last    time.Duration // time since boot of the last progress, 0 before the first
 }
+
+// UploadPartsAge is the age at which the chunks of an upload that has not ended are removed.
+const UploadPartsAge = 10 * time.Minute
+
+// progress records that the upload continues. An upload pauses while its process or machine is stopped. After too long
+// a pause, its first chunks may have been removed as those of an interrupted upload, and progress fails. Error:
+// unavailable.
+func (u *upload) progress() error {
+	age := UnwantedAge
+	if u.bucket == protocol.BucketBlobs {
+		age = UploadPartsAge
+	}
+	now := u.objects.sinceBoot()
+	paused := now - u.last
+	if u.last != 0 && paused > age/2 {
+		return protocol.Errorf(protocol.Unavailable, "", "the upload was interrupted for %s: upload it again",
+			paused.Round(time.Second))
+	}
+	u.last = now
+	return nil
+}
+
+// headerObject is a header of chunks: the name of the object that they belong to.
+const headerObject = "Boxfleet-Object"
 
 const (
 	blobChunk  = 128 << 10
 	blobWindow = 32 // chunks in flight
 )
 
-func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
+// run stores the chunks, and returns the object's entry.
+func (u *upload) run(ctx context.Context, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
 	sum := sha256.New()
-	info := jetstream.ObjectInfo{
+	info := &jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: blobChunk}},
 		Bucket:     u.bucket, NUID: u.id,
 	}
@@ -125,34 +197,46 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 		if n > 0 {
 			sum.Write(chunk[:n])
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
-			if err := u.send(
-				ctx,
-				&nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]},
-				blobWindow,
-			); err != nil {
-				return err
+			m := nats.NewMsg(chunkSubject(u.bucket, u.id))
+			m.Header.Set(headerObject, name)
+			m.Data = chunk[:n]
+			if err := u.send(ctx, m, blobWindow); err != nil {
+				return nil, err
 			}
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			break
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := u.settle(ctx, 0); err != nil { // all chunks must be stored before the entry
-		return err
+		return nil, err
 	}
 	info.Digest = storeDigest(sum.Sum(nil))
-	meta, err := objectMeta(info)
-	if err != nil {
-		return err
+	return info, u.progress()
+}
+
+// awaitOutcomes waits until each chunk in flight is stored or refused, for at most the connection's timeout.
+func (u *upload) awaitOutcomes() {
+	ctx, cancel := u.objects.bound(context.Background())
+	defer cancel()
+	for _, ack := range u.pending {
+		select {
+		case <-ack.Ok():
+		case <-ack.Err():
+		case <-ctx.Done():
+			return
+		}
 	}
-	return u.send(ctx, meta, 0)
 }
 
 // send publishes a message and waits until no more messages are in flight than most allows.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
+	if err := u.progress(); err != nil {
+		return err
+	}
 	ack, err := u.objects.js.PublishMsgAsync(m)
 	if err != nil {
 		return err
@@ -171,16 +255,18 @@ func (u *upload) settle(ctx context.Context, most int) error {
 			if ack.Sequence <= u.stored {
 				err = protocol.Errorf(protocol.Unavailable, "", "chunks were stored out of order")
 			}
-			u.stored = ack.Sequence
+			if u.stored = ack.Sequence; err == nil {
+				err = u.progress()
+			}
 		case err = <-u.pending[0].Err():
 		case <-bounded.Done():
 			err = bounded.Err()
 		}
 		cancel()
+		u.pending = u.pending[1:]
 		if err != nil {
 			return err
 		}
-		u.pending = u.pending[1:]
 	}
 	return nil
 }
@@ -255,8 +341,8 @@ func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jets
 	return nil
 }
 
-// purgeChunks removes the chunks of an object. If it fails, the chunks remain. Chunks of blobs expire, and
-// [ImageStore.RemoveUnwantedFiles] removes chunks of image files.
+// purgeChunks removes the chunks of an object. If it fails, the chunks remain until [BlobStore.RemoveUploadParts] or
+// [ImageStore.RemoveUnwantedFiles] removes them.
 func (ob *objectStore) purgeChunks(bucket, id string) error {
 	ctx, cancel := ob.bound(context.Background())
 	defer cancel()
@@ -268,9 +354,9 @@ func (ob *objectStore) purgeChunks(bucket, id string) error {
 }
 
 // removeParts removes the chunks of interrupted uploads. An upload counts as interrupted if its object's id is not in
-// complete and its last chunk is older than age.
-func (ob *objectStore) removeParts(
-	ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
+// complete, its last chunk is older than age, and the function interrupted returns true for that chunk.
+func (ob *objectStore) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
+	interrupted func(id string, last *stored) (bool, error),
 ) error {
 	bounded, cancel := ob.bound(ctx)
 	defer cancel()
@@ -289,10 +375,14 @@ func (ob *objectStore) removeParts(
 			continue
 		}
 		last, err := ob.lastOnSubject(ctx, name, subject)
-		if protocol.CodeOf(err) == protocol.NotFound {
+		if protocol.CodeOf(err) == protocol.NotFound || err == nil && ob.Now().Sub(last.time) <= age {
 			continue
 		}
-		if err == nil && ob.Now().Sub(last.time) > age {
+		remove := false
+		if err == nil {
+			remove, err = interrupted(id, last)
+		}
+		if remove && err == nil {
 			err = ob.purgeChunks(bucket, id)
 		}
 		if err != nil {

@@ -11,9 +11,12 @@ import (
 
 // fold is a state and its position in the log.
 type fold struct {
-	state *protocol.State
-	at    Position  // position of the last message that was folded in
-	last  time.Time // time of the last event; zero after a snapshot
+	state   *protocol.State
+	at      Position       // position of the last message that was folded in, or refused
+	last    time.Time      // time of the last event; zero after a snapshot
+	chain   protocol.Chain // what the next message must follow
+	refused recordRanges   // messages that are not part of the history
+	skipped bool           // a message after at was received and refused, but is not in the list refused
 }
 
 // opening is the fold of a history that is being read from its beginning or from a snapshot. It becomes the journal's
@@ -146,20 +149,35 @@ func (j *refresh) readOpening(ctx context.Context) error {
 		if read++; mayRestore && read > shortHistory {
 			return false, errLong
 		}
-		if b := e.batch; b != nil && b.First() > o.state.Sandbox.Sequence+1 && !isTombstone(b) {
+		if err := j.journals.writers.prove(ctx, e); err != nil {
+			return false, err
+		}
+		if j.lacksEvents(o, e) {
 			if err := j.startFromBase(ctx, o, e); err != nil {
 				return false, err
 			}
 		}
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		j.foldLocked(&o.fold, e)
-		return true, nil
+		return true, j.foldLocked(&o.fold, e)
 	})
 	if mayRestore {
 		r.moved = func(context.Context) error { return errLong }
 	}
 	return r.all(ctx)
+}
+
+// lacksEvents reports whether events before a message are missing. A stored state may replace them. If the message must
+// be proven, lacksEvents believes it only if the history has a message before it that the opening does not have.
+func (j *refresh) lacksEvents(o *opening, e *entry) bool {
+	b := e.batch
+	if b == nil || b.First() <= o.state.Sandbox.Sequence+1 {
+		return false
+	}
+	if !o.chain.Requires(j.journals.writers.knownRules(), e.record, e.proof) {
+		return !isTombstone(b)
+	}
+	return e.proof.Signature != nil && e.proof.Fault == nil && e.after > o.at.Record
 }
 
 func isTombstone(b *protocol.Batch) bool {
@@ -187,7 +205,7 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	defer j.mu.Unlock()
 	if o := j.opening; held && s.Record > o.at.Record {
 		s.State.Trim(j.cfg.KeepEnded)
-		j.beginLocked(o, fold{state: s.State, at: s.position()})
+		j.beginLocked(o, s.fold())
 	}
 	return nil
 }
@@ -200,7 +218,11 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 	if err != nil {
 		return err
 	}
-	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() {
+	if (s == nil || s.State == nil) && isTombstone(e.batch) {
+		return nil // the history was purged
+	}
+	covered := e.proof.Signature != nil && s != nil && s.Record >= e.after // no event is missing: e numbers its events falsely
+	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() && !covered {
 		return protocol.Errorf(protocol.Internal, "", "the history of %s lacks the events before event %d",
 			j.cfg.Sandbox, e.batch.First())
 	}
@@ -212,7 +234,7 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	s.State.Trim(j.cfg.KeepEnded)
-	j.beginLocked(o, fold{state: s.State, at: s.position()})
+	j.beginLocked(o, s.fold())
 	return nil
 }
 
@@ -240,25 +262,78 @@ func (j *Journal) reportOpenLocked() {
 	}
 }
 
-// foldLocked folds in a message of the history. The fold moves to the message's position even if its events cannot be
-// folded, because the next append must name the history's last message.
-func (j *Journal) foldLocked(f *fold, e *entry) {
+// foldLocked folds in a message of the history, or refuses it. The fold moves to the message's position in both cases,
+// because the next append must name the last message on the history's subject. It returns an error if the message is
+// part of the history but cannot be decoded.
+func (j *Journal) foldLocked(f *fold, e *entry) error {
 	j.progress++
-	if b := e.batch; b != nil && b.First() > f.state.Sandbox.Sequence+1 {
+	if e.record <= f.at.Record {
+		return nil
+	}
+	refused, err := j.judgeLocked(f, e)
+	if err != nil {
+		return err
+	}
+	b := e.batch
+	switch {
+	case refused != nil:
+		j.refuseLocked(f, e, refused)
+	case b.First() > f.state.Sandbox.Sequence+1:
 		// The batches before b were removed, so b must be a tombstone.
 		tombstone := &protocol.State{}
 		if err := tombstone.ApplyTombstone(&b.Events[len(b.Events)-1]); err != nil {
 			j.journals.log.Error("the history of a sandbox lacks events", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 		} else {
 			f.state = tombstone
+			f.chain.Accept(e.proof)
 			j.scratch = nil
 		}
-	} else if b != nil {
+	default:
 		j.applyLocked(f, b)
 	}
 	if p := e.position(); p.Record > f.at.Record {
 		f.at = p
 	}
+	return nil
+}
+
+// refuseLocked records that a message is not part of the history.
+func (j *Journal) refuseLocked(f *fold, e *entry, why error) {
+	f.refused = f.refused.with(f.at.Record, e.record)
+	f.at = e.position()
+	j.journals.writers.refusals.add(j.journals.log, e, why)
+}
+
+// judgeLocked decides whether a message is part of the history. If it is not, refused says why. err is not nil if the
+// message is part of the history but cannot be decoded.
+func (j *Journal) judgeLocked(f *fold, e *entry) (refused, err error) {
+	rules, b := j.journals.writers.knownRules(), e.batch
+	switch {
+	case e.foreign != nil:
+		return e.foreign, nil
+	case !f.chain.Requires(rules, e.record, e.proof):
+		return nil, e.broken
+	case e.broken != nil: // only a coordinator can stop readers of an older version
+		b = &protocol.Batch{Record: e.record, Writer: e.proof.Writer.Name}
+		if refused := f.chain.Verify(rules, f.state, b, e.proof); refused != nil {
+			return refused, nil
+		}
+		if e.proof.Writer.Role != protocol.OwnerCoordinator ||
+			protocol.AsError(e.broken).Reason != protocol.ReasonUnsupportedVersion {
+			return e.broken, nil
+		}
+		return nil, e.broken
+	case e.proof.Signature != nil && !e.afterKnown && !e.proof.Notified:
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven, "it does not expect a last message"), nil
+	}
+	state, next := f.state, f.state.Sandbox.Sequence+1
+	if b.First() > next && e.after > f.at.Record {
+		state = nil // the messages between the fold and this one were purged
+	} else if b.First() != next && e.proof.Fault == nil {
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven,
+			"it begins with event %d instead of %d", b.First(), next), nil
+	}
+	return f.chain.Verify(rules, state, b, e.proof), nil
 }
 
 // catchUp folds in the new messages. If the log no longer has the messages that were folded before, catchUp folds the
@@ -323,10 +398,12 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 			return false, nil
 		}
 		reached = e.record
+		if err := j.journals.writers.prove(ctx, e); err != nil {
+			return false, err
+		}
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		j.foldLocked(&j.fold, e)
-		return reached < last.record, nil
+		return reached < last.record, j.foldLocked(&j.fold, e)
 	})
 	if last.afterKnown && last.after == at.Record { // no message is between at and last
 		_, err := r.take(&last)

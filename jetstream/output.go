@@ -42,10 +42,11 @@ const (
 // OutputLog stores and reads the output of execs.
 type OutputLog struct{ *streams }
 
-// PublishOutput sends a chunk and returns before the chunk is acknowledged; the channel delivers the result. Chunks of
-// one exec are stored in the order in which they are sent, except as described at [OutputWindow].
-func (o *OutputLog) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan error, error) {
-	m := nats.NewMsg(protocol.LogSubject(tenant, sandbox, exec))
+// PublishOutput sends a chunk from a host and returns before the chunk is acknowledged; the channel delivers the
+// result. Chunks of one exec are stored in the order in which they are sent, except as described at [OutputWindow]. log
+// is an exec's id, a [protocol.ServiceLog] or [protocol.PrimaryLog].
+func (o *OutputLog) PublishOutput(host, tenant, sandbox, log string, k Chunk) (<-chan error, error) {
+	m := nats.NewMsg(protocol.OutputSubject(host, tenant, sandbox, log))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
 	m.Header[protocol.HeaderOffset] = []string{strconv.FormatInt(k.Offset, 10)}
 	m.Header[protocol.HeaderNextOut] = []string{strconv.FormatInt(k.NextStdout, 10)}
@@ -78,10 +79,9 @@ func (c *connection) Reconnects() uint64 { return c.nc.Stats().Reconnects }
 // single server acknowledges output before it writes the output to disk. [Conn.Open] must have succeeded.
 func (o *OutputLog) MayLoseOutput() bool { return o.singleReplica() }
 
-// OutputEnd reads the offsets up to which an exec's output is stored without a gap. Some later output may be stored
-// too.
-func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
-	m, err := o.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
+// OutputEnd reads the offsets up to which output is stored without a gap. Some later output may be stored too.
+func (o *OutputLog) OutputEnd(ctx context.Context, of OutputOf) (stdout, stderr int64, err error) {
+	m, err := o.sources(of).last(ctx)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return 0, 0, nil
 	}
@@ -92,14 +92,14 @@ func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string)
 	return k.NextStdout, k.NextStderr, err
 }
 
-// ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record of the output's
-// stream on. It returns the record after the last chunk. A chunk may come twice, or after chunks that follow it in the
-// output, so callers compare offsets.
-func (o *OutputLog) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
-	visit func(Chunk) error) (next uint64, err error) {
+// ReadOutput reads the stored chunks of an output in the order of their records, from a record of the output's stream
+// on. It returns the record after the last chunk. A chunk may come twice, or after chunks with larger offsets, so
+// callers compare offsets.
+func (o *OutputLog) ReadOutput(ctx context.Context, of OutputOf, from uint64, visit func(Chunk) error) (
+	next uint64, err error) {
 	next = from
 	var failed error
-	err = o.ReadStoredOutput(ctx, tenant, sandbox, exec, from, func(record uint64, k Chunk) bool {
+	err = o.ReadStoredOutput(ctx, of, from, func(record uint64, k Chunk) bool {
 		next = record + 1
 		failed = visit(k)
 		return failed == nil
@@ -108,29 +108,31 @@ func (o *OutputLog) ReadOutput(ctx context.Context, tenant, sandbox, exec string
 }
 
 // ReadStoredOutput is ReadOutput with the record of each chunk, until visit returns false.
-func (o *OutputLog) ReadStoredOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
+func (o *OutputLog) ReadStoredOutput(ctx context.Context, of OutputOf, from uint64,
 	visit func(record uint64, k Chunk) bool) error {
-	subject := protocol.LogSubject(tenant, sandbox, exec)
-	return o.scan(ctx, protocol.StreamLogs, subject, from, func(m *stored) (bool, error) {
+	return o.sources(of).visitAll(ctx, from, func(m *stored) (bool, error) {
 		k, err := chunkOf(m.header, m.data)
 		if err != nil {
 			return false, err
 		}
-		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server writes a valid time
+		k.At = m.storedAt()
 		return visit(m.sequence, k), nil
 	})
 }
 
-// LiveOutput receives the chunks of an exec as they are published, until stop is called. Chunks are missed while the
-// connection is down; the offsets then show a gap.
-func (o *OutputLog) LiveOutput(tenant, sandbox, exec string, handle func(Chunk)) (stop func(), err error) {
-	sub, err := o.nc.Subscribe(protocol.LogSubject(tenant, sandbox, exec), func(m *nats.Msg) {
+// LiveOutput receives chunks as they are published, until stop is called. Chunks are missed while the connection is
+// down; the offsets then show a gap. The worker of any host can publish under this name, so the caller compares the
+// chunk's host with the sandbox's.
+func (o *OutputLog) LiveOutput(tenant, sandbox, log string, handle func(host string, k Chunk)) (
+	stop func(), err error) {
+	sub, err := o.nc.Subscribe(protocol.OutputSubject("*", tenant, sandbox, log), func(m *nats.Msg) {
+		host, _, _, _, ok := protocol.SplitOutputSubject(m.Subject)
 		k, err := chunkOf(m.Header, m.Data)
-		if err != nil {
+		if err != nil || !ok {
 			o.log.Warn("could not decode a chunk of output", "subject", m.Subject, "error", err)
 			return
 		}
-		handle(k)
+		handle(host, k)
 	})
 	if err != nil {
 		return nil, translate(err, "listen for output")

@@ -2,6 +2,7 @@ package jetstream_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -10,6 +11,21 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
+
+// outputHost is the host from which tests publish output.
+const outputHost = "HOSTA"
+
+// outputOf names output that was published from the test's host.
+func outputOf(tenant, sandbox, log string) jetstream.OutputOf {
+	return jetstream.OutputOf{Tenant: tenant, Sandbox: sandbox, Log: log, Hosts: outputHosts}
+}
+
+var outputHosts = []protocol.OutputHost{{ID: outputHost}}
+
+// hostsOfAll says that every sandbox is on the test's host.
+func hostsOfAll(context.Context, string, string) ([]protocol.OutputHost, error) {
+	return outputHosts, nil
+}
 
 // publishChunks sends n chunks of stdout, each followed by a chunk of stderr, and waits for their acknowledgements.
 func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string, size, n int) error {
@@ -24,7 +40,7 @@ func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string
 		} else {
 			k.NextStdout += int64(len(data))
 		}
-		ack, err := c.PublishOutput(tenant, sandbox, exec, k)
+		ack, err := c.PublishOutput(outputHost, tenant, sandbox, exec, k)
 		acks = append(acks, ack)
 		return err
 	}
@@ -70,13 +86,13 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		var live reader
 		heard := make(chan error, 2*chunks)
 		listener, other := d.opened(t), d.opened(t)
-		stop, err := listener.LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
+		stop, err := listener.LiveOutput(d.tenant, "s1", "x1", func(_ string, k jetstream.Chunk) { heard <- live.add(k) })
 		must(t, err)
 		defer stop()
 		// The server of this connection handles a subscription before later requests of the same connection. Other
 		// servers receive the subscription later.
 		probes := make(chan jetstream.Chunk, 1000)
-		stopProbes, err := listener.LiveOutput(d.tenant, "s1", "probe", func(k jetstream.Chunk) { probes <- k })
+		stopProbes, err := listener.LiveOutput(d.tenant, "s1", "probe", func(_ string, k jetstream.Chunk) { probes <- k })
 		must(t, err)
 		defer stopProbes()
 		must(t, listener.Flush(ctx))
@@ -86,14 +102,14 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		})
 		must(t, publishChunks(t, c, d.tenant, "s1", "x1", size, chunks))
 		must(t, publishChunks(t, c, d.tenant, "s1", "x2", 1, 1)) // output of another exec
-		stdout, stderr, err := other.OutputEnd(ctx, d.tenant, "s1", "x1")
+		stdout, stderr, err := other.OutputEnd(ctx, outputOf(d.tenant, "s1", "x1"))
 		if stdout != chunks*size || stderr != chunks || err != nil {
 			t.Fatalf("the output ends at %d and %d, %v", stdout, stderr, err)
 		}
 		var read reader
 		eventually.Holds(t, 5*time.Second, "all output is read", func() bool { // a replica may be behind
 			read = reader{}
-			_, err := other.ReadOutput(ctx, d.tenant, "s1", "x1", 0, read.add)
+			_, err := other.ReadOutput(ctx, outputOf(d.tenant, "s1", "x1"), 0, read.add)
 			must(t, err)
 			return read.chunks == 2*chunks
 		})
@@ -110,7 +126,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		next := uint64(0)
 		seen := 0
 		stopped := fmt.Errorf("enough")
-		next, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", 0, func(k jetstream.Chunk) error {
+		next, err = other.ReadOutput(ctx, outputOf(d.tenant, "s1", "x1"), 0, func(k jetstream.Chunk) error {
 			if seen++; seen > 10 {
 				return stopped
 			}
@@ -120,7 +136,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		// next is the record after the last visited chunk. That chunk was not added, so the second read begins with it.
-		_, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", next-1, rest.add)
+		_, err = other.ReadOutput(ctx, outputOf(d.tenant, "s1", "x1"), next-1, rest.add)
 		must(t, err)
 		if rest.chunks != 2*chunks {
 			t.Fatalf("two reads returned %d chunks, want %d", rest.chunks, 2*chunks)
@@ -131,11 +147,11 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 func TestAnExecWithoutOutputEndsAtZero(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
-		stdout, stderr, err := c.OutputEnd(t.Context(), d.tenant, "s1", "none")
+		stdout, stderr, err := c.OutputEnd(t.Context(), outputOf(d.tenant, "s1", "none"))
 		if stdout != 0 || stderr != 0 || err != nil {
 			t.Fatal(stdout, stderr, err)
 		}
-		if next, err := c.ReadOutput(t.Context(), d.tenant, "s1", "none", 7, nil); next != 7 || err != nil {
+		if next, err := c.ReadOutput(t.Context(), outputOf(d.tenant, "s1", "none"), 7, nil); next != 7 || err != nil {
 			t.Fatal(next, err)
 		}
 	})
@@ -149,7 +165,7 @@ func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 	const chunks = 320 // of 256 KiB: 80 MiB
 	must(t, publishChunks(t, c, d.tenant, "s1", "x1", jetstream.ChunkSize, chunks))
 	var total int
-	_, err := c.ReadOutput(t.Context(), d.tenant, "s1", "x1", 0, func(k jetstream.Chunk) error {
+	_, err := c.ReadOutput(t.Context(), outputOf(d.tenant, "s1", "x1"), 0, func(k jetstream.Chunk) error {
 		if total == 0 {
 			// The first batch arrives completely while no chunk is read.
 			must(t, c.Flush(t.Context()))
@@ -166,8 +182,8 @@ func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 func TestAChunkWithoutItsOffsetsIsRefused(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
-	_, err := d.raw(t).Request(protocol.LogSubject(d.tenant, "s1", "x1"), []byte("x"), 5*time.Second)
+	_, err := d.raw(t).Request(protocol.OutputSubject(outputHost, d.tenant, "s1", "x1"), []byte("x"), 5*time.Second)
 	must(t, err)
-	_, err = d.opened(t).ReadOutput(t.Context(), d.tenant, "s1", "x1", 0, func(jetstream.Chunk) error { return nil })
+	_, err = d.opened(t).ReadOutput(t.Context(), outputOf(d.tenant, "s1", "x1"), 0, func(jetstream.Chunk) error { return nil })
 	wantError(t, err, protocol.Internal, protocol.ReasonUndecodable)
 }

@@ -26,22 +26,21 @@ const (
 // outputPager reads one page of one stream of a log.
 type outputPager struct {
 	output  *OutputLog
-	subject string
+	sources *outputSources
 	stream  string
 	at      int64 // offset of the next byte to read
 	limit   int
 	page    *protocol.OutputPage
 }
 
-// OutputPage reads at most limit bytes of an output stream from an offset on. log is an exec's id or a name that
-// [protocol.ServiceLog] returned. total is the stream's length if the command has ended, otherwise negative. If the
-// requested bytes are no longer stored, the page begins after them and says how many are missing. A page without data
-// means that no more output is stored yet, unless the output has ended. Error: out_of_range for an offset beyond the
-// end.
-func (o *OutputLog) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int,
-	total int64) (*protocol.OutputPage, error) {
+// OutputPage reads at most limit bytes of an output stream from an offset on. total is the stream's length if the command
+// has ended, otherwise negative. If the requested bytes are no longer stored, the page begins after them and says how
+// many bytes are missing. A page without data means that no more output is stored yet, unless the output has ended.
+// Error: out_of_range for an offset beyond the end.
+func (o *OutputLog) OutputPage(ctx context.Context, of OutputOf, stream string, offset int64, limit int, total int64) (
+	*protocol.OutputPage, error) {
 	p := &outputPager{
-		output: o, subject: protocol.LogSubject(tenant, sandbox, log), stream: stream, at: offset, limit: limit,
+		output: o, sources: o.sources(of), stream: stream, at: offset, limit: limit,
 		page: &protocol.OutputPage{
 			Stream: stream, Offset: offset, Data: []byte{}, Ended: total >= 0, End: max(total, 0),
 		},
@@ -68,7 +67,7 @@ func (p *outputPager) beyondEnd() error {
 }
 
 func (p *outputPager) read(ctx context.Context, total int64) error {
-	last, err := p.output.lastOnSubject(ctx, protocol.StreamLogs, p.subject)
+	last, err := p.sources.last(ctx)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return p.empty(total)
 	}
@@ -139,7 +138,7 @@ func (p *outputPager) vouched(k *Chunk) int64 {
 
 // oldest reads the oldest message and sets the page's oldest stored byte.
 func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
-	if first, err = p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
+	if first, err = p.sources.next(ctx, 1); err != nil {
 		return nil, err
 	}
 	k, err := chunkOf(first.header, first.data)
@@ -165,7 +164,7 @@ func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *sto
 	found := last
 	for high-low > 1 {
 		middle := low + (high-low)/2
-		m, err := p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, middle)
+		m, err := p.sources.next(ctx, middle)
 		if protocol.CodeOf(err) == protocol.NotFound { // the messages from middle on were removed in the meantime
 			high = middle
 			continue
@@ -209,7 +208,7 @@ func (p *outputPager) extend(ctx context.Context, after uint64, err error) error
 		if err != nil || len(p.page.Data) == p.limit {
 			return err
 		}
-		m, err := p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, after+1)
+		m, err := p.sources.next(ctx, after+1)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			return nil
 		}
@@ -279,7 +278,7 @@ func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*s
 	ctx, cancel := p.output.bound(ctx)
 	defer cancel()
 	for enough := false; ; {
-		err := p.output.scan(ctx, protocol.StreamLogs, p.subject, from, func(m *stored) (bool, error) {
+		err := p.sources.visitAll(ctx, from, func(m *stored) (bool, error) {
 			more, err := visit(m)
 			from, enough = m.sequence+1, !more
 			return more, err
@@ -287,7 +286,7 @@ func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*s
 		if err != nil || enough || from > to {
 			return err
 		}
-		if m, err := p.output.lastOnSubject(ctx, protocol.StreamLogs, p.subject); err != nil || m.sequence < from {
+		if m, err := p.sources.last(ctx); err != nil || m.sequence < from {
 			return err // the output was removed in the meantime
 		}
 		if !backoff.Sleep(ctx, replicaPause) {

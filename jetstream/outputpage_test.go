@@ -23,7 +23,7 @@ func pages(
 	total int64,
 ) (data []byte, missing int64, err error) {
 	for {
-		p, err := c.OutputPage(ctx, tenant, "s", exec, stream, offset, limit, total)
+		p, err := c.OutputPage(ctx, outputOf(tenant, "s", exec), stream, offset, limit, total)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -43,7 +43,7 @@ func pages(
 func publishInOrder(t *testing.T, c *jetstream.Conn, tenant, exec string, chunks ...jetstream.Chunk) {
 	t.Helper()
 	for _, k := range chunks {
-		ack, err := c.PublishOutput(tenant, "s", exec, k)
+		ack, err := c.PublishOutput(outputHost, tenant, "s", exec, k)
 		must(t, err)
 		must(t, receive(t, 15*time.Second, "the acknowledgement", ack))
 	}
@@ -67,7 +67,7 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 		}
 		for offset, limit := range limits {
 			if limit == 1 {
-				p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, limit, total)
+				p, err := c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, offset, limit, total)
 				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) ||
 					p.End != int64(len(stdout)) {
 					t.Errorf("a page of one byte: %+v, %v", p, err)
@@ -85,9 +85,9 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 		t.Errorf("stderr: %d bytes, %v", len(got), err)
 	}
 	end := int64(len(stdout))
-	_, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, end+1, 1, end)
+	_, err = c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, end+1, 1, end)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
-	_, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 1<<40, 1, -1)
+	_, err = c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, 1<<40, 1, -1)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 }
 
@@ -143,13 +143,13 @@ func TestAReaderOfRemovedOutputKeepsWaiting(t *testing.T) {
 	room, err := c.OutputRoom(t.Context())
 	must(t, err)
 	must(t, c.PurgeOutput(t.Context(), d.tenant, "s", room.Last))
-	p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
+	p, err := c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, at+10, 100, -1)
 	if err != nil || p.Next != at+10 || p.Missing != 0 || len(p.Data) != 0 || p.Ended {
 		t.Errorf("the page without stored output: %+v, %v", p, err)
 	}
 	chunk.Offset, chunk.NextStdout = at+10, at+20
 	publishInOrder(t, c, d.tenant, "x", chunk)
-	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
+	p, err = c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, at+10, 100, -1)
 	if err != nil || string(p.Data) != "0123456789" {
 		t.Errorf("the page with later output: %+v, %v", p, err)
 	}
@@ -160,7 +160,7 @@ func TestAPageOfOutputReportsMissingBytes(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	must(t, publishChunks(t, c, d.tenant, "s", "x", 100, 10))
-	p, err := c.OutputPage(t.Context(), d.tenant, "s", "none", jetstream.Stdout, 5, 10, 700)
+	p, err := c.OutputPage(t.Context(), outputOf(d.tenant, "s", "none"), jetstream.Stdout, 5, 10, 700)
 	if err != nil || p.Missing != 695 || p.Next != 700 || p.Oldest != 700 || len(p.Data) != 0 || !p.Ended {
 		t.Errorf("the page without stored output: %+v, %v", p, err)
 	}
@@ -168,9 +168,9 @@ func TestAPageOfOutputReportsMissingBytes(t *testing.T) {
 	must(t, err)
 	stream, err := js.Stream(t.Context(), protocol.StreamLogs)
 	must(t, err)
-	subject := natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x"))
+	subject := natsjs.WithPurgeSubject(protocol.OutputSubject(outputHost, d.tenant, "s", "x"))
 	must(t, stream.Purge(t.Context(), subject, natsjs.WithPurgeSequence(8))) // removes stdout up to offset 400
-	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 30, 1000, 1000)
+	p, err = c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, 30, 1000, 1000)
 	if err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 || p.Oldest != 400 {
 		t.Errorf("without the beginning: %d bytes, %+v, %v", len(p.Data), p, err)
 	}
@@ -199,7 +199,7 @@ func TestAPageOfOutputDoesNotReadEarlierOutput(t *testing.T) {
 	must(t, publishChunks(t, c, d.tenant, "s", "x", size, n))
 	before := c.Received()
 	for _, offset := range []int64{0, 50 * size, 99 * size, 100 * size} {
-		_, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, 1000, 100*size)
+		_, err := c.OutputPage(t.Context(), outputOf(d.tenant, "s", "x"), jetstream.Stdout, offset, 1000, 100*size)
 		must(t, err)
 	}
 	if got := c.Received() - before; got > 4<<20 {

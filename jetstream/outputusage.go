@@ -36,12 +36,12 @@ func (o *OutputLog) OutputSizes(ctx context.Context, from uint64, visit func(Sto
 	f := &follower{
 		streams:     o.streams,
 		stream:      protocol.StreamLogs,
-		filter:      protocol.LogFilter,
+		filter:      protocol.OutputAll,
 		next:        max(from, 1),
 		headersOnly: true,
 		caughtUp:    func() { enough(errAllRead) },
 		handle: func(m *stored) {
-			if tenant, sandbox, ok := protocol.SplitLogSubject(m.subject); ok {
+			if _, tenant, sandbox, _, ok := protocol.SplitOutputSubject(m.subject); ok {
 				visit(StoredOutput{Tenant: tenant, Sandbox: sandbox, Record: m.sequence, Bytes: storedSize(m)})
 			}
 		},
@@ -84,5 +84,15 @@ func (o *OutputLog) OutputRoom(ctx context.Context) (OutputRoom, error) {
 // PurgeOutput removes a sandbox's output up to a record. Readers learn from their next page where the output begins
 // now.
 func (o *OutputLog) PurgeOutput(ctx context.Context, tenant, sandbox string, through uint64) error {
-	return o.purgeThrough(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), through)
+	for _, subject := range outputSubjects(tenant, sandbox) {
+		if err := o.purgeThrough(ctx, protocol.StreamLogs, subject, through); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outputSubjects returns the subjects of all output that any worker published for a sandbox.
+func outputSubjects(tenant, sandbox string) []string {
+	return []string{protocol.OutputSubject("*", tenant, sandbox, "*"), protocol.LogSubject(tenant, sandbox, "*")}
 }

@@ -178,6 +178,7 @@ const (
 	requestsHeld = 1024
 	endingHeld   = 64
 	requestsPull = 512
+	pullExpires  = 5 * time.Second // how long the server keeps a request for messages of the queue
 	// requestAckWait is how long a dead coordinator's requests wait before they go to another coordinator. Handling a
 	// request twice is harmless.
 	requestAckWait = 4 * time.Second
@@ -230,7 +231,7 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 			MaxDeliver: -1, MaxAckPending: requestsHeld, MemoryStorage: true,
 		},
 		pull: requestsPull,
-		handle: func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup) {
+		handle: func(ctx context.Context, m *nats.Msg, inHand *sync.WaitGroup) {
 			name, ok := q.take(m)
 			if !ok {
 				return
@@ -261,7 +262,7 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 			MaxDeliver: -1, MaxAckPending: endingHeld, MemoryStorage: true, InactiveThreshold: 30 * time.Second,
 		},
 		pull: endingHeld,
-		handle: func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup) {
+		handle: func(ctx context.Context, m *nats.Msg, inHand *sync.WaitGroup) {
 			name, ok := q.take(m)
 			if !ok {
 				return
@@ -278,30 +279,31 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 }
 
 // take adds a message to the held requests. ok is false if the message is already held or has no metadata.
-func (q *Requests) take(m jetstream.Msg) (name heldName, ok bool) {
+func (q *Requests) take(m *nats.Msg) (name heldName, ok bool) {
 	meta, err := m.Metadata()
 	if err != nil {
-		q.queue.log.Error("ignoring a message in the request queue, because it has no metadata", "subject", m.Subject(), "error", err)
+		q.queue.log.Error("ignoring a message in the request queue, because it has no metadata",
+			"subject", m.Subject, "error", err)
 		return heldName{}, false
 	}
 	name = nameOf(meta)
 	return name, q.held.take(name, m)
 }
 
-func (q *Requests) decide(ctx context.Context, m jetstream.Msg, handle HandleRequest) error {
+func (q *Requests) decide(ctx context.Context, m *nats.Msg, handle HandleRequest) error {
 	meta, err := m.Metadata()
 	if err != nil {
 		return err
 	}
-	tenant, user, verb, sandbox, ok := protocol.SplitRequestSubject(m.Subject())
+	tenant, user, verb, sandbox, ok := protocol.SplitRequestSubject(m.Subject)
 	if !ok {
 		return nil // the stream's filter admits no other subject
 	}
-	h := m.Headers()
+	h := m.Header
 	return handle(ctx, &Delivery{
 		Tenant: tenant, User: user, Verb: verb, Sandbox: sandbox,
 		ID: requestID(h), ContentType: headerOf(h, protocol.HeaderContentType),
-		Payload: m.Data(), Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
+		Payload: m.Data, Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
 		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply), republished: isRepublished(h),
 		waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting,
 	})
@@ -437,7 +439,7 @@ type consumption struct {
 	config jetstream.ConsumerConfig
 	pull   int // number of messages to request ahead
 	// handle is called with one message after another and must not block.
-	handle func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup)
+	handle func(ctx context.Context, m *nats.Msg, inHand *sync.WaitGroup)
 }
 
 // consume calls k.handle with messages until ctx ends. It makes the consumer again each time the server has lost it.
@@ -463,23 +465,42 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *s
 	if err != nil {
 		return err
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(k.pull), jetstream.PullExpiry(5*time.Second),
-		jetstream.PullHeartbeat(pullHeartbeat))
+	messages, err := q.pull(k.stream, consumer.CachedInfo().Name, k.pull, pullExpires)
 	if err != nil {
-		return translate(err, "open the queue "+k.stream)
+		return err
 	}
-	stop := context.AfterFunc(ctx, messages.Stop)
-	defer stop()
-	defer messages.Stop()
+	defer messages.stop()
 	// A restarted server has lost the consumer. Ending the read at each reconnect is faster than waiting for missing
-	// heartbeats. Messages that have already arrived are still handled.
-	defer q.OnReconnect(messages.Drain)()
+	// heartbeats.
+	connected, breakOff := context.WithCancel(ctx)
+	defer breakOff()
+	defer q.OnReconnect(breakOff)()
 	for {
-		m, err := messages.Next()
+		m, err := messages.next(connected)
+		if err == errSilent && q.nc.IsConnected() {
+			continue
+		}
 		if err != nil {
+			q.consumeArrived(ctx, k, messages, inHand)
 			return translate(err, "read the queue "+k.stream)
 		}
 		k.handle(ctx, m, inHand)
+	}
+}
+
+// consumeArrived handles the messages that arrived before the reading ended. Otherwise they would wait for their ack
+// wait to end.
+func (q *RequestQueue) consumeArrived(ctx context.Context, k consumption, p *puller, inHand *sync.WaitGroup) {
+	p.stop()
+	for ctx.Err() == nil {
+		select {
+		case m := <-p.arrived:
+			if !isStatus(m) {
+				k.handle(ctx, m, inHand)
+			}
+		default:
+			return
+		}
 	}
 }
 
@@ -496,18 +517,18 @@ func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.
 
 // settle acknowledges a decided message, and returns an undecided message to the queue. It reports whether the message
 // was acknowledged.
-func (q *RequestQueue) settle(m jetstream.Msg, undecided error) bool {
+func (q *RequestQueue) settle(m *nats.Msg, undecided error) bool {
 	var err error
 	if undecided == nil {
 		err = m.Ack()
 	} else {
 		if !errors.Is(undecided, context.Canceled) {
-			q.log.Warn("could not decide a request; it will be delivered again", "subject", m.Subject(), "error", undecided)
+			q.log.Warn("could not decide a request; it will be delivered again", "subject", m.Subject, "error", undecided)
 		}
 		err = m.NakWithDelay(retryPause)
 	}
 	if err != nil {
-		q.log.Warn("could not settle a request; it will be delivered again", "subject", m.Subject(), "error", err)
+		q.log.Warn("could not settle a request; it will be delivered again", "subject", m.Subject, "error", err)
 	}
 	return undecided == nil && err == nil
 }

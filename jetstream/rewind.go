@@ -32,20 +32,48 @@ const recheckAfter = 250 * time.Millisecond
 
 // entry is a message of a history.
 type entry struct {
-	record     uint64
-	batch      *protocol.Batch // nil if the message names another sandbox than its subject
-	after      uint64          // the history's last record, as the message's writer expected it
-	afterKnown bool            // after has a value
+	record          uint64
+	time            time.Time // when the message was stored; zero: unknown
+	tenant, sandbox string    // as the message's subject names them
+
+	batch   *protocol.Batch // nil if the message is foreign or broken
+	foreign error           // not nil if the batch names another sandbox than its subject
+	broken  error           // not nil if the message cannot be decoded
+
+	after      uint64 // the history's last record, as the message's writer expected it
+	afterKnown bool   // after has a value
+	proof      *protocol.Proof
+	message    *stored // the message itself
 }
 
-func (l *EventLog) entryOf(m *stored) (entry, error) {
-	b, err := l.batchOf(m)
-	e := entry{record: m.sequence, batch: b}
-	if text := m.header.Get(jetstream.ExpectedLastSubjSeqHeader); text != "" {
+// headerOtherSubject makes the server compare the expected record with the last record of another subject.
+const headerOtherSubject = "Nats-Expected-Last-Subject-Sequence-Subject"
+
+func entryOf(m *stored) *entry {
+	e := &entry{record: m.sequence, time: m.time, message: m, proof: &protocol.Proof{Hash: protocol.PayloadHash(m.data)}}
+	e.tenant, e.sandbox, _ = protocol.SplitEventSubject(m.subject)
+	e.batch, e.broken = protocol.DecodeBatch(m.data, m.sequence)
+	if b := e.batch; b != nil {
+		b.Proof = e.proof
+		if b.Tenant != e.tenant || b.Sandbox != e.sandbox {
+			e.batch, e.foreign = nil, errForeign(b)
+		}
+	}
+	// The server has checked the expected record, so it is the one that the history had.
+	if text := m.header.Get(jetstream.ExpectedLastSubjSeqHeader); text != "" && m.header.Get(headerOtherSubject) == "" {
 		after, malformed := strconv.ParseUint(text, 10, 64)
 		e.after, e.afterKnown = after, malformed == nil
 	}
-	return e, err
+	if text := m.header.Get(protocol.HeaderSignature); text != "" {
+		var err error
+		if e.proof.Signature, err = protocol.ParseSignature(text); err != nil {
+			e.proof.Signature, e.proof.Fault = &protocol.Signature{Key: "malformed"}, protocol.AsError(err)
+		}
+		if e.time.IsZero() {
+			e.time, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp"))
+		}
+	}
+	return e
 }
 
 // position returns the entry's position in the log.
@@ -62,13 +90,23 @@ func (e *entry) isAt(p Position) bool {
 	return e.record == p.Record && (p.Batch == "" || e.batch != nil && e.batch.ID == p.Batch)
 }
 
+// isAt reports whether a message is at a position. It returns an error if the message cannot be decoded and is not
+// refused.
+func (l *EventLog) isAt(m *stored, p Position) (bool, error) {
+	e := entryOf(m)
+	if e.broken != nil && !l.writers.knownRules().Signed {
+		return false, e.broken
+	}
+	return e.isAt(p), nil
+}
+
 // lastEntry reads the last message of a history from the leader. Error: not_found.
 func (l *EventLog) lastEntry(ctx context.Context, tenant, sandbox string) (entry, error) {
 	m, err := l.lastOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox))
 	if err != nil {
 		return entry{}, err
 	}
-	return l.entryOf(m)
+	return *entryOf(m), nil
 }
 
 // holds reports whether a position of a sandbox's history still exists, in the log or in a segment. If sandbox is
@@ -89,11 +127,7 @@ func (sg *segments) holds(ctx context.Context, tenant, sandbox string, p Positio
 	if sandbox != "" && m.subject != protocol.EventSubject(tenant, sandbox) {
 		return false, nil
 	}
-	e, err := sg.events.entryOf(m)
-	if err != nil {
-		return false, err
-	}
-	return e.isAt(p), nil
+	return sg.events.isAt(m, p)
 }
 
 // Position returns the position of the journal's fold.

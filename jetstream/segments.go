@@ -69,11 +69,14 @@ var directHeaders = []string{
 	"Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence",
 }
 
-// segmentMessageOf converts a message that was read by a direct get.
+// segmentMessageOf converts a message that was read from the log or from a segment.
 func segmentMessageOf(m *stored) (segmentMessage, error) {
-	at, err := time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp"))
-	if err != nil {
-		return segmentMessage{}, protocol.Errorf(protocol.Internal, "", "record %d has no time: %v", m.sequence, err)
+	at := m.time
+	if at.IsZero() { // read by a direct get
+		var err error
+		if at, err = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")); err != nil {
+			return segmentMessage{}, protocol.Errorf(protocol.Internal, "", "record %d has no time: %v", m.sequence, err)
+		}
 	}
 	kept := segmentMessage{Record: m.sequence, Time: at.UTC(), Data: m.data, Header: map[string][]string{}}
 	for name, values := range m.header {
@@ -87,7 +90,8 @@ func segmentMessageOf(m *stored) (segmentMessage, error) {
 
 // stored converts the message back to the form in which the log returned it.
 func (m *segmentMessage) stored(subject string) *stored {
-	return &stored{subject: subject, sequence: m.Record, header: nats.Header(m.Header), data: m.Data, time: m.Time}
+	return &stored{subject: subject, sequence: m.Record, header: nats.Header(m.Header), data: m.Data, time: m.Time,
+		strict: true}
 }
 
 // segments stores and reads the parts of histories that were moved out of the event log, and the manifests that list
@@ -101,8 +105,9 @@ type segments struct {
 }
 
 // encodeSegment compresses messages and describes them.
-func (sg *segments) encodeSegment(tenant, sandbox string, messages []segmentMessage) (
-	content []byte, s segment, err error) {
+// Only messages for which accepted returns true determine the segment's first and last event.
+func (sg *segments) encodeSegment(tenant, sandbox string, messages []segmentMessage,
+	accepted func(*entry) (bool, error)) (content []byte, s segment, err error) {
 	raw := protocol.Encode(&segmentContent{Version: protocol.Version, Messages: messages})
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
 	if err != nil {
@@ -115,7 +120,8 @@ func (sg *segments) encodeSegment(tenant, sandbox string, messages []segmentMess
 		Size: int64(len(raw)), Stored: int64(len(content)), Digest: hex.EncodeToString(sum[:])}
 	subject := protocol.EventSubject(tenant, sandbox)
 	for i := range messages {
-		e, err := sg.events.entryOf(messages[i].stored(subject))
+		e := entryOf(messages[i].stored(subject))
+		isPart, err := accepted(e)
 		if err != nil {
 			return nil, s, err
 		}
@@ -123,7 +129,7 @@ func (sg *segments) encodeSegment(tenant, sandbox string, messages []segmentMess
 			s.FirstRecord, s.After = e.record, e.after
 		}
 		s.LastRecord, s.LastBatch, s.Until = e.record, e.position().Batch, messages[i].Time
-		if e.batch != nil {
+		if isPart {
 			if s.FirstEvent == 0 {
 				s.FirstEvent = e.batch.First()
 			}
@@ -177,7 +183,7 @@ func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
 // storeSegment stores a segment and verifies that it can be read.
 func (sg *segments) storeSegment(ctx context.Context, s *segment, content []byte) error {
 	chunks := segmentChunks(s.Object)
-	err := sg.objects.putObjectAs(ctx, protocol.BucketSegments, s.Object, chunks, bytes.NewReader(content))
+	err := sg.objects.putObjectAs(ctx, protocol.BucketSegments, s.Object, chunks, 0, bytes.NewReader(content))
 	if err != nil {
 		return err
 	}
@@ -294,29 +300,30 @@ func (sg *segments) segmentMessages(ctx context.Context, s *segment) ([]segmentM
 	}
 }
 
-// readMoved visits the messages of a history that were moved to segments and are between two records.
+// readMoved visits the messages of a history that were moved to segments and are between two records. last is the
+// newest record that is in a segment, or the argument after if no record in a segment is newer.
 func (sg *segments) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64,
-	visit func(e *entry) (bool, error)) error {
+	visit func(e *entry) (bool, error)) (last uint64, err error) {
 	for try := 1; ; try++ {
-		err := sg.readSegments(ctx, tenant, sandbox, after, before, func(e *entry) (bool, error) {
+		last, err := sg.readSegments(ctx, tenant, sandbox, after, before, func(e *entry) (bool, error) {
 			after = e.record
 			return visit(e)
 		})
 		// A segment may be dropped while it is being read. The manifest then no longer lists it.
 		if protocol.CodeOf(err) != protocol.NotFound || try == 3 {
-			return err
+			return last, err
 		}
 	}
 }
 
 func (sg *segments) readSegments(ctx context.Context, tenant, sandbox string, after, before uint64,
-	visit func(e *entry) (bool, error)) error {
+	visit func(e *entry) (bool, error)) (last uint64, err error) {
 	m, err := sg.manifest(ctx, tenant, sandbox)
 	if err != nil || m.last() <= after {
-		return err
+		return after, err
 	}
 	subject := protocol.EventSubject(tenant, sandbox)
-	return m.each(ctx, after, func(s *segment) (bool, error) {
+	return m.last(), m.each(ctx, after, func(s *segment) (bool, error) {
 		if s.FirstRecord >= before {
 			return false, nil
 		}
@@ -329,11 +336,7 @@ func (sg *segments) readSegments(ctx context.Context, tenant, sandbox string, af
 			if messages[i].Record >= before {
 				return false, nil
 			}
-			e, err := sg.events.entryOf(messages[i].stored(subject))
-			if err != nil {
-				return false, err
-			}
-			if more, err := visit(&e); !more || err != nil {
+			if more, err := visit(entryOf(messages[i].stored(subject))); !more || err != nil {
 				return false, err
 			}
 		}
@@ -341,12 +344,31 @@ func (sg *segments) readSegments(ctx context.Context, tenant, sandbox string, af
 	})
 }
 
+// at reads the message at a record of a history, from the log or from a segment. Error: not_found.
+func (sg *segments) at(ctx context.Context, tenant, sandbox string, record uint64) (*entry, error) {
+	missing := protocol.Errorf(protocol.NotFound, "", "the history of sandbox %s has no batch at record %d", sandbox, record)
+	m, err := sg.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": record})
+	switch {
+	case protocol.CodeOf(err) == protocol.NotFound:
+		e, err := sg.movedEntry(ctx, tenant, sandbox, record)
+		if err == nil && e == nil {
+			err = missing
+		}
+		return e, err
+	case err != nil:
+		return nil, err
+	case m.subject != protocol.EventSubject(tenant, sandbox):
+		return nil, missing
+	}
+	return entryOf(m), nil
+}
+
 // movedEntry reads the message at a record from a segment. It returns nil if no segment has the record.
 func (sg *segments) movedEntry(ctx context.Context, tenant, sandbox string, record uint64) (found *entry, err error) {
 	if record == 0 {
 		return nil, nil
 	}
-	err = sg.readMoved(ctx, tenant, sandbox, record-1, record+1, func(e *entry) (bool, error) {
+	_, err = sg.readMoved(ctx, tenant, sandbox, record-1, record+1, func(e *entry) (bool, error) {
 		found = e
 		return false, nil
 	})

@@ -1,18 +1,25 @@
 package jetstream_test
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// plainServer runs a NATS server after set has changed its settings, as an operator may.
+// plainServer runs a NATS server after set has changed its settings, as an operator may. It returns the server's URL.
 func plainServer(t *testing.T, set func(*server.Options)) string {
+	t.Helper()
+	return startPlain(t, set).ClientURL()
+}
+
+func startPlain(t *testing.T, set func(*server.Options)) *server.Server {
 	t.Helper()
 	o := &server.Options{
 		Host:      "127.0.0.1",
@@ -30,7 +37,7 @@ func plainServer(t *testing.T, set func(*server.Options)) string {
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("the server is not ready after 10 s")
 	}
-	return s.ClientURL()
+	return s
 }
 
 func TestUnsuitableServerSettingsAreReportedInOneSentence(t *testing.T) {
@@ -64,6 +71,45 @@ func TestUnsuitableServerSettingsAreReportedInOneSentence(t *testing.T) {
 			t.Log(err)
 		})
 	}
+}
+
+// A server of a cluster says that an account has no JetStream until it has set the account up.
+func TestJetStreamMayBeEnabledForTheAccountDuringProvisioning(t *testing.T) {
+	t.Parallel()
+	s := startPlain(t, withoutJetStream)
+	var log lines
+	c, err := jetstream.Connect(t.Context(),
+		jetstream.Config{URL: s.ClientURL(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	must(t, err)
+	t.Cleanup(c.Close)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Provision(t.Context(), jetstream.Assets{}) }()
+	eventually.Holds(t, 10*time.Second, "a coordinator waits for JetStream", func() bool {
+		return len(ended) > 0 || strings.Contains(log.String(), "waiting for NATS to enable JetStream for the account")
+	})
+	enableJetStream(t, s)
+	must(t, <-ended)
+}
+
+// A process that runs must not end because a server that restarts has not set up the account yet.
+func TestAnAccountWithoutJetStreamMayGetItLater(t *testing.T) {
+	t.Parallel()
+	s := startPlain(t, withoutJetStream)
+	c, err := jetstream.Connect(t.Context(),
+		jetstream.Config{URL: s.ClientURL(), Logger: quiet, Timeout: 100 * time.Millisecond})
+	must(t, err)
+	t.Cleanup(c.Close)
+	wantError(t, c.Open(t.Context()), protocol.Unavailable, protocol.ReasonServerSettings)
+	enableJetStream(t, s)
+	must(t, c.Provision(t.Context(), jetstream.Assets{}))
+	must(t, c.Open(t.Context()))
+}
+
+func enableJetStream(t *testing.T, s *server.Server) {
+	t.Helper()
+	account, err := s.LookupAccount("A")
+	must(t, err)
+	must(t, account.EnableJetStream(nil, nil))
 }
 
 func withoutJetStream(o *server.Options) {

@@ -19,8 +19,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Endpoint answers a query of the read service.
+// Endpoint answers a query of the read service. [UserOf] returns the user in ctx who asks.
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
+
+type userKey struct{}
+
+// UserOf returns the user who asks an [Endpoint], as the server's permissions prove; empty: the client has no user.
+func UserOf(ctx context.Context) string {
+	user, _ := ctx.Value(userKey{}).(string)
+	return user
+}
 
 // readService is a service in the sense of NATS: `nats service info boxfleet` shows it. The client's package for
 // services either answers the queries of an endpoint one after another, or counts neither errors nor times. Boxfleet
@@ -207,7 +215,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	}
 	reply := &protocol.Reply{}
 	if err == nil {
-		reply, err = s.ask(ctx, endpoint, tenant, q)
+		reply, err = s.ask(context.WithValue(ctx, userKey{}, user), endpoint, tenant, q)
 	}
 	if err != nil {
 		reply = &protocol.Reply{Error: protocol.AsError(err)}
@@ -216,17 +224,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	contentType = answerType(contentType, m.Data)
 	data := protocol.EncodeRead(contentType, reply, stats.Name)
 	if most := s.queries.nc.MaxPayload(); int64(len(data)) > most-min(headerRoom, most/4) {
-		reply = &protocol.Reply{
-			Version: protocol.Version,
-			Error: protocol.Errorf(
-				protocol.ResourceExhausted,
-				protocol.ReasonTooLarge,
-				"the answer of %d bytes exceeds the NATS server's max_payload of %d: "+
-					"ask for a smaller limit, or raise max_payload",
-				len(data),
-				most,
-			),
-		}
+		reply = &protocol.Reply{Version: protocol.Version, Error: answerTooLarge(contentType, stats.Name, len(data), most)}
 		data = protocol.EncodeRead(contentType, reply, stats.Name)
 	}
 	s.count(stats, began, reply.Error)
@@ -243,6 +241,20 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	if err := s.queries.nc.PublishMsg(out); err != nil {
 		s.queries.log.Warn("could not send the answer to a query", "subject", m.Subject, "error", err)
 	}
+}
+
+// answerTooLarge returns the error for an answer that is too large for the server. The error says how to get the
+// answer.
+func answerTooLarge(contentType, endpoint string, bytes int, most int64) *protocol.Error {
+	do := "ask for a smaller limit, or raise max_payload"
+	if endpoint == protocol.EndpointBatches || endpoint == protocol.EndpointChunks { // their pages cannot be smaller
+		do = "raise max_payload"
+		if contentType == protocol.ContentJSON {
+			do = "ask in msgpack, which takes a quarter less than JSON, or raise max_payload"
+		}
+	}
+	return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooLarge,
+		"the answer of %d bytes exceeds the NATS server's max_payload of %d: %s", bytes, most, do)
 }
 
 // ask calls an endpoint. If the endpoint panics, only this query fails.

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -17,12 +18,42 @@ type Snapshot struct {
 	Batch   string          `json:"batch,omitempty"` // id of the batch at Record
 	Fold    int             `json:"fold,omitempty"`  // [protocol.FoldVersion] of the writer
 
+	// Chain is the chain that the message after Record must continue; nil: an older version stored the snapshot.
+	// Refused are the records of messages up to Record that are not part of the history.
+	Chain   *snapshotChain `json:"chain,omitempty"`
+	Refused recordRanges   `json:"refused,omitempty"`
+
 	// Reserved is a revision of the registry of ids. Only checkpoints have it: all ids that were reserved up to this
 	// revision have a history. 0: unknown.
 	Reserved uint64 `json:"reserved,omitempty"`
 }
 
+// snapshotChain is the stored form of a [protocol.Chain].
+type snapshotChain struct {
+	Last   []byte `json:"last"`
+	Signed bool   `json:"signed,omitempty"`
+}
+
 func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
+
+// fold returns the fold that continues from the snapshot.
+func (s *Snapshot) fold() fold {
+	f := fold{state: s.State, at: s.position(), refused: s.Refused, chain: protocol.Chain{Unknown: true}}
+	if c := s.Chain; c != nil && len(c.Last) == len(f.chain.Last) {
+		f.chain = protocol.Chain{Last: protocol.Hash(c.Last), Signed: c.Signed}
+	}
+	return f
+}
+
+// chained adds the chain of a fold to its snapshot.
+func (s *Snapshot) chained(f *fold) *Snapshot {
+	if !f.chain.Unknown {
+		last := f.chain.Last
+		s.Chain = &snapshotChain{Last: last[:], Signed: f.chain.Signed}
+	}
+	s.Refused = slices.Clone(f.refused)
+	return s
+}
 
 // Usable reports whether the snapshot has a state, and this version of the code would have folded the same state.
 func (s *Snapshot) Usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
@@ -37,8 +68,9 @@ const maxSnapshot = 512 << 10
 type Snapshots struct {
 	*streams
 
-	events   *EventLog
-	segments *segments
+	events    *EventLog
+	segments  *segments
+	histories *Histories
 }
 
 // WriteSnapshot replaces a sandbox's snapshot and returns the new revision, or 0 if it wrote nothing. revision is the
@@ -222,8 +254,7 @@ func (sn *Snapshots) reaches(ctx context.Context, p Position, last uint64) (bool
 	if err != nil {
 		return false, err
 	}
-	e, err := sn.events.entryOf(m)
-	return e.isAt(p), err
+	return sn.events.isAt(m, p)
 }
 
 // reachesNow is like reaches, but reads the log's last record itself.

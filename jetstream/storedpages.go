@@ -18,14 +18,23 @@ const messageFrame = 256
 // StoredPages reads the messages of histories and output in pages, for [TenantReads].
 type StoredPages struct {
 	histories *Histories
+	keys      *Writers
 	output    *OutputLog
 	blobs     *BlobStore
 }
 
+// HostsOf returns the hosts whose workers may publish output of a sandbox. The present host is the last. An unknown
+// sandbox has no hosts.
+type HostsOf func(ctx context.Context, tenant, sandbox string) ([]protocol.OutputHost, error)
+
 // PageEndpoints returns the endpoints of the read service that [TenantReads] asks, by name. They validate no ids.
-func (p *StoredPages) PageEndpoints() map[string]Endpoint {
+func (p *StoredPages) PageEndpoints(hosts HostsOf) map[string]Endpoint {
 	return map[string]Endpoint{
-		protocol.EndpointBatches: p.batches, protocol.EndpointChunks: p.chunks, protocol.EndpointUploaded: p.uploaded,
+		protocol.EndpointBatches: p.batches, protocol.EndpointUploaded: p.uploaded,
+		protocol.EndpointChunks: func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+			return p.chunks(ctx, tenant, q, hosts)
+		},
+		protocol.EndpointMessages: p.messages, protocol.EndpointWriters: p.writers,
 	}
 }
 
@@ -61,6 +70,10 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 	default:
 		err = p.histories.ReadHistory(ctx, tenant, q.Sandbox, q.After, add)
 	}
+	if err != nil && ctx.Err() != nil && len(page.Batches) > 0 {
+		page.More = true // the time for the page is up: it has what was read
+		return reply, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +81,8 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 }
 
 // chunks answers a page of the messages in which output is stored. An unknown exec has none.
-func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Query, hostsOf HostsOf) (
+	*protocol.Reply, error) {
 	log := q.Exec
 	switch {
 	case q.Exec != "" && q.Service != "":
@@ -81,9 +95,17 @@ func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Que
 	case q.Exec == "":
 		log = protocol.PrimaryLog
 	}
+	hosts, err := hostsOf(ctx, tenant, q.Sandbox)
+	if err != nil {
+		return nil, err
+	}
 	page := &protocol.ChunkPage{Chunks: []protocol.StoredChunk{}, Next: q.After}
+	if n := len(hosts); n > 0 && hosts[n-1].Until.IsZero() {
+		page.Host = hosts[n-1].ID
+	}
 	size := 0
-	err := p.output.ReadStoredOutput(ctx, tenant, q.Sandbox, log, q.After+1, func(record uint64, k Chunk) bool {
+	of := OutputOf{Tenant: tenant, Sandbox: q.Sandbox, Log: log, Hosts: hosts}
+	err = p.output.ReadStoredOutput(ctx, of, q.After+1, func(record uint64, k Chunk) bool {
 		size += len(k.Data) + messageFrame
 		if page.More = len(page.Chunks) > 0 && size > storedPage; page.More {
 			return false
@@ -94,6 +116,10 @@ func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Que
 		})
 		return true
 	})
+	if err != nil && ctx.Err() != nil && len(page.Chunks) > 0 {
+		page.More = true // the time for the page is up: it has what was read
+		return &protocol.Reply{Chunks: page}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -25,8 +25,9 @@ const (
 	busyMost  = time.Second
 )
 
-// query asks for one page. While coordinators run too many reads it asks again, for up to the connection's timeout.
-func (t *TenantReads) query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
+// Query asks an endpoint, as [Queries.Query] does. While coordinators run too many reads, Query asks again, for up to
+// the connection's timeout.
+func (t *TenantReads) Query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
 	giveUp, pause := time.Now().Add(t.queries.timeout), backoff.New(busyPause, busyMost)
 	for {
 		reply, err := t.queries.Query(ctx, t.tenant, endpoint, &q)
@@ -55,7 +56,7 @@ func (t *TenantReads) FromEvent(
 
 func (t *TenantReads) readBatches(ctx context.Context, q protocol.Query, visit func(*protocol.Batch) bool) error {
 	for {
-		reply, err := t.query(ctx, protocol.EndpointBatches, q)
+		reply, err := t.Query(ctx, protocol.EndpointBatches, q)
 		if err != nil {
 			return err
 		}
@@ -110,9 +111,15 @@ func (t *TenantReads) first(ctx context.Context, q protocol.Query, missing error
 	return found, err
 }
 
-// Output is [OutputLog.ReadOutput] through the coordinators.
+// OutputRead is what [TenantReads.Output] has read.
+type OutputRead struct {
+	Next uint64 // record after the last chunk
+	Host string // id of the host that the sandbox is on; empty: unknown, or the sandbox has no host
+}
+
+// Output is [OutputLog.ReadOutput] through the coordinators, which know the hosts of the sandbox.
 func (t *TenantReads) Output(ctx context.Context, sandbox, log string, from uint64, visit func(Chunk) error) (
-	next uint64, err error) {
+	read OutputRead, err error) {
 	q := protocol.Query{Sandbox: sandbox, After: max(from, 1) - 1}
 	if service, ok := protocol.ServiceOfLog(log); ok {
 		q.Service = service
@@ -120,24 +127,27 @@ func (t *TenantReads) Output(ctx context.Context, sandbox, log string, from uint
 		q.Exec = log
 	}
 	for {
-		reply, err := t.query(ctx, protocol.EndpointChunks, q)
+		read.Next = q.After + 1
+		reply, err := t.Query(ctx, protocol.EndpointChunks, q)
 		if err != nil {
-			return q.After + 1, err
+			return read, err
 		}
 		page := reply.Chunks
 		if page == nil || page.More && page.Next <= q.After {
-			return q.After + 1, undecodable("the answer of %q has no chunks", protocol.EndpointChunks)
+			return read, undecodable("the answer of %q has no chunks", protocol.EndpointChunks)
 		}
+		read.Host = page.Host
 		for _, k := range page.Chunks {
 			err := visit(Chunk{Stream: k.Stream, Offset: k.Offset, Data: k.Data, At: k.At, NextStdout: k.NextStdout,
 				NextStderr: k.NextStderr})
 			if err != nil {
-				return q.After + 1, err
+				return read, err
 			}
 		}
 		q.After = max(q.After, page.Next)
 		if !page.More {
-			return q.After + 1, nil
+			read.Next = q.After + 1
+			return read, nil
 		}
 	}
 }

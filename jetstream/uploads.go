@@ -64,9 +64,10 @@ const (
 type Uploads struct {
 	*core
 
-	blobs *BlobStore
-	slots chan struct{}
-	ended chan struct{} // slots of ended uploads that still answer
+	blobs  *BlobStore
+	limits UploadLimits
+	slots  chan struct{}
+	ended  chan struct{} // slots for ended uploads that still answer repeated messages
 
 	mu      sync.Mutex
 	running sync.WaitGroup
@@ -110,9 +111,19 @@ func (u *Uploads) unclaim(tenant string) {
 	}
 }
 
+// UploadLimits are the limits of each upload that a coordinator receives.
+type UploadLimits struct {
+	MaxBytes protocol.Bytes // size of the content
+	Idle     time.Duration  // longest pause between two pieces; default 30 s
+
+	// Room returns the room that a tenant has for an upload. It may be nil: the tenants have no limits.
+	Room func(tenant, digest string) UploadRoom
+}
+
 // ServeUploads receives uploads until ctx ends, and then discards those that are not complete.
-func (b *BlobStore) ServeUploads(ctx context.Context) error {
-	u := &Uploads{core: b.core, blobs: b, slots: make(chan struct{}, uploadsAtOnce),
+func (b *BlobStore) ServeUploads(ctx context.Context, limits UploadLimits) error {
+	limits.Idle = cmp.Or(limits.Idle, uploadIdle)
+	u := &Uploads{core: b.core, blobs: b, limits: limits, slots: make(chan struct{}, uploadsAtOnce),
 		ended: make(chan struct{}, lingering), tenants: map[string]int{}}
 	defer u.stop()
 	beginnings := make(chan struct{}, beginningsAtOnce)
@@ -229,6 +240,7 @@ type receiver struct {
 	err            error
 
 	next  uint64               // number of the next piece to store
+	size  protocol.Bytes       // of the pieces before next
 	early map[uint64]*nats.Msg // pieces that arrived before their predecessors
 }
 
@@ -246,7 +258,16 @@ func newReceiver(u *Uploads, tenant, digest string) *receiver {
 func (r *receiver) store(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { r.to.CloseWithError(ctx.Err()) })
 	defer stop()
-	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, &verified{r: r.from, sum: sha256.New(), digest: r.digest})
+	content := io.Reader(&verified{r: r.from, sum: sha256.New(), digest: r.digest})
+	var room UploadRoom
+	if r.uploads.limits.Room != nil {
+		room = r.uploads.limits.Room(r.tenant, r.digest)
+		content = &metered{ctx: ctx, r: content, room: room}
+	}
+	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, content)
+	if room != nil {
+		room.Leave(r.err == nil)
+	}
 	if r.err != nil && ctx.Err() != nil {
 		r.err = protocol.Errorf(protocol.Unavailable, "", "the coordinator that received the upload stops")
 	}
@@ -289,6 +310,9 @@ func (r *receiver) receive(m *nats.Msg) {
 	r.early[n] = m
 	for m := r.early[r.next]; m != nil; m = r.early[r.next] {
 		delete(r.early, r.next)
+		if r.size += protocol.Bytes(len(m.Data)); r.size > r.uploads.limits.MaxBytes {
+			r.to.CloseWithError(tooMuch(r.uploads.limits.MaxBytes))
+		}
 		if _, err := r.to.Write(m.Data); err != nil { // storing has ended
 			r.answerOutcome(m)
 			for _, m := range r.early {
@@ -298,9 +322,15 @@ func (r *receiver) receive(m *nats.Msg) {
 			return
 		}
 		r.next++
-		r.idle.Reset(uploadIdle)
+		r.idle.Reset(r.uploads.limits.Idle)
 		r.uploads.answer(m, &protocol.Upload{}, nil)
 	}
+}
+
+// tooMuch returns the error for an upload with more bytes than the limit.
+func tooMuch(most protocol.Bytes) error {
+	return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "the upload has more than %s: "+
+		"upload less, for example by excluding files, or raise coordinator.upload_max_bytes", most)
 }
 
 // answerOutcome waits until storing has ended and answers how. It may have succeeded before all pieces arrived, because
@@ -401,7 +431,7 @@ func (t *TenantReads) abort(upload string) {
 
 // Uploaded reports whether content with this digest is stored for the tenant, and for long enough to be used.
 func (t *TenantReads) Uploaded(ctx context.Context, digest string) (bool, error) {
-	reply, err := t.query(ctx, protocol.EndpointUploaded, protocol.Query{Digest: digest})
+	reply, err := t.Query(ctx, protocol.EndpointUploaded, protocol.Query{Digest: digest})
 	if err != nil {
 		return false, err
 	}

@@ -17,19 +17,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// uploadLimits are those of the coordinators in tests. Idle is long compared with the pauses of a busy machine.
+var uploadLimits = jetstream.UploadLimits{MaxBytes: 16 << 20, Idle: 4 * time.Second}
+
 // receivesUploads serves what clients need for uploads until the test ends or stop is called.
 func receivesUploads(t *testing.T, c *jetstream.Conn) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := c.ServeUploads(ctx); ctx.Err() == nil {
+		if err := c.ServeUploads(ctx, uploadLimits); ctx.Err() == nil {
 			t.Errorf("serve uploads: %v", err)
 		}
 	})
 	serving := make(chan struct{})
 	running.Go(func() {
-		if err := c.ServeReads(ctx, "1.0.0", c.PageEndpoints(), func() { close(serving) }); ctx.Err() == nil {
+		if err := c.ServeReads(ctx, "1.0.0", c.PageEndpoints(hostsOfAll), func() { close(serving) }); ctx.Err() == nil {
 			t.Errorf("serve reads: %v", err)
 		}
 	})
@@ -220,7 +223,7 @@ func TestManySmallChunksAreReadInPages(t *testing.T) {
 	var last <-chan error
 	for i := range int64(chunks) {
 		var err error
-		last, err = c.PublishOutput("acme", "s", "x", jetstream.Chunk{Stream: jetstream.Stdout, Offset: i, Data: []byte{'a'},
+		last, err = c.PublishOutput(outputHost, "acme", "s", "x", jetstream.Chunk{Stream: jetstream.Stdout, Offset: i, Data: []byte{'a'},
 			NextStdout: i + 1})
 		must(t, err)
 		if i%1000 == 999 {

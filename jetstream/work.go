@@ -10,14 +10,31 @@ import (
 )
 
 // Notifications sends notifications between coordinators and workers. They are not stored and may be lost.
-type Notifications struct{ *core }
+//
+// A worker can have the server answer a question to the subject of another worker's notifications, so the subject
+// proves no sender. If the deployment requires signatures, coordinators sign each notification that carries a batch, and
+// workers ignore the batch of any other notification: they then read the log.
+type Notifications struct {
+	*core
+
+	writers *Writers
+}
 
 // Notify notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost. No batch is
 // lost with it: the log has the batch. Coordinators notify a worker again of pending batches after a while, and each
 // time the worker or the coordinator was disconnected.
 func (n *Notifications) Notify(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
-	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
+	item := &protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record}
+	if p := b.Proof; p != nil {
+		item.Hash, item.Signed = p.Hash[:], p.Signature != nil
+	}
+	m.Data = protocol.Encode(item)
+	if key := n.writers.key(); key != nil {
+		hash := protocol.PayloadHash(m.Data)
+		m.Header.Set(protocol.HeaderSignature,
+			key.signNotification(n.writers.knownRules().Deployment, worker, b.Tenant, b.Sandbox, hash).String())
+	}
 	return translate(n.nc.PublishMsg(m), "notify "+worker)
 }
 
@@ -45,10 +62,13 @@ func (n *Notifications) Work(
 			return
 		}
 		tenant, sandbox, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
-		b, err := newestOf(m.Data, tenant, sandbox)
-		if err != nil {
-			n.log.Error("could not decode a notification; reading its sandbox from the log",
-				"subject", m.Subject, "error", err)
+		var b *protocol.Batch
+		if n.believes(m, worker, tenant, sandbox) {
+			var err error
+			if b, err = newestOf(m.Data, tenant, sandbox); err != nil {
+				n.log.Error("could not decode a notification; reading its sandbox from the log",
+					"subject", m.Subject, "error", err)
+			}
 		}
 		handle(tenant, sandbox, b)
 	})
@@ -64,6 +84,21 @@ func (n *Notifications) Work(
 		defer mu.Unlock()
 		stopped = true
 	}, nil
+}
+
+// believes reports whether a coordinator sent a notification to a worker, or the deployment requires no signatures. It
+// asks the server nothing: it knows the key of each coordinator whose messages the worker has read from the log, and
+// after a notification with another key the worker reads the log.
+func (n *Notifications) believes(m *nats.Msg, worker, tenant, sandbox string) bool {
+	rules := n.writers.knownRules()
+	if !rules.Signed {
+		return true
+	}
+	s, err := protocol.ParseSignature(m.Header.Get(protocol.HeaderSignature))
+	if err != nil || n.writers.known(s.Key).Role != protocol.OwnerCoordinator {
+		return false
+	}
+	return s.Signs(protocol.NotifiedText(rules.Deployment, worker, tenant, sandbox, protocol.PayloadHash(m.Data)))
 }
 
 // newestOf returns the batch of a notification, or nil if the notification carries no batch. The subject names the
@@ -87,5 +122,7 @@ func newestOf(data []byte, tenant, sandbox string) (*protocol.Batch, error) {
 		return nil, protocol.Invalid("batch", "is for tenant %.80q and sandbox %.80q", b.Tenant, b.Sandbox)
 	}
 	b.Fill(item.Record)
+	b.Proof = &protocol.Proof{Notified: true, Signed: item.Signed}
+	copy(b.Proof.Hash[:], item.Hash)
 	return b, nil
 }

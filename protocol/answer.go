@@ -7,12 +7,13 @@ const (
 	ListsExecs     = "execs"
 	ListsHosts     = "hosts"
 	ListsAwaited   = "awaited"
+	ListsTenants   = "tenants"
 )
 
 // listOf names the list that each endpoint answers with.
 var listOf = map[string]string{
 	EndpointList: ListsSandboxes, EndpointExecs: ListsExecs,
-	EndpointHosts: ListsHosts, EndpointAwaited: ListsAwaited,
+	EndpointHosts: ListsHosts, EndpointAwaited: ListsAwaited, EndpointTenants: ListsTenants,
 }
 
 // EncodeRead encodes the answer of an endpoint of the read service. In JSON, the endpoint's list is present
@@ -30,6 +31,7 @@ type answer struct {
 	Execs     *[]*Exec    `json:"execs,omitempty"`
 	Hosts     *[]*Host    `json:"hosts,omitempty"`
 	Awaited   *[]string   `json:"awaited,omitempty"`
+	Tenants   *[]*Tenant  `json:"tenants,omitempty"`
 }
 
 // EncodeAnswer encodes a reply in the given content type. always is one of the constants above, or "". JSON contains
@@ -48,6 +50,7 @@ func EncodeAnswer(contentType string, r *Reply, always string) []byte {
 		Execs:     list(r.Execs, always == ListsExecs),
 		Hosts:     list(r.Hosts, always == ListsHosts),
 		Awaited:   list(r.Awaited, always == ListsAwaited),
+		Tenants:   list(r.Tenants, always == ListsTenants),
 	}
 	if r.Changed || always == AnswersRequest {
 		a.Changed = &r.Changed

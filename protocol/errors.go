@@ -86,9 +86,12 @@ const (
 	ReasonSequenceBeyondEnd   = "sequence_beyond_end"
 	ReasonSequenceNotKept     = "sequence_not_kept"
 	ReasonOutputNotKept       = "output_not_kept"
+	ReasonOutputDiffers       = "output_differs" // stored output does not match the SHA-256 in the exec's last event
 	ReasonTooLarge            = "too_large"
 	ReasonUnsupported         = "unsupported"
 	ReasonNotProvisioned      = "not_provisioned"
+	ReasonNotProven           = "not_proven" // a message of the event log whose writer is not proven
+	ReasonNoKey               = "no_key"     // the process has no key to sign with
 	ReasonSupervisorUnhealthy = "supervisor_unhealthy"
 	ReasonFirewall            = "firewall_unavailable"
 	ReasonPortTaken           = "port_taken"
@@ -104,6 +107,14 @@ const (
 	ReasonAmbiguousPrefix     = "ambiguous_prefix"
 	ReasonTooManyExecs        = "too_many_execs"
 	ReasonTooManyReads        = "too_many_reads"
+	ReasonQuotaSandboxes      = "quota_sandboxes" // a tenant's quota has no room: as many sandboxes as it allows
+	ReasonQuotaExecs          = "quota_execs"
+	ReasonQuotaWaiting        = "quota_waiting"
+	ReasonQuotaCPU            = "quota_cpu"
+	ReasonQuotaMemory         = "quota_memory"
+	ReasonQuotaDisk           = "quota_disk"
+	ReasonQuotaUploads        = "quota_uploads"
+	ReasonNoLeader            = "no_leader" // no coordinator leads now, so it is unknown whether a quota has room
 )
 
 // Error is the type of every error that Boxfleet reports, on the wire and in the SDK. errors.As finds it as

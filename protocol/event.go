@@ -119,6 +119,11 @@ type ExecDetails struct {
 	Stderr []byte `json:"stderr,omitempty"`
 
 	OutputError *Error `json:"output_error,omitempty"` // why output after StdoutBytes and StderrBytes is missing
+
+	// StdoutSHA256 and StderrSHA256 are the SHA-256, in hex, of the first StdoutBytes bytes of stdout and the first
+	// StderrBytes bytes of stderr. A hash is empty if the stream has no bytes, or if the worker does not know the hash.
+	StdoutSHA256 string `json:"stdout_sha256,omitempty"`
+	StderrSHA256 string `json:"stderr_sha256,omitempty"`
 }
 
 // PrimaryDetails describes one run of a sandbox's own command.
@@ -155,6 +160,7 @@ type Batch struct {
 	Events  []Event `json:"events"`
 
 	Record uint64 `json:"-"` // stream sequence of the message, filled in by the reader
+	Proof  *Proof `json:"-"` // what the reader knows about the message; nil: nothing
 }
 
 // DecodeBatch decodes a message of the event log and fills in its events as [Batch.Fill] does. record is the stream

@@ -82,6 +82,7 @@ func (x *Exec) end(e *Event) {
 	x.ExitCode, x.Reason, x.Error, x.EndedAt = d.ExitCode, e.Reason, e.Error, e.Time
 	x.StdoutBytes, x.StderrBytes, x.Truncated, x.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
 	x.OOMKills, x.OutputError = d.OOMKills, d.OutputError
+	x.StdoutSHA256, x.StderrSHA256 = d.StdoutSHA256, d.StderrSHA256
 	if !d.Started.IsZero() {
 		x.StartedAt = d.Started
 	}

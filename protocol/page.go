@@ -48,6 +48,10 @@ type ChunkPage struct {
 	Chunks []StoredChunk `json:"chunks"` // in the order of their records
 	Next   uint64        `json:"next"`   // record of the last message that was read, for the next page's After
 	More   bool          `json:"more,omitempty"`
+
+	// Host is the id of the host that the sandbox is on; empty: the sandbox has no host. Only its worker publishes
+	// output of the sandbox.
+	Host string `json:"host,omitempty"`
 }
 
 // StoredChunk is one message of the stream of output. A chunk may be stored twice, and after some that follow it, as
@@ -60,6 +64,51 @@ type StoredChunk struct {
 	NextStdout int64     `json:"next_stdout"` // up to this offset everything is stored once this chunk is
 	NextStderr int64     `json:"next_stderr"`
 }
+
+// MessagePage is the answer of the endpoint "messages": a page of the messages of a sandbox's history, exactly as they
+// are stored. It includes messages that are not part of the history because their writer is not proven. Clients use it
+// to check signatures.
+type MessagePage struct {
+	Messages []StoredMessage `json:"messages"` // in the order of their records
+	More     bool            `json:"more,omitempty"`
+}
+
+// StoredMessage is one message of the event log as it is stored.
+type StoredMessage struct {
+	Record  uint64              `json:"record"` // its sequence in the stream
+	At      time.Time           `json:"at"`     // when it was stored
+	Headers map[string][]string `json:"headers"`
+	Data    []byte              `json:"data"` // a [Batch] in msgpack
+}
+
+// WriterPage is the answer of the endpoint "writers". It says to whom keys belong, and what the deployment requires of
+// the messages in its event log.
+type WriterPage struct {
+	Deployment string             `json:"deployment"`       // id of the deployment; signatures contain it
+	Signed     bool               `json:"signed,omitempty"` // messages after the record Since must be signed
+	Since      uint64             `json:"since,omitempty"`
+	Writers    []RegisteredWriter `json:"writers"` // owners of those queried keys that are registered
+}
+
+// RegisteredWriter is the coordinator or worker that a key belongs to.
+type RegisteredWriter struct {
+	Key  string    `json:"key"` // public user key of NATS
+	Role Owner     `json:"role"`
+	Name string    `json:"name"`
+	Host string    `json:"host,omitempty"` // id of a worker's Docker host
+	At   time.Time `json:"at"`             // when the key was registered
+}
+
+// Writer returns the writer without its key.
+func (w *RegisteredWriter) Writer() Writer { return Writer{Role: w.Role, Name: w.Name, Host: w.Host} }
+
+// Rules returns what the deployment requires.
+func (w *WriterPage) Rules() Rules {
+	return Rules{Deployment: w.Deployment, Signed: w.Signed, Since: w.Since}
+}
+
+// MaxKeys is the largest number of keys in a query of the endpoint "writers".
+const MaxKeys = 100
 
 // Upload is the answer to each message of an upload, and of the endpoint "uploaded".
 type Upload struct {

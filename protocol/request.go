@@ -43,6 +43,10 @@ type Reply struct {
 	Batches   *BatchPage   `json:"batches,omitempty"`
 	Chunks    *ChunkPage   `json:"chunks,omitempty"`
 	Upload    *Upload      `json:"upload,omitempty"`
+	Tenant    *Tenant      `json:"tenant,omitempty"`
+	Tenants   []*Tenant    `json:"tenants,omitempty"`
+	Writers   *WriterPage  `json:"writers,omitempty"`
+	Messages  *MessagePage `json:"messages,omitempty"`
 }
 
 // Query is the request of every endpoint of the read service. An endpoint rejects fields that it does not use.
@@ -65,6 +69,7 @@ type Query struct {
 	After   uint64   `json:"after,omitempty"`   // record after which to start
 	Newest  bool     `json:"newest,omitempty"`  // only the newest batch
 	Digest  string   `json:"digest,omitempty"`  // of an upload
+	Keys    []string `json:"keys,omitempty"`    // public user keys of NATS, at most [MaxKeys]
 }
 
 // Endpoints of the read service. Each comment lists the fields of [Query] that the endpoint uses.
@@ -83,7 +88,13 @@ const (
 	EndpointBatches = "batches" // Sandbox, After or From or Newest
 	EndpointChunks  = "chunks"  // Sandbox, Exec or Service or neither, After
 
+	EndpointMessages = "messages" // Sandbox, After
+	EndpointWriters  = "writers"  // Keys
+
 	EndpointUploaded = "uploaded" // Digest
+
+	EndpointTenant  = "tenant"  // no fields
+	EndpointTenants = "tenants" // no fields; for operators and fleet viewers
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
@@ -148,11 +159,13 @@ type HostRefusal struct {
 }
 
 // WorkItem notifies a worker that a sandbox has news. It carries the newest batch, so that the worker need not
-// read it from the event log.
+// read it from the event log. A coordinator that has a key signs [NotifiedText] in the header [HeaderSignature].
 type WorkItem struct {
 	Version int    `json:"v"`
 	Batch   *Batch `json:"batch,omitempty"`
 	Record  uint64 `json:"record,omitempty"` // stream sequence of Batch
+	Hash    []byte `json:"hash,omitempty"`   // [PayloadHash] of the message of Batch; empty: unknown
+	Signed  bool   `json:"signed,omitempty"` // the message of Batch is signed
 }
 
 // Host is a worker's description of its host, with the fields that the coordinator adds.

@@ -19,10 +19,14 @@ func (s *State) applySandbox(e *Event) error {
 	case SandboxAccepted:
 		b.accepted(e, d)
 	case SandboxAssigned:
+		if d.HostID != b.HostID { // the earlier host was lost before the sandbox was ready
+			s.leave(e)
+		}
 		b.assigned(e, d)
 	case SandboxRefused:
 		b.refused(e)
 	case SandboxReplaced:
+		s.leave(e)
 		b.replaced(e)
 	case SandboxPreparing:
 		b.Phase, b.Pull = d.Phase, d.Pull

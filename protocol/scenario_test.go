@@ -6,14 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/boxfleet/boxfleet/scenario"
 )
 
 // Scenario files, testdata/fold/*.txt, have one event per line, followed by what the fold
@@ -33,38 +33,7 @@ import (
 // Run the tests with -update to write the current outcomes; review the difference before committing
 // it.
 func TestFoldScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/fold/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := playScenario(want)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if bytes.Equal(got, want) {
-				return
-			}
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			wantLines, gotLines := strings.Split(string(want), "\n"), strings.Split(string(got), "\n")
-			for i := range min(len(wantLines), len(gotLines)) {
-				if wantLines[i] != gotLines[i] {
-					t.Fatalf("line %d\nwant %s\ngot  %s", i+1, wantLines[i], gotLines[i])
-				}
-			}
-			t.Fatalf("want %d lines, got %d", len(wantLines), len(gotLines))
-		})
-	}
+	scenario.Run(t, "testdata/fold/*.txt", *update, playScenario)
 }
 
 // playScenario folds the events of a scenario. It returns the scenario with the outcome of each event below the event.

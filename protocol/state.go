@@ -148,6 +148,11 @@ type Exec struct {
 	// for too long, or the host's disk was full (reason disk_full). ExitCode is still valid.
 	OutputError *Error `json:"output_error,omitempty"`
 
+	// StdoutSHA256 and StderrSHA256 are the SHA-256, in hex, of the first StdoutBytes bytes of stdout and the first
+	// StderrBytes bytes of stderr. A hash is empty if the stream has no bytes, or if the worker did not know the hash.
+	StdoutSHA256 string `json:"stdout_sha256,omitempty"`
+	StderrSHA256 string `json:"stderr_sha256,omitempty"`
+
 	// StartSequence is the sequence of its exec.started, by which a supervisor recognizes a repeated start. 0:
 	// not started.
 	StartSequence uint64 `json:"start_sequence,omitempty"`
@@ -159,7 +164,7 @@ type Exec struct {
 // FoldVersion is the version of [State] and of what [State.Apply] computes. Stored states of another version
 // are discarded and their histories folded again. Increment it with every change of State, of the types in it,
 // or of the effect of an event. Otherwise coordinators would use stored states that lack the new information.
-const FoldVersion = 4
+const FoldVersion = 5
 
 // State is the fold of a sandbox's history: the sandbox, its execs that have not ended, and its newest ended
 // execs. The zero value is the state of an empty history. Exec values are replaced, never changed, so that
@@ -173,6 +178,9 @@ type State struct {
 	Uses     Uses     `json:"uses,omitempty"` // what request ids were used for
 
 	ExecRecord uint64 `json:"exec_record,omitempty"` // stream sequence of the newest message with an exec event
+
+	// Left has the hosts that the sandbox was moved away from, oldest first. Only the newest of these hosts are kept.
+	Left []LeftHost `json:"left,omitempty"`
 }
 
 // Clone returns a copy of the state. It shares Exec values and use blocks, which never change.

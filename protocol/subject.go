@@ -8,6 +8,7 @@ const (
 	StreamEvents   = "BOXFLEET_EVENTS"
 	StreamLogs     = "BOXFLEET_LOGS"
 	StreamDead     = "BOXFLEET_DEAD"
+	StreamWriters  = "BOXFLEET_WRITERS" // which key belongs to which coordinator or worker
 
 	BucketIDs       = "boxfleet_ids"
 	BucketNames     = "boxfleet_names" // which sandbox has which name
@@ -41,6 +42,7 @@ const (
 	HeaderState       = "Boxfleet-State"    // sandbox state after the message
 	HeaderWriter      = "Boxfleet-Writer"   // coordinator or worker that wrote it
 	HeaderToken       = "Boxfleet-Token"    // fencing token of the writer's host lock
+	HeaderSignature   = "Boxfleet-Signature"
 	HeaderExec        = "Boxfleet-Exec"
 	HeaderStream      = "Boxfleet-Stream" // stdout or stderr
 	HeaderOffset      = "Boxfleet-Offset" // byte offset of the chunk's first byte in its stream
@@ -91,8 +93,8 @@ func Inbox(tenant, user string) string {
 const maxInbox = 512
 
 // MayAnswer reports whether a coordinator may send an answer for a user to an inbox that a request names. The server
-// checks who subscribes to a subject, but not which reply subject a request names: with another one, a user could publish
-// with the coordinator's permissions. Without a user, any inbox may be answered.
+// checks who subscribes to a subject, but not which reply subject a request names: with another one, a user could
+// publish with the coordinator's permissions. Without a user, any inbox may be answered.
 func MayAnswer(inbox, tenant, user string) bool {
 	prefix := "_INBOX."
 	if user != "" {
@@ -103,8 +105,8 @@ func MayAnswer(inbox, tenant, user string) bool {
 		!strings.ContainsFunc(inbox, func(r rune) bool { return r <= ' ' || r == '*' || r == '>' || r > '~' })
 }
 
-// MayReply is [MayAnswer] for the reply subject of a message. Subjects below _R_ are those that a server puts in place of
-// the reply subjects of other accounts.
+// MayReply is [MayAnswer] for the reply subject of a message. A server replaces the reply subjects of other accounts
+// with subjects below _R_.
 func MayReply(reply, tenant, user string) bool {
 	return strings.HasPrefix(reply, "_R_.") || MayAnswer(reply, tenant, user)
 }
@@ -126,12 +128,20 @@ func WorkSubject(worker, tenant, sandbox string) string {
 	return root + "work." + worker + "." + tenant + "." + sandbox
 }
 
-// LogSubject returns the subject on which the output of an exec is published and stored.
-func LogSubject(tenant, sandbox, exec string) string {
-	return root + "log." + tenant + "." + sandbox + "." + exec
+// OutputSubject returns the subject on which a worker publishes output, and under which it is stored. host is the id of
+// the worker's host; the server's permissions prove it. log is the id of an exec, a [ServiceLog] or [PrimaryLog].
+// Arguments may be "*".
+func OutputSubject(host, tenant, sandbox, log string) string {
+	return root + "out." + host + "." + tenant + "." + sandbox + "." + log
 }
 
-// ServiceLog returns the text that takes the place of the exec id in [LogSubject] for a service's own output.
+// LogSubject returns the subject under which workers of earlier versions publish and store output. The subject does not
+// say which worker published. Arguments may be "*".
+func LogSubject(tenant, sandbox, log string) string {
+	return root + "log." + tenant + "." + sandbox + "." + log
+}
+
+// ServiceLog returns the text that takes the place of the exec id in [OutputSubject] for a service's own output.
 func ServiceLog(service string) string { return "@" + service }
 
 // ServiceOfLog returns the service whose [ServiceLog] this is. ok is false for any other output.
@@ -140,7 +150,7 @@ func ServiceOfLog(log string) (service string, ok bool) {
 	return service, ok && service != ""
 }
 
-// PrimaryLog takes the place of the exec id in [LogSubject] for the output of a sandbox's own command. It is
+// PrimaryLog takes the place of the exec id in [OutputSubject] for the output of a sandbox's own command. It is
 // neither a valid exec id nor a possible [ServiceLog].
 const PrimaryLog = "@"
 
@@ -174,8 +184,41 @@ func DeadSubject(tenant, verb, sandbox string) string {
 // HeartbeatSubject returns the subject of a worker's heartbeats. worker may be "*".
 func HeartbeatSubject(worker string) string { return root + "heartbeat." + worker }
 
+// WriterSubject returns the subject on which a coordinator or worker registers its key, once for each key. The server's
+// permissions prove the name, the host and the key. host is the id of a worker's Docker host, and empty for a
+// coordinator. Arguments may be "*".
+func WriterSubject(role Owner, name, host, key string) string {
+	if host == "" {
+		host = noHost
+	}
+	return root + "writers." + string(role) + "." + name + "." + host + "." + key
+}
+
+// noHost takes the place of the host in the subjects of coordinators, which have no host.
+const noHost = "-"
+
+// SplitWriterSubject splits a subject of a writer. ok is false for any other subject.
+func SplitWriterSubject(subject string) (w Writer, key string, ok bool) {
+	rest, found := strings.CutPrefix(subject, root+"writers.")
+	parts := strings.Split(rest, ".")
+	if !found || len(parts) != 4 {
+		return Writer{}, "", false
+	}
+	w = Writer{Role: Owner(parts[0]), Name: parts[1], Host: parts[2]}
+	if w.Host == noHost {
+		w.Host = ""
+	}
+	return w, parts[3], true
+}
+
+// WritersSince is the subject of the message that says since when a deployment requires signatures.
+const WritersSince = root + "writers.since"
+
 // StatusSubject is the subject on which coordinators publish a [Status].
 const StatusSubject = root + "status"
+
+// LeaderSubject is the subject on which the leading coordinator answers a [LeaderQuery] of another coordinator.
+const LeaderSubject = root + "leader"
 
 // APISubject returns the subject of an endpoint of the read service. tenant may be "*".
 func APISubject(tenant, endpoint string) string { return root + "api." + tenant + "." + endpoint }
@@ -208,8 +251,11 @@ const (
 	EventFilter       = root + "event.*.*"
 	EventAll          = root + "event.>"
 	LiveAll           = root + "live.>"
-	LogFilter         = root + "log.*.*.*"
+	OutputFilter      = root + "out.*.*.*.*"
+	LogFilter         = root + "log.*.*.*" // output of earlier versions
+	OutputAll         = root + ">"         // in the stream of output
 	BlobFilter        = root + "blob.*.*.*.*"
+	WritersFilter     = root + "writers.>"
 	DeadFilter        = root + "dead.*.*.*"
 )
 
@@ -230,14 +276,22 @@ func SplitRequestSubject(subject string) (tenant, user, verb, sandbox string, ok
 	return "", "", "", "", false
 }
 
-// SplitLogSubject returns the tenant and sandbox of an output subject. ok is false for any other subject.
-func SplitLogSubject(subject string) (tenant, sandbox string, ok bool) {
-	rest, found := strings.CutPrefix(subject, root+"log.")
-	parts := strings.Split(rest, ".")
-	if !found || len(parts) != 3 {
-		return "", "", false
+// SplitOutputSubject splits an [OutputSubject] or a [LogSubject]. A LogSubject has no host. ok is false for any other
+// subject.
+func SplitOutputSubject(subject string) (host, tenant, sandbox, log string, ok bool) {
+	if rest, found := strings.CutPrefix(subject, root+"out."); found {
+		host, subject, found = strings.Cut(rest, ".")
+		if !found {
+			return "", "", "", "", false
+		}
+	} else if subject, found = strings.CutPrefix(subject, root+"log."); !found {
+		return "", "", "", "", false
 	}
-	return parts[0], parts[1], true
+	parts := strings.Split(subject, ".")
+	if len(parts) != 3 {
+		return "", "", "", "", false
+	}
+	return host, parts[0], parts[1], parts[2], true
 }
 
 // SplitEventSubject splits an event subject or a live subject. ok is false for any other subject.

@@ -43,9 +43,30 @@ func TestForeignSubjectsDoNotSplit(t *testing.T) {
 	for _, subject := range []string{
 		"", "boxfleet.v1.event.t", "boxfleet.v1.event.t.s.x", "boxfleet.v2.event.t.s", "t.s",
 		RequestSubject("t", "create", "s"), AppendSubject("w", "t", "s"), LogSubject("t", "s", "e"),
+		OutputSubject("H", "t", "s", "e"),
 	} {
 		if tenant, sandbox, ok := SplitEventSubject(subject); ok {
 			t.Errorf("%q split as an event: %q %q", subject, tenant, sandbox)
+		}
+	}
+}
+
+func TestASubjectOfOutputIsSplitInBothForms(t *testing.T) {
+	for subject, want := range map[string][4]string{
+		OutputSubject("H", "t", "s", "e"): {"H", "t", "s", "e"},
+		LogSubject("t", "s", "@db"):       {"", "t", "s", "@db"},
+	} {
+		host, tenant, sandbox, log, ok := SplitOutputSubject(subject)
+		if got := [4]string{host, tenant, sandbox, log}; !ok || got != want {
+			t.Errorf("%s: got %q, %v", subject, got, ok)
+		}
+	}
+	for _, subject := range []string{
+		"", "boxfleet.v1.out.H", "boxfleet.v1.out.H.t.s", "boxfleet.v1.out.H.t.s.e.x", "boxfleet.v1.log.t.s",
+		"boxfleet.v1.log.H.t.s.e", "boxfleet.v1.parked.log", "boxfleet.v2.log.t.s.e", EventSubject("t", "s"),
+	} {
+		if _, _, _, _, ok := SplitOutputSubject(subject); ok {
+			t.Errorf("%q was split", subject)
 		}
 	}
 }
@@ -58,6 +79,7 @@ func TestSubjectsMatchTheDocumentation(t *testing.T) {
 		LiveSubject("t", "*"):                "boxfleet.v1.live.t.*",
 		WorkSubject("w", "t", "s"):           "boxfleet.v1.work.w.t.s",
 		LogSubject("t", "s", "e"):            "boxfleet.v1.log.t.s.e",
+		OutputSubject("H", "t", "s", "e"):    "boxfleet.v1.out.H.t.s.e",
 		DeadSubject("t", VerbStop, "s"):      "boxfleet.v1.dead.t.stop.s",
 		HeartbeatSubject("w"):                "boxfleet.v1.heartbeat.w",
 		APISubject("t", EndpointGet):         "boxfleet.v1.api.t.get",

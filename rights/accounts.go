@@ -46,7 +46,16 @@ const (
 	AskedFor Way = "batch" // the other account publishes; there may be many answers to each message
 	Heard    Way = "heard" // the other account subscribes
 	Told     Way = "told"  // the other account publishes, all accounts may subscribe, and nobody answers
+
+	// Shown is the way of a subject that is also Asked: accounts without streams may subscribe to what this account
+	// publishes.
+	Shown Way = "shown"
 )
+
+// Hears reports whether an account may subscribe to what another one publishes on the subject.
+func (s Share) Hears(to, from Account) bool {
+	return to != from && (s.Way == Told || s.Way == Shown && to != Streams)
+}
 
 // Shared returns the subjects that pass between the account and that of the streams: none for the latter itself.
 func (a Account) Shared() (shared []Share) {
@@ -59,7 +68,7 @@ func (a Account) Shared() (shared []Share) {
 	case Clients:
 		add(Asked, root+"api.>", root+"blob.>", root+"request.>")
 		// Answers to requests are heard: they come long after the acknowledgement.
-		add(Heard, "_INBOX.>", root+"live.>", root+"log.>", protocol.StatusSubject)
+		add(Heard, "_INBOX.>", root+"live.>", protocol.StatusSubject)
 	case Workers:
 		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>",
 			"$KV."+protocol.BucketLocks+".host.*", "$KV."+protocol.BucketWorkers+".*",
@@ -68,7 +77,8 @@ func (a Account) Shared() (shared []Share) {
 		add(Asked, api("STREAM.MSG.GET", workerReads...)...)
 		add(AskedFor, api("DIRECT.GET", workerBatches...)...)
 		add(Told, protocol.HeartbeatSubject("*"))
-		add(Heard, root+"work.>")
+		add(Shown, root+"out.>")
+		add(Heard, root+"work.>", "$KV."+protocol.BucketImages+".want.*")
 		add(Heard, leaders...)
 	}
 	return shared

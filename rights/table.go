@@ -23,7 +23,7 @@ func objects(bucket string) string { return "OBJ_" + bucket }
 
 // allStreams are the streams and buckets of a deployment.
 var allStreams = []string{
-	protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, protocol.StreamDead,
+	protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, protocol.StreamDead, protocol.StreamWriters,
 	kv(protocol.BucketIDs), kv(protocol.BucketNames), kv(protocol.BucketExecIDs), kv(protocol.BucketSandboxes),
 	kv(protocol.BucketImages), kv(protocol.BucketHosts), kv(protocol.BucketWorkers), kv(protocol.BucketLocks),
 	kv(protocol.BucketElections), objects(protocol.BucketBlobs), kv(protocol.BucketHistories),
@@ -66,8 +66,7 @@ func follow(stream string, filters ...string) (subjects []string) {
 func queue(consumers ...string) (subjects []string) {
 	for _, c := range consumers {
 		of := protocol.StreamRequests + "." + c
-		subjects = append(subjects, "$JS.API.CONSUMER.CREATE."+of, "$JS.API.CONSUMER.INFO."+of,
-			"$JS.API.CONSUMER.MSG.NEXT."+of, "$JS.ACK."+of+".>")
+		subjects = append(subjects, "$JS.API.CONSUMER.CREATE."+of, "$JS.API.CONSUMER.MSG.NEXT."+of, "$JS.ACK."+of+".>")
 	}
 	return subjects
 }
@@ -106,16 +105,20 @@ func coordinatorRows() []Row {
 func coordinatorMessages() []Row {
 	return []Row{
 		{Verb: Publish, Subjects: []string{root + "append.{name}.*.*"}, Why: "append events, under its own name only"},
-		{Verb: Publish, Subjects: []string{root + "writers.coordinator.{name}.{key}"},
+		{Verb: Publish, Subjects: []string{protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},
 			Why: "register the key with which it signs what it appends"},
+		{Verb: Publish, Subjects: []string{protocol.WritersSince}, Why: "publish since when signatures are required"},
 		{Verb: Publish, Subjects: []string{root + "work.*.*.*"}, Why: "notify workers of news"},
 		{Verb: Publish, Subjects: []string{protocol.StatusSubject}, Why: "publish what prevents it from deciding"},
+		{Verb: Publish, Subjects: []string{protocol.LeaderSubject}, Why: "ask the leading coordinator about quotas"},
 		{Verb: Publish, Subjects: []string{protocol.DeadFilter}, Why: "store requests that cannot be processed"},
 		{Verb: Publish, Subjects: []string{"_INBOX.>"}, Why: "answer requests, and the reads of operators"},
 		{Verb: Publish, Subjects: []string{"_R_.>"}, Why: "answer reads and uploads from other accounts"},
 		{Verb: Subscribe, Subjects: []string{root + "api.*.*", root + "api.*.*.*"},
 			Why: "answer reads, with and without the name of the reader"},
 		{Verb: Subscribe, Subjects: []string{root + "blob.*.*.*.*"}, Why: "take the chunks of uploads"},
+		{Verb: Subscribe, Subjects: []string{protocol.LeaderSubject},
+			Why: "answer other coordinators about quotas while it leads"},
 		{Verb: Subscribe, Subjects: []string{protocol.HeartbeatSubject("*")}, Why: "hear which hosts are alive"},
 		{Verb: Subscribe, Subjects: []string{
 			"$SRV.PING", "$SRV.PING.boxfleet", "$SRV.PING.boxfleet.*",
@@ -135,10 +138,14 @@ func coordinatorStreams() []Row {
 		{Verb: Publish, Subjects: api("STREAM.CREATE", allStreams...), Why: "make missing streams at its start"},
 		{Verb: Publish, Subjects: api("STREAM.UPDATE", allStreams...), Why: "raise limits of streams at its start"},
 		{Verb: Publish, Subjects: api("STREAM.MSG.GET", allStreams...), Why: "read single messages from the leader"},
-		{Verb: Publish, Subjects: api("DIRECT.GET", directStreams...), Why: "read histories, output and objects"},
+		{Verb: Publish,
+			Subjects: api("DIRECT.GET", protocol.StreamEvents, protocol.StreamLogs, objects(protocol.BucketSegments),
+				objects(protocol.BucketBlobs)),
+			Why: "read histories and output, and find interrupted uploads"},
 		{Verb: Publish, Subjects: follow(protocol.StreamEvents, protocol.EventFilter), Why: "follow the event log"},
-		{Verb: Publish, Subjects: follow(protocol.StreamLogs, protocol.LogFilter), Why: "measure the stored output"},
-		{Verb: Publish, Subjects: queue("coordinators", "coordinators-ending"), Why: "take requests and settle them"},
+		{Verb: Publish, Subjects: follow(protocol.StreamLogs, protocol.OutputAll), Why: "measure the stored output"},
+		{Verb: Publish, Subjects: append(queue("coordinators", "coordinators-ending"),
+			"$JS.API.CONSUMER.INFO."+protocol.StreamRequests+".coordinators"), Why: "take requests and settle them"},
 		{Verb: Publish, Subjects: api("STREAM.MSG.DELETE", protocol.StreamRequests),
 			Why: "remove a request that was decided ahead of others"},
 		{Verb: Publish, Subjects: api("STREAM.PURGE",
@@ -162,6 +169,8 @@ func coordinatorBuckets() []Row {
 		{Verb: Publish, Subjects: keys(protocol.BucketHistories, "*.*", "*.*.*"), Why: "list the segments of histories"},
 		{Verb: Publish, Subjects: content(protocol.BucketSegments), Why: "store segments"},
 		{Verb: Publish, Subjects: content(protocol.BucketBlobs), Why: "store uploads, and renew those in use"},
+		{Verb: Publish, Subjects: follow(objects(protocol.BucketBlobs), "$O."+protocol.BucketBlobs+".M.>"),
+			Why: "count the uploads of each tenant"},
 		{Verb: Publish, Subjects: []string{"$O." + protocol.BucketImageFiles + ".M.*"},
 			Why: "remove files that no wanted image names"},
 		{Verb: Publish, Subjects: keys(protocol.BucketLocks, "host.*"), Why: "take the lock of a lost host"},
@@ -179,14 +188,13 @@ func coordinatorBuckets() []Row {
 			Why: "follow the table of hosts"},
 		{Verb: Publish, Subjects: follow(kv(protocol.BucketHosts), keys(protocol.BucketHosts, ">")...),
 			Why: "follow what operators intend for hosts"},
-		{Verb: Publish,
-			Subjects: follow(kv(protocol.BucketImages), keys(protocol.BucketImages, ">", "want.>", "host.>")...),
-			Why:      "follow the wanted images and the images of hosts"},
-		{Verb: Publish, Subjects: append(
-			follow(objects(protocol.BucketImageFiles), "$O."+protocol.BucketImageFiles+".M.>"),
-			"$JS.API.CONSUMER.DELETE."+objects(protocol.BucketImageFiles)+".*",
-			"$JS.API.DIRECT.GET."+objects(protocol.BucketImageFiles)+".$O."+protocol.BucketImageFiles+".M.>"),
-			Why: "list the files of images"},
+		{Verb: Publish, Subjects: follow(kv(protocol.BucketImages), keys(protocol.BucketImages, ">")...),
+			Why: "follow the wanted images and the images of hosts"},
+		{Verb: Publish, Subjects: []string{
+			"$JS.API.CONSUMER.CREATE." + objects(protocol.BucketImageFiles) + ".*.$O." + protocol.BucketImageFiles + ".M.>",
+			"$JS.API.CONSUMER.DELETE." + objects(protocol.BucketImageFiles) + ".*",
+			"$JS.API.DIRECT.GET." + objects(protocol.BucketImageFiles) + ".$O." + protocol.BucketImageFiles + ".M.>",
+		}, Why: "list the files of images"},
 	}
 }
 
@@ -194,7 +202,8 @@ func coordinatorBuckets() []Row {
 var (
 	workerInfos = []string{protocol.StreamEvents, kv(protocol.BucketLocks)}
 	workerReads = []string{
-		protocol.StreamEvents, protocol.StreamLogs, kv(protocol.BucketLocks), kv(protocol.BucketWorkers),
+		protocol.StreamEvents, protocol.StreamLogs, protocol.StreamWriters,
+		kv(protocol.BucketLocks), kv(protocol.BucketWorkers),
 		kv(protocol.BucketSandboxes), kv(protocol.BucketHistories), kv(protocol.BucketImages),
 		objects(protocol.BucketSegments), objects(protocol.BucketImageFiles), objects(protocol.BucketBlobs),
 	}
@@ -207,9 +216,9 @@ var (
 func workerRows() []Row {
 	return rowsOf(Worker,
 		Row{Verb: Publish, Subjects: []string{root + "append.{name}.*.*"}, Why: "append events, under its own name only"},
-		Row{Verb: Publish, Subjects: []string{root + "out.{name}.*.*.*"},
-			Why: "publish output, under its own name only"},
-		Row{Verb: Publish, Subjects: []string{root + "writers.worker.{name}.{key}"},
+		Row{Verb: Publish, Subjects: []string{protocol.OutputSubject("{host}", "*", "*", "*")},
+			Why: "publish output, as from its own host only"},
+		Row{Verb: Publish, Subjects: []string{protocol.WriterSubject(protocol.OwnerWorker, "{name}", "{host}", "{key}")},
 			Why: "register the key with which it signs what it appends"},
 		Row{Verb: Publish, Subjects: []string{protocol.HeartbeatSubject("{name}")}, Why: "say that its host is alive"},
 		Row{Verb: Publish, Subjects: keys(protocol.BucketLocks, "host.{host}"), Why: "hold the lock of its host"},
@@ -226,6 +235,7 @@ func workerRows() []Row {
 		Row{Verb: Publish, Subjects: api("DIRECT.GET", workerBatches...),
 			Why: "read histories, files of images and uploads"},
 		Row{Verb: Subscribe, Subjects: []string{root + "work.{name}.*.*"}, Why: "hear of news for its sandboxes"},
+		Row{Verb: Subscribe, Subjects: keys(protocol.BucketImages, "want.*"), Why: "hear when to read the wanted images"},
 		Row{Verb: Subscribe, Subjects: leaders, Why: "read again what a new leader may not have published"},
 	)
 }
@@ -235,7 +245,7 @@ func tenantRows(role Role) []Row {
 	return rowsOf(role,
 		Row{Verb: Publish, Subjects: []string{root + "api.{tenant}.{name}.*"}, Why: "read, in its tenant"},
 		Row{Verb: Subscribe, Subjects: []string{root + "live.{tenant}.>"}, Why: "follow events of its tenant"},
-		Row{Verb: Subscribe, Subjects: []string{root + "log.{tenant}.>"}, Why: "follow output of its tenant"},
+		Row{Verb: Subscribe, Subjects: []string{root + "out.*.{tenant}.>"}, Why: "follow output of its tenant"},
 		Row{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why nothing is decided"},
 	)
 }
@@ -274,7 +284,7 @@ func operatorMessages() []Row {
 		{Verb: Publish, Subjects: keys(protocol.BucketImages, "want.*"), Why: "import images and remove imported ones"},
 		{Verb: Publish, Subjects: content(protocol.BucketImageFiles), Why: "store the files of imported images"},
 		{Verb: Subscribe, Subjects: []string{root + "live.>"}, Why: "follow events of all tenants"},
-		{Verb: Subscribe, Subjects: []string{root + "log.>"}, Why: "follow output of all tenants"},
+		{Verb: Subscribe, Subjects: []string{root + "out.>"}, Why: "follow output of all tenants"},
 		{Verb: Subscribe, Subjects: []string{protocol.HeartbeatSubject("*")}, Why: "hear which hosts are alive"},
 		{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why nothing is decided"},
 		{Verb: Subscribe, Subjects: leaders, Why: "read again what a new leader may not have published"},

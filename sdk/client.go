@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -31,8 +32,8 @@ type Options struct {
 	URL    string // NATS servers, separated by commas; default [DefaultURL]
 	Token  string // the server's token, if it requires one
 	Creds  string // path of a NATS credentials file, if the server requires one
-	Tenant string // whose sandboxes the client works with; default "default"
-	User   string // who sends the requests; needed where the server's permissions prove the user's name
+	Tenant string // the client works with sandboxes of this tenant; default: the tenant in Creds, or "default"
+	User   string // who sends the requests, if the server has permissions for each user; default: the user in Creds
 	Name   string // name of the connection, as the NATS server lists it; default "boxfleet-sdk"
 
 	// RequestTimeout is how long the client waits for the answer to a request before it sends the request again with
@@ -53,6 +54,7 @@ type Options struct {
 type Client struct {
 	conn           *jetstream.Conn
 	reads          *jetstream.TenantReads
+	writers        *writers
 	ownsConn       bool
 	tenant         string
 	requestTimeout time.Duration
@@ -78,8 +80,12 @@ type Client struct {
 // coordinator is running; [Client.Ping] does. Ending ctx after Connect has returned does not affect the client.
 //
 // Errors: unavailable; permission_denied for wrong credentials; invalid_argument for an invalid URL or tenant, a
-// credentials file that cannot be read, or a negative RequestTimeout.
+// credentials file that cannot be read, a Tenant or User that differs from the one in Creds, or a negative
+// RequestTimeout.
 func Connect(ctx context.Context, o Options) (*Client, error) {
+	if err := o.identify(); err != nil {
+		return nil, err
+	}
 	if o.Tenant == "" {
 		o.Tenant = protocol.DefaultTenant
 	}
@@ -121,7 +127,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 			return nil, failed(ctx, err, "connect")
 		}
 	}
-	c.reads = c.conn.TenantReads(c.tenant)
+	c.reads, c.writers = c.conn.TenantReads(c.tenant), &writers{ask: c.askWriters}
 	if err := c.subscribe(); err != nil {
 		c.unsubscribe()
 		if c.ownsConn {
@@ -130,6 +136,19 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		return nil, failed(ctx, err, "connect")
 	}
 	return c, nil
+}
+
+// identify takes the tenant and the user from the credentials. Connecting fails if Options has other names.
+func (o *Options) identify() error {
+	if o.Creds == "" || o.Conn != nil {
+		return nil
+	}
+	id, ok, err := jetstream.CredentialsIdentity(o.Creds)
+	if err != nil || !ok {
+		return err
+	}
+	o.User, o.Tenant = cmp.Or(o.User, id.User()), cmp.Or(o.Tenant, id.Tenant)
+	return nil
 }
 
 // subscribe opens the subscriptions that stay open as long as the client.
@@ -220,7 +239,7 @@ func (c *Client) Defaults(ctx context.Context) (*SandboxSpec, error) {
 
 // query asks an endpoint of the read service, without retrying.
 func (c *Client) query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
-	reply, err := c.conn.Query(ctx, c.tenant, endpoint, &q)
+	reply, err := c.reads.Query(ctx, endpoint, q)
 	return reply, failed(ctx, err, "ask for "+endpoint)
 }
 

@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"encoding/hex"
 	"time"
 
 	"github.com/boxfleet/boxfleet/backoff"
@@ -18,7 +19,8 @@ const (
 	maxLogLag = 5 * time.Second
 )
 
-// drain passes the remaining output of an ended exec to the sink.
+// drain passes the remaining output of an ended exec to the sink. It then checks the hashes of the streams that were
+// read completely.
 func (t *tail) drain(ctx context.Context, e *Event) error {
 	d := e.Exec
 	if d.Inline {
@@ -27,7 +29,7 @@ func (t *tail) drain(ctx context.Context, e *Event) error {
 				return err
 			}
 		}
-		return t.checkOffsets(d)
+		return t.checkEnd(d)
 	}
 	t.total = map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes}
 	if err := t.drainLive(ctx); err != nil {
@@ -36,7 +38,7 @@ func (t *tail) drain(ctx context.Context, e *Event) error {
 	if err := t.drainLog(ctx); err != nil {
 		return err
 	}
-	return t.checkOffsets(d)
+	return t.checkEnd(d)
 }
 
 // drainLive takes live chunks until the output is complete or no chunk arrives for drainIdle.
@@ -49,7 +51,7 @@ func (t *tail) drainLive(ctx context.Context) error {
 	for !t.satisfied() {
 		select {
 		case k := <-t.live:
-			if err := t.take(k); err != nil {
+			if err := t.takeLive(k); err != nil {
 				return err
 			}
 			idle.Reset(drainIdle)
@@ -114,6 +116,32 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 		case !enough() && !backoff.Sleep(ctx, interval):
 			return ctx.Err()
 		}
+	}
+	return nil
+}
+
+// checkEnd compares the streams that were read with their hashes in the exec's last event.
+func (t *tail) checkEnd(d *protocol.ExecDetails) error {
+	if err := t.checkOffsets(d); err != nil {
+		return err
+	}
+	if err := t.checkHash(Stdout, d.StdoutBytes, d.StdoutSHA256); err != nil {
+		return err
+	}
+	return t.checkHash(Stderr, d.StderrBytes, d.StderrSHA256)
+}
+
+// checkHash compares a stream that was read completely with its hash in the exec's last event, if the event has one.
+func (t *tail) checkHash(stream string, size int64, want string) error {
+	sum := t.sums[stream]
+	if want == "" || sum == nil || t.offset[stream] != size {
+		return nil
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+		return protocol.Errorf(protocol.Internal, protocol.ReasonOutputDiffers,
+			"the %s of exec %s is not what its worker published: %d bytes with the SHA-256 %s arrived, but the exec's "+
+				"last event has %s; do not use this output, and ask an operator to check who wrote it", stream, t.exec,
+			size, got, want)
 	}
 	return nil
 }

@@ -49,6 +49,9 @@ func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (
 		return nil, failed(ctx, err, "exec")
 	}
 	defer t.close()
+	if t.feed.host() == "" {
+		t.feed.isOn(s.Info().HostID)
+	}
 	sub := s.client.submit(ctx, execRequest(id, &spec, o), submitForever)
 	defer sub.stop()
 	e, err := t.untilEnd(ctx, sub)
@@ -242,6 +245,7 @@ func (x *Exec) learnEnd(e *Event) {
 	}
 	info.StdoutBytes, info.StderrBytes, info.Truncated, info.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
 	info.OOMKills, info.OutputError = d.OOMKills, d.OutputError
+	info.StdoutSHA256, info.StderrSHA256 = d.StdoutSHA256, d.StderrSHA256
 	info.Sequence, info.Record = e.Sequence, e.Record
 	x.learn(&info)
 }

@@ -22,7 +22,8 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 		t.Fatalf("a non-zero exit code became an error: %v", err)
 	}
 	if r.State != protocol.ExecStateFinished || *r.ExitCode != 3 || string(r.Stdout) != "out\n" ||
-		string(r.Stderr) != "err\n" {
+		string(r.Stderr) != "err\n" || r.StdoutSHA256 != protocol.OutputHash(r.Stdout) ||
+		r.StderrSHA256 != protocol.OutputHash(r.Stderr) {
 		t.Errorf("got %+v", r)
 	}
 	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"},
@@ -101,6 +102,11 @@ func outputIsCompleteHoweverItIsRead(t *testing.T, f *fleet.Fleet) {
 		!capped.Incomplete {
 		t.Errorf("capped at %d and %d bytes, incomplete %v, %v", len(capped.Stdout), len(capped.Stderr), capped.Incomplete,
 			err)
+	}
+	for _, got := range []string{streamed.StdoutSHA256, collected.StdoutSHA256, x.Info().StdoutSHA256} {
+		if want := protocol.OutputHash(stdout.Bytes()); got != want {
+			t.Errorf("the hash of stdout is %q, want %q", got, want)
+		}
 	}
 	read, err := io.ReadAll(x.Reader(ctx, sdk.Stderr, 0))
 	if err != nil || !bytes.Equal(read, stderr.Bytes()) {

@@ -22,6 +22,12 @@ const (
 	// doubles after each silent pause.
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
+	// doubtPause is the shortest pause between two reads of the history because of batches that the client does not
+	// believe. Anybody who can append can make any number of such batches. The first doubtBurst reads need not wait.
+	doubtPause = 100 * time.Millisecond
+	doubtBurst = 8
+	// maxEarly is how many batches a feed holds until a caller says where the feed begins.
+	maxEarly = 32
 )
 
 // recheckPause is the current pause between two rechecks of a feed.
@@ -38,8 +44,9 @@ func (p *recheckPause) next(silent bool) time.Duration {
 }
 
 // feed is a client's only live subscription to a sandbox's history. All calls about the sandbox share the feed. It
-// delivers batches in order, each at least once. It begins with the first batch that arrives or with the event that a
-// caller passes to coverFrom. After a gap, a reconnect or a silence it reads the history.
+// delivers batches in order, each at least once. It begins with the event that a caller passes to coverFrom: the first
+// batch that arrives may be a copy of an old one. After a gap, a reconnect, a silence, or a batch that it cannot believe, it reads the
+// history from a coordinator.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -57,12 +64,19 @@ type feed struct {
 	execs       map[string][]chan protocol.Event // waiters for the end of an exec; the key is the exec's id
 	followers   map[*follower]struct{}
 
-	last, record uint64 // last event and record of the newest delivered batch; 0: no batch yet
-	first        uint64 // first event that was delivered
-	live         uint64 // newest event that arrived on the subscription
-	missed       bool   // batches may have been lost before the first delivered batch
+	last, record uint64            // last event and record of the newest delivered batch; 0: no batch yet
+	first        uint64            // first event that was delivered
+	live         uint64            // newest event that arrived on the subscription
+	missed       bool              // batches may have been lost before the first delivered batch
+	early        []*protocol.Batch // arrived before the feed began
+	hostID       string            // id of the host that the sandbox is on; empty: unknown
 	repairing    bool
 	again        bool // the running repair must read the history again
+
+	verifier
+	doubtsLeft int         // number of reads because of doubts that need not wait
+	doubtedAt  time.Time   // when doubtsLeft was computed
+	later      *time.Timer // runs until the next read because of a doubt; nil: none is planned
 }
 
 // feed returns the subscribed feed of a sandbox. The caller must release the feed. A request that the caller sends
@@ -72,7 +86,9 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	defer c.mu.Unlock()
 	f := c.feeds[sandbox]
 	if f == nil {
-		f = &feed{client: c, sandbox: sandbox, execs: map[string][]chan protocol.Event{}, followers: map[*follower]struct{}{}}
+		f = &feed{client: c, sandbox: sandbox, execs: map[string][]chan protocol.Event{}, followers: map[*follower]struct{}{},
+			verifier: newVerifier(c.writers), doubtsLeft: doubtBurst}
+		c.refreshRules()
 		f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
 			return c.history(ctx, sandbox, after)
 		}
@@ -154,16 +170,61 @@ func (f *feed) drop(id string, ended chan protocol.Event) {
 
 // receive handles a batch that arrived on the live subscription.
 func (f *feed) receive(b *protocol.Batch) {
+	f.client.refreshRules()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.receiveLocked(b)
+}
+
+// receiveLocked is receive while f.mu is held.
+func (f *feed) receiveLocked(b *protocol.Batch) {
+	switch {
+	case f.last == 0 && len(f.early) == maxEarly:
+		f.early, f.missed = nil, true
+		return
+	case f.last == 0:
+		f.early = append(f.early, b)
+		return
+	case b.Last() <= f.last:
+		return
+	}
+	if !f.believes(b, !f.repairing && b.First() == f.last+1) {
+		f.doubts(b)
+		f.repairDoubt()
+		return
+	}
 	f.live = max(f.live, b.Last())
 	switch {
 	case f.repairing: // the running repair will read this batch from the history
-	case f.last != 0 && b.Last() <= f.last:
-	case f.last != 0 && b.First() != f.last+1:
+	case b.First() != f.last+1:
 		f.repair()
+	case f.record != 0 && b.Proof != nil && b.Proof.After > f.record:
+		f.repair() // b may be a copy of a batch that is stored between the two records, with newer ones after it
 	default:
 		f.deliver(b)
+	}
+}
+
+// repairDoubt reads the history, now or a little later, because of a batch that the client does not believe. f.mu is
+// held.
+func (f *feed) repairDoubt() {
+	now := time.Now()
+	if n := int(now.Sub(f.doubtedAt) / doubtPause); n > 0 {
+		f.doubtsLeft, f.doubtedAt = min(doubtBurst, f.doubtsLeft+n), now
+	}
+	switch {
+	case f.later != nil: // the planned read will include this batch
+	case f.doubtsLeft > 0:
+		f.doubtsLeft--
+		f.mayHaveMissedLocked()
+	default:
+		f.later = time.AfterFunc(doubtPause, func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.later = nil; !f.closed {
+				f.repairDoubt()
+			}
+		})
 	}
 }
 
@@ -173,6 +234,8 @@ func (f *feed) deliver(b *protocol.Batch) {
 		f.first = b.First()
 	}
 	f.last, f.record = b.Last(), b.Record
+	f.moved(b)
+	f.accept(b)
 	for i := range b.Events {
 		e := &b.Events[i]
 		if e.Exec == nil || !e.Exec.State.Terminal() {
@@ -197,9 +260,13 @@ func (f *feed) coverFrom(sequence, record uint64) {
 	switch {
 	case sequence == 0:
 	case f.last == 0:
-		f.last, f.record, f.first = sequence, record, sequence+1
+		early := f.early
+		f.last, f.record, f.first, f.early = sequence, record, sequence+1, nil
 		if f.missed {
 			f.repair()
+		}
+		for _, b := range early {
+			f.receiveLocked(b)
 		}
 	case sequence+1 < f.first:
 		f.rewind(sequence, record)
@@ -220,8 +287,9 @@ func (f *feed) rewind(sequence, record uint64) {
 	if f.first == 0 || f.first > sequence+1 {
 		f.first = sequence + 1
 	}
+	f.early = nil // the repair reads them
 	if f.last == 0 || f.last > sequence {
-		f.last, f.record = sequence, record
+		f.last, f.record, f.chain.Unknown = sequence, record, true
 	}
 	f.repair()
 }
@@ -247,6 +315,11 @@ func (f *feed) recheck() {
 func (f *feed) mayHaveMissed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.mayHaveMissedLocked()
+}
+
+// mayHaveMissedLocked is mayHaveMissed while f.mu is held.
+func (f *feed) mayHaveMissedLocked() {
 	if f.last != 0 {
 		f.repair()
 		return
@@ -286,6 +359,7 @@ func (f *feed) repairOnce() bool {
 		// Retry until the connection is back. A closed client needs no repair.
 		return !backoff.Sleep(f.client.ctx, retryPause)
 	}
+	f.learn(batches)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.record < record {
@@ -304,6 +378,17 @@ func (f *feed) repairOnce() bool {
 	}
 	f.repairing = false
 	return true
+}
+
+// learn asks the coordinators for what the feed needs to believe later batches of the same writers. Without an answer,
+// the feed reads these batches from the history, too.
+func (f *feed) learn(batches []*protocol.Batch) {
+	f.mu.Lock()
+	keys := f.unknownKeys(batches)
+	f.mu.Unlock()
+	if _, known, _ := f.client.writers.current(); !known || len(keys) > 0 {
+		_ = f.client.writers.learn(f.client.ctx, keys)
+	}
 }
 
 // mayHaveMissed tells all feeds that live batches may have been lost.

@@ -266,7 +266,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
 	}()
 	publish = func(text string, offset, stored int64) {
 		t.Helper()
-		done, err := c.conn.PublishOutput(c.tenant, "s", "x",
+		done, err := c.conn.PublishOutput(outputHost, c.tenant, "s", "x",
 			jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text), NextStdout: stored})
 		if err != nil {
 			t.Fatal(err)
@@ -301,6 +301,36 @@ func TestUnpublishedOutputIsFound(t *testing.T) {
 	tail.stop()
 	publish("two", 3, 6)
 	receives(ctx, t, got, "two")
+}
+
+// TestForgedLiveOutputIsNotDelivered publishes chunks from a host that the sandbox is not on, before and after the client
+// knows which host it is on.
+func TestForgedLiveOutputIsNotDelivered(t *testing.T) {
+	t.Parallel()
+	c, _, ctx := connectedToItsOwnServer(t)
+	_, publish, got := outputOf(t, c, ctx)
+	forge := func(offset int64) {
+		t.Helper()
+		for range 100 {
+			done, err := c.conn.PublishOutput("HOSTB", c.tenant, "s", "x",
+				jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte("forged"), NextStdout: offset + 6})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	forge(0)
+	publish("one", 0, 3)
+	receives(ctx, t, got, "one")
+	forge(3)
+	publish("two", 3, 6)
+	receives(ctx, t, got, "two")
+	if len(got) > 0 {
+		t.Errorf("%q was delivered too", <-got)
+	}
 }
 
 // A worker that gets no acknowledgement of a chunk sends it again, so the chunk may be stored after its successors.
@@ -343,5 +373,5 @@ func TestExpiredOutputIsDistinguishedFromLateOutput(t *testing.T) {
 // silence makes the event log stop republishing.
 func silence(ctx context.Context, t *testing.T, server *embedded.Server) {
 	t.Helper()
-	ChangeEventLog(ctx, t, server.ClientURL(), func(cfg *natsjs.StreamConfig) { cfg.RePublish = nil })
+	ChangeEventLog(ctx, t, server.ClientURL(), "", func(cfg *natsjs.StreamConfig) { cfg.RePublish = nil })
 }

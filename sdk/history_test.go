@@ -19,13 +19,11 @@ func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 	if _, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("past")); err != nil {
 		t.Fatal(err)
 	}
-	writer, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Name: "seed"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer writer.Close()
+	w1 := f.Processes("worker")[0]
+	coordinator := seed.Appender{Conn: f.AsCoordinator("seeds"), Name: "seeds"}
+	worker := seed.Appender{Conn: f.AsWorker(w1), Name: w1.Name}
 	const execs = 2000
-	if err := seed.Execs(ctx, writer, f.Client.Tenant(), "past",
+	if err := seed.SignedExecs(ctx, coordinator, worker, f.Client.Tenant(), "past",
 		seed.Past{N: execs, Output: make([]byte, 1<<10)}); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +61,8 @@ func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 		{"an extension", func(s *sdk.Sandbox) error { return s.Extend(ctx, time.Hour) }},
 		{"a delete", func(s *sdk.Sandbox) error { return errors.Join(run(), s.Delete(ctx)) }},
 	} {
-		conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Name: "reader"})
+		conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Name: "reader",
+			Creds: f.Options(sdk.Options{}).Creds})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"iter"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/backoff"
@@ -83,8 +84,10 @@ type logReader struct {
 	next         uint64           // record of the log to continue from
 	offset       map[string]int64 // offset of the next byte of each stream
 
-	changed wake.Signal // the log may have more output
-	ended   chan error  // gets nil once the sandbox will print no more
+	host    atomic.Pointer[string] // id of the host that the sandbox is on; nil: unknown
+	asked   atomic.Int64           // when output from another host last made the reader read the log; nanoseconds
+	changed wake.Signal            // the log may have more output
+	ended   chan error             // gets nil once the sandbox will print no more
 	closers []func()
 }
 
@@ -108,7 +111,7 @@ func readLog(ctx context.Context, s *Sandbox, log string, o *settings, y *yielde
 
 // subscribe starts watching for new output and for the end of the sandbox.
 func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
-	stop, err := r.client.conn.LiveOutput(r.client.tenant, r.sandbox, r.log, func(jetstream.Chunk) { r.changed.Wake() })
+	stop, err := r.client.conn.LiveOutput(r.client.tenant, r.sandbox, r.log, r.heard)
 	if err != nil {
 		return err
 	}
@@ -124,6 +127,18 @@ func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
 	return nil
 }
 
+// heard wakes the reader. Output from another host than the sandbox's may be forged, so it wakes the reader only
+// seldom.
+func (r *logReader) heard(host string, _ jetstream.Chunk) {
+	if known := r.host.Load(); known != nil && *known != host {
+		now, last := time.Now().UnixNano(), r.asked.Load()
+		if now-last < int64(otherHostPause) || !r.asked.CompareAndSwap(last, now) {
+			return
+		}
+	}
+	r.changed.Wake()
+}
+
 func (r *logReader) close() {
 	for i := len(r.closers) - 1; i >= 0; i-- {
 		r.closers[i]()
@@ -131,8 +146,8 @@ func (r *logReader) close() {
 }
 
 // read passes to the sink the output that the log has and the sink lacks.
-func (r *logReader) read(ctx context.Context) (err error) {
-	r.next, err = r.client.reads.Output(ctx, r.sandbox, r.log, r.next, func(k jetstream.Chunk) error {
+func (r *logReader) read(ctx context.Context) error {
+	read, err := r.client.reads.Output(ctx, r.sandbox, r.log, r.next, func(k jetstream.Chunk) error {
 		skip := max(0, r.offset[k.Stream]-k.Offset)
 		if skip >= int64(len(k.Data)) {
 			return nil
@@ -141,6 +156,10 @@ func (r *logReader) read(ctx context.Context) (err error) {
 		r.sink.at = k.At
 		return r.sink.write(k.Stream, k.Offset+skip, k.Data[skip:])
 	})
+	r.next = read.Next
+	if read.Host != "" {
+		r.host.Store(&read.Host)
+	}
 	return err
 }
 

@@ -47,7 +47,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {
 		q.Exec, endpoint = r.Payload.ExecID, protocol.EndpointExec
 	}
-	reply, err := s.client.conn.Query(ctx, s.client.tenant, endpoint, &q)
+	reply, err := s.client.reads.Query(ctx, endpoint, q)
 	if err != nil || reply.Sandbox == nil && reply.Exec == nil {
 		return nil
 	}

@@ -21,12 +21,12 @@ func TestMissingOutputIsAnError(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
-	js := sdk.PlainClient(t, f.URL())
+	js := sdk.PlainClient(t, f.URL(), f.Unlimited("test").Creds)
 	logs, err := js.Stream(ctx, protocol.StreamLogs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), RequestTimeout: 500 * time.Millisecond})
+	client, err := sdk.Connect(ctx, f.Options(sdk.Options{RequestTimeout: 500 * time.Millisecond}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,13 @@ func TestMissingOutputIsAnError(t *testing.T) {
 			t.Fatalf("%s: %d bytes, %v", name, len(r.Stdout), err)
 		}
 	}
-	subject := func(name string) string { return protocol.LogSubject(protocol.DefaultTenant, "s", name) }
+	found, err := client.Get(ctx, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := func(name string) string {
+		return protocol.OutputSubject(found.Info().HostID, protocol.DefaultTenant, "s", name)
+	}
 	f.Eventually(20*time.Second, "the output of the running exec is stored", func() error {
 		var size int
 		for k, err := range execs["runs"].Output(ctx) {
@@ -138,7 +144,7 @@ func TestAWaitingClientLogsWhy(t *testing.T) {
 	coordinator.Pause()
 	defer coordinator.Continue()
 	logged := &lines{more: make(chan struct{}, 1)}
-	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	client, err := sdk.Connect(ctx, f.Options(sdk.Options{Logger: slog.New(slog.NewTextHandler(logged, nil))}))
 	if err != nil {
 		t.Fatal(err)
 	}

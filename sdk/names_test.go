@@ -31,7 +31,7 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	if _, err := f.Client.Get(ctx, first.ID()[:24]); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("a prefix of an id without IDPrefixes: %v, want not_found", err)
 	}
-	typing, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), IDPrefixes: true})
+	typing, err := sdk.Connect(ctx, f.Options(sdk.Options{IDPrefixes: true}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,9 +32,11 @@ type Chunk struct {
 //
 // To resume an interrupted read, pass to [WithOffset] the offset after the last byte of each stream that arrived.
 //
-// Options: [WithFollow], [WithOffset]. Errors: not_found; out_of_range with reason output_not_kept if the log has lost
-// part of the output, and with reason sequence_beyond_end for an offset beyond the end of an exec that has ended;
-// unavailable or deadline_exceeded if the log cannot be read for [RequestTries] times the request timeout.
+// Options: [WithFollow], [WithOffset]. Errors: not_found; internal with reason output_differs, after the last chunk, if
+// a stream was read from offset 0 and its SHA-256 differs from the one in the exec's last event; out_of_range with
+// reason output_not_kept if the log has lost part of the output, and with reason sequence_beyond_end for an offset
+// beyond the end of an exec that has ended; unavailable or deadline_exceeded if the log cannot be read for
+// [RequestTries] times the request timeout.
 func (x *Exec) Output(ctx context.Context, opts ...OutputOption) iter.Seq2[Chunk, error] {
 	o := settingsOf(opts, OutputOption.forOutput)
 	return func(yield func(Chunk, error) bool) {

@@ -10,11 +10,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PlainClient connects a NATS client without the SDK to the server at url. The connection lasts until the end of the
-// test.
-func PlainClient(t *testing.T, url string) natsjs.JetStream {
+// PlainClient connects a NATS client without the SDK to the server at url, with the credentials in a file, or without
+// credentials if creds is empty. The connection lasts until the end of the test.
+func PlainClient(t *testing.T, url, creds string) natsjs.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(url)
+	var options []nats.Option
+	if creds != "" {
+		options = append(options, nats.UserCredentials(creds))
+	}
+	nc, err := nats.Connect(url, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,10 +30,10 @@ func PlainClient(t *testing.T, url string) natsjs.JetStream {
 	return js
 }
 
-// ChangeEventLog changes the configuration of the event log's stream.
-func ChangeEventLog(ctx context.Context, t *testing.T, url string, change func(*natsjs.StreamConfig)) {
+// ChangeEventLog changes the configuration of the event log's stream. creds is as in [PlainClient].
+func ChangeEventLog(ctx context.Context, t *testing.T, url, creds string, change func(*natsjs.StreamConfig)) {
 	t.Helper()
-	js := PlainClient(t, url)
+	js := PlainClient(t, url, creds)
 	stream, err := js.Stream(ctx, protocol.StreamEvents)
 	if err != nil {
 		t.Fatal(err)

@@ -91,11 +91,39 @@ func (r *Raw) History(ctx context.Context, sandbox string, after uint64) ([]*pro
 // Live calls handle with each batch appended to a sandbox's history from now on, until stop is called. It uses its own
 // subscription and delivers no earlier batches. Batches are lost while the connection is down, and when a server of a
 // cluster dies after storing a batch and before publishing it. A gap in the sequence shows a loss only when another
-// batch follows. A caller that waits for something must therefore also read [Raw.History] from time to time. handle
-// must not block for long. sandbox must be an id: for a name no batches arrive.
+// batch follows. A caller that waits for something must therefore also read [Raw.History] from time to time. If the
+// client does not know the writer of a batch, it delivers the batch after a coordinator has confirmed it. If no
+// coordinator does, the batch is lost. handle must not block for long. sandbox must be an id: for a name no batches
+// arrive.
 func (r *Raw) Live(sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err
 	}
-	return r.client.conn.Live(r.client.tenant, sandbox, handle)
+	v := newVerifier(r.client.writers)
+	return r.client.conn.Live(r.client.tenant, sandbox, func(b *protocol.Batch) {
+		if b = r.client.confirmed(&v, b); b != nil {
+			v.accept(b)
+			handle(b)
+		}
+	})
+}
+
+// confirmed returns a live batch if it is part of the history. If the client cannot tell, it asks a coordinator.
+func (c *Client) confirmed(v *verifier, b *protocol.Batch) *protocol.Batch {
+	c.refreshRules()
+	if v.believes(b, false) {
+		return b
+	}
+	if b.Record == 0 {
+		return nil
+	}
+	v.doubts(b)
+	ctx, cancel := context.WithTimeout(c.ctx, c.requestTimeout)
+	defer cancel()
+	stored, err := c.reads.AtRecord(ctx, b.Sandbox, b.Record)
+	if err != nil || stored.ID != b.ID {
+		return nil
+	}
+	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored}))
+	return stored
 }

@@ -78,7 +78,7 @@ func (w *wire) setCut(cut bool) {
 func anExecThatEndsDuringAnOutageIsNoticed(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("away")
 	w := newWire(t, f.URL())
-	far, err := sdk.Connect(ctx, sdk.Options{URL: "nats://" + w.listener.Addr().String()})
+	far, err := sdk.Connect(ctx, f.Options(sdk.Options{URL: "nats://" + w.listener.Addr().String()}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestFollowedServiceLogsAreComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newWire(t, f.URL())
-	far, err := sdk.Connect(ctx, sdk.Options{URL: "nats://" + w.listener.Addr().String()})
+	far, err := sdk.Connect(ctx, f.Options(sdk.Options{URL: "nats://" + w.listener.Addr().String()}))
 	if err != nil {
 		t.Fatal(err)
 	}

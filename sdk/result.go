@@ -31,6 +31,12 @@ type Result struct {
 	// reason disk_full, the host's disk was full.
 	OutputError *Error `json:"output_error,omitempty"`
 
+	// StdoutSHA256 and StderrSHA256 are the SHA-256, in hex, of the first StdoutBytes bytes of stdout and the first
+	// StderrBytes bytes of stderr, as the worker published them. A hash is empty if the stream has no bytes, or if the
+	// worker did not know the hash.
+	StdoutSHA256 string `json:"stdout_sha256,omitempty"`
+	StderrSHA256 string `json:"stderr_sha256,omitempty"`
+
 	// OOMKills is how many processes of the sandbox the kernel killed for lack of memory during the exec.
 	OOMKills int `json:"oom_kills,omitempty"`
 
@@ -61,7 +67,8 @@ func resultOf(e *Event) *Result {
 	d := e.Exec
 	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
 		Started: d.Started, Ended: d.Ended, StdoutBytes: d.StdoutBytes, StderrBytes: d.StderrBytes,
-		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence}
+		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence,
+		StdoutSHA256: d.StdoutSHA256, StderrSHA256: d.StderrSHA256}
 	if r.Ended.IsZero() {
 		r.Ended = e.Time
 	}

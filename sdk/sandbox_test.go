@@ -14,7 +14,7 @@ import (
 func aRepeatedRequestFindsWhatTheFirstDid(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
 	const nextTry = 30 * time.Second // the client sends a request again after this time
-	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), RequestTimeout: nextTry})
+	client, err := sdk.Connect(ctx, f.Options(sdk.Options{RequestTimeout: nextTry}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// outputHost is the id of the host from which tests publish output. [ServePages] says that every sandbox is on it.
+const outputHost = "HOSTA"
+
 // ServePages does what a coordinator does for clients that read histories and output, until the test ends. It decides
 // nothing, so a test can write the log itself.
 func ServePages(t *testing.T, conn *jetstream.Conn) {
@@ -24,7 +27,10 @@ func ServePages(t *testing.T, conn *jetstream.Conn) {
 	serving, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := conn.ServeReads(ctx, "1.0.0", conn.PageEndpoints(), func() { close(serving) }); ctx.Err() == nil {
+		hosts := func(context.Context, string, string) ([]protocol.OutputHost, error) {
+			return []protocol.OutputHost{{ID: outputHost}}, nil
+		}
+		if err := conn.ServeReads(ctx, "1.0.0", conn.PageEndpoints(hosts), func() { close(serving) }); ctx.Err() == nil {
 			t.Errorf("serve pages: %v", err)
 		}
 	}()

@@ -23,7 +23,7 @@ func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 	ctx := f.Context(2 * time.Minute)
 	leader := -1
 	for i, s := range f.Servers {
-		if s.JetStreamIsStreamLeader("$G", protocol.StreamRequests) {
+		if f.Leads(s, protocol.StreamRequests) {
 			leader = i
 		}
 	}
@@ -31,7 +31,7 @@ func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 		t.Fatal("the queue of requests has no leader")
 	}
 	const patience = time.Second // short, to send the request again while no server can store it
-	client, err := sdk.Connect(ctx, sdk.Options{URL: f.Servers[leader].ClientURL(), RequestTimeout: patience})
+	client, err := sdk.Connect(ctx, f.Options(sdk.Options{URL: f.Servers[leader].ClientURL(), RequestTimeout: patience}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	limit := func(bytes int64) {
 		t.Helper()
-		sdk.ChangeEventLog(ctx, t, f.URL(), func(cfg *natsjs.StreamConfig) {
+		sdk.ChangeEventLog(ctx, t, f.URL(), f.Unlimited("test").Creds, func(cfg *natsjs.StreamConfig) {
 			cfg.Discard, cfg.MaxBytes = natsjs.DiscardNew, bytes
 		})
 	}
@@ -220,7 +220,7 @@ func TestAWaitForAnImageSurvivesACoordinatorOutage(t *testing.T) {
 	c.Stop()
 	waited := make(chan error, 1)
 	go func() {
-		_, err := f.Client.Images().Wait(ctx, &protocol.WantedImage{Ref: "a/b:c"}, nil)
+		_, err := f.Operator.Images().Wait(ctx, &protocol.WantedImage{Ref: "a/b:c"}, nil)
 		waited <- err
 	}()
 	select {

@@ -2,7 +2,9 @@ package sdk
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"hash"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -43,16 +45,21 @@ type tail struct {
 	closers       []func()
 
 	sink    sink
-	live    chan jetstream.Chunk // nil: the call does not stream output
-	missing wake.Signal          // output may be missing: read the log
-	arrived atomic.Bool          // a chunk arrived since the last recheck
-	check   *time.Timer          // until the next recheck
-	stop    func()               // ends the subscription to live output
+	live    chan liveChunk // nil: the call does not stream output
+	missing wake.Signal    // output may be missing: read the log
+	arrived atomic.Bool    // a chunk arrived since the last recheck
+	check   *time.Timer    // until the next recheck
+	stop    func()         // ends the subscription to live output
 	done    chan struct{}
 	offset  map[string]int64  // offset of the next wanted byte of each stream
 	ahead   []jetstream.Chunk // chunks after bytes that are still missing
 	next    uint64            // record of the log to continue from
 	total   map[string]int64  // size of each stream, once the exec has ended
+	held    []liveChunk       // chunks from hosts other than the sandbox's, as far as the client knows
+	asked   time.Time         // when a chunk from another host last made the tail read the log
+
+	// sums has, for each stream that was read from its first byte, the hash of the bytes that were passed to the sink.
+	sums map[string]hash.Hash
 }
 
 // startTail begins to follow an exec, which need not exist yet. If stream is true, it subscribes to live output. The
@@ -63,18 +70,18 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 		return nil, err
 	}
 	t := &tail{client: c, sandbox: sandbox, exec: exec, feed: f, sink: s, closers: []func(){f.release},
-		offset: map[string]int64{}, next: 1}
+		offset: map[string]int64{}, sums: map[string]hash.Hash{}, next: 1}
 	var forget func()
 	t.ended, forget = f.awaitExec(exec)
 	t.closers = append(t.closers, forget)
 	if !stream {
 		return t, nil
 	}
-	t.live, t.missing, t.done = make(chan jetstream.Chunk, liveBuffer), wake.New(), make(chan struct{})
-	t.stop, err = c.conn.LiveOutput(c.tenant, sandbox, exec, func(k jetstream.Chunk) {
+	t.live, t.missing, t.done = make(chan liveChunk, liveBuffer), wake.New(), make(chan struct{})
+	t.stop, err = c.conn.LiveOutput(c.tenant, sandbox, exec, func(host string, k jetstream.Chunk) {
 		t.arrived.Store(true)
 		select {
-		case t.live <- k:
+		case t.live <- liveChunk{host, k}:
 		case <-t.done:
 		}
 	})
@@ -139,7 +146,7 @@ func (t *tail) untilEnd(ctx context.Context, sub *submission) (*Event, error) {
 		case err := <-sub.failed:
 			return nil, sub.explain(err)
 		case k := <-t.live:
-			if err := t.take(k); err != nil {
+			if err := t.takeLive(k); err != nil {
 				return nil, err
 			}
 			continue
@@ -183,7 +190,7 @@ func (t *tail) catchUpAndFollow(ctx context.Context, info *ExecInfo) (*Event, er
 		case e := <-t.ended:
 			return &e, nil
 		case k := <-t.live:
-			err = t.take(k)
+			err = t.takeLive(k)
 		case <-t.missing:
 			err = t.catchUp(ctx)
 		case <-ctx.Done():
@@ -242,7 +249,14 @@ func (t *tail) take(k jetstream.Chunk) error {
 		return nil
 	}
 	t.offset[k.Stream] = end
-	if err := t.sink.write(k.Stream, at, k.Data[at-k.Offset:]); err != nil {
+	fresh := k.Data[at-k.Offset:]
+	if at == 0 {
+		t.sums[k.Stream] = sha256.New()
+	}
+	if sum := t.sums[k.Stream]; sum != nil {
+		sum.Write(fresh) // never fails
+	}
+	if err := t.sink.write(k.Stream, at, fresh); err != nil {
 		return err
 	}
 	return t.takeAhead()
@@ -261,12 +275,16 @@ func (t *tail) takeAhead() error {
 
 // readLog passes to the sink the output that the log has and the sink lacks.
 func (t *tail) readLog(ctx context.Context) error {
-	var err error
-	t.next, err = t.client.reads.Output(ctx, t.sandbox, t.exec, t.next, t.takeStored)
+	read, err := t.client.reads.Output(ctx, t.sandbox, t.exec, t.next, t.takeStored)
+	t.next = read.Next
 	if errors.Is(err, errEnough) {
 		return nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	t.feed.isOn(read.Host)
+	return t.takeHeld()
 }
 
 // takeStored takes a chunk that was read from the log. The chunk says how much of each stream had been stored before

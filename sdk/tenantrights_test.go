@@ -272,3 +272,22 @@ func TestNoNameEndsACoordinator(t *testing.T) {
 		}
 	}
 }
+
+// A user sees what its own tenant may use and uses, and nothing of other tenants.
+func TestAUserSeesItsOwnTenantOnly(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	c := asUser(t, serverWithRights(t, map[string]string{"alice": "acme"}), "acme", "alice")
+	if _, err := c.Create(ctx, sdk.SandboxSpec{Image: "busybox"}, sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	eventually.Holds(t, 10*time.Second, "the sandbox that waits is counted", func() bool {
+		got, err := c.TenantInfo(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Tenant == "acme" && got.Quota == (sdk.Quota{}) && got.Used.Waiting == 1
+	})
+	_, err := sdk.ReadAll(c.Tenants(ctx))
+	wantError(t, err, protocol.PermissionDenied, "")
+}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -55,6 +56,11 @@ type Config struct {
 	ReapDryRun    bool         // only reports leftovers of ended sandboxes and orphaned bridges; removes nothing
 	OnReady       func()       // called once, when the worker takes sandboxes; may be nil
 	Logger        *slog.Logger // default slog.Default
+
+	// OnHost is called with the id of the Docker host whenever the worker has learned it, before the worker uses any
+	// right of that host. OnHost can give Conn the credentials of the host and make it reconnect. If OnHost returns
+	// unavailable, Run tries again; any other error ends Run. OnHost may be nil.
+	OnHost func(ctx context.Context, host string) error
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 

@@ -18,6 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 	"github.com/boxfleet/boxfleet/worker/images"
 	"github.com/boxfleet/boxfleet/worker/network"
+	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/removal"
 	"github.com/boxfleet/boxfleet/worker/sandbox"
 	"github.com/boxfleet/boxfleet/worker/service"
@@ -36,6 +37,11 @@ func (w *worker) identify(ctx context.Context) error {
 	if w.hostID, err = marker.HostID(ctx); err != nil {
 		return err
 	}
+	if w.cfg.OnHost != nil {
+		if err := w.cfg.OnHost(ctx, w.hostID); err != nil {
+			return err
+		}
+	}
 	cfg.Fence = w.lock.fence
 	if hostfiles.CanVerify() { // only root can reach the files of containers
 		cfg.EmptyLayer = removal.Contents
@@ -44,6 +50,10 @@ func (w *worker) identify(ctx context.Context) error {
 		return err
 	}
 	w.address = w.engine.Address()
+	w.output = output.New(output.Config{
+		Conn: w.conn, HostID: w.hostID, Burst: w.cfg.OutputBurst, Rate: w.cfg.OutputRate,
+		Patience: w.cfg.OutputPatience, After: w.cfg.OutputWithin, Probe: w.cfg.Probe,
+	})
 	w.dir = filepath.Join(w.deploymentDir(), w.hostID)
 	w.owned = ownership{engine: w.engine, deployment: w.conn.Deployment(), stateDir: w.cfg.StateDir}
 	w.images = images.New(images.Options{

@@ -127,10 +127,6 @@ func newWorker(cfg Config) *worker {
 	w := &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
 		listening: newListening(), changed: wake.New(), admissions: newAdmissions(), initial: newInitialInspection(),
-		output: output.New(output.Config{
-			Conn: cfg.Conn, Burst: cfg.OutputBurst, Rate: cfg.OutputRate, Patience: cfg.OutputPatience,
-			After: cfg.OutputWithin, Probe: cfg.Probe,
-		}),
 	}
 	w.lock = &hostLock{w: w}
 	return w
@@ -146,6 +142,9 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	defer w.engine.Close()
+	if err := w.registerWriter(ctx); err != nil {
+		return err
+	}
 	unlock, err := w.lock.lockFile()
 	if err != nil {
 		return err
@@ -218,6 +217,29 @@ func (w *worker) awaitDeployment(ctx context.Context) error {
 		}
 		w.log.Warn("waiting for a coordinator to create the deployment's streams", "error", err)
 		w.cfg.OnState(false, "waits for a coordinator to create the deployment's streams: "+err.Error())
+		if !pause.Wait(ctx) {
+			return ctx.Err()
+		}
+	}
+}
+
+// registerWriter registers the key with which the worker signs what it appends. While NATS does not answer, and until a
+// coordinator has registered its own key, it waits.
+func (w *worker) registerWriter(ctx context.Context) error {
+	for pause := backoff.New(20*time.Millisecond, time.Second); ; {
+		err := w.conn.RegisterWriter(ctx, protocol.OwnerWorker, w.cfg.Name, w.hostID)
+		switch protocol.CodeOf(err) {
+		case protocol.Unavailable, protocol.DeadlineExceeded:
+		default:
+			if err == nil || protocol.AsError(err).Reason != protocol.ReasonNotProvisioned {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.log.Warn("waiting to register the worker's key", "error", err)
+		w.cfg.OnState(false, "waits to register its key: "+err.Error())
 		if !pause.Wait(ctx) {
 			return ctx.Err()
 		}

@@ -20,9 +20,11 @@ func (cmds auditCommands) auditCommand() *cobra.Command {
 		Use: "audit", Short: "Print who asked for what, as JSON lines", Args: takes(),
 		Long: `Print the events that requests caused in the histories of the tenant's sandboxes, one JSON object per line: which
 user asked for what, when, and with what result. The events of each sandbox are in order; the sandboxes are in no
-particular order. Deleted sandboxes are included as long as their history is kept. An event without an actor was caused by a client
-that named no user.`,
-		Example: "  boxfleet audit --since 24h\n  boxfleet audit --actor alice --since 2026-01-31T08:00:00Z",
+particular order. Deleted sandboxes are included as long as their history is kept. An event without an actor was caused
+by a client that named no user. An operator may name any tenant with --tenant, or all of them with --tenant '*', which
+prints one tenant after another.`,
+		Example: "  boxfleet audit --since 24h\n  boxfleet audit --actor alice --since 2026-01-31T08:00:00Z\n" +
+			"  boxfleet audit --tenant '*' --since 24h",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, ago, err := sinceWhen(cmd, since)
 			if err != nil {
@@ -33,9 +35,16 @@ that named no user.`,
 					return err
 				}
 			}
+			all := cmds.config.Tenant == everyTenant
+			if all {
+				cmds.config.Tenant = protocol.DefaultTenant // only to list the tenants
+			}
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if ago > 0 {
 					at = c.Now(ctx).Add(-ago)
+				}
+				if all {
+					return cmds.auditAll(ctx, c, at, actor)
 				}
 				return cmds.audit(ctx, c, at, actor)
 			})
@@ -45,6 +54,29 @@ that named no user.`,
 		"only events from this `time` on, or no older than this duration, such as 24h (default: all that are kept)")
 	cmd.Flags().StringVar(&actor, "actor", "", "only what this `user` asked for")
 	return cmd
+}
+
+// everyTenant is the value of --tenant with which an operator audits all tenants.
+const everyTenant = "*"
+
+// auditAll prints the audit of each tenant. A client works in one tenant, so each tenant gets a connection.
+func (cmds auditCommands) auditAll(ctx context.Context, c *sdk.Client, since time.Time, actor string) error {
+	for t, err := range c.Tenants(ctx) {
+		if err != nil {
+			return err
+		}
+		cmds.config.Tenant, cmds.config.TenantGiven = t.Tenant, true
+		of, err := cmds.connect(ctx)
+		if err != nil {
+			return err
+		}
+		err = cmds.audit(ctx, of, since, actor)
+		of.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // auditLine is one line of the audit.

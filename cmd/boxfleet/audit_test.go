@@ -26,3 +26,58 @@ func TestTheAuditSaysWhoAskedForWhat(t *testing.T) {
 		}
 	}
 }
+
+// An operator audits any tenant, or all of them, also those whose sandboxes are all deleted. A user audits its own.
+func TestAnOperatorAuditsAllTenants(t *testing.T) {
+	clean(t)
+	startWithoutHosts(t, 0)
+	for tenant, user := range map[string]string{"acme": "anna", "blue": "bert", "gone": "gina"} {
+		as := []string{"--tenant", tenant, "--nats-user", user}
+		create := []string{"sandbox", "create", "--image", "i", "--name", "web", "--wait=false"}
+		if code, _, stderr := call(t.Context(), "", append(create, as...)...); code != 0 {
+			t.Fatal(stderr)
+		}
+		if tenant == "gone" {
+			if code, _, stderr := call(t.Context(), "", append([]string{"rm", "web"}, as...)...); code != 0 {
+				t.Fatal(stderr)
+			}
+		}
+	}
+	audited := func(args ...string) (tenants string) {
+		t.Helper()
+		code, stdout, stderr := call(t.Context(), "", append([]string{"audit"}, args...)...)
+		if code != 0 {
+			t.Fatalf("audit %q: %d, %s", args, code, stderr)
+		}
+		for line := range strings.Lines(stdout) {
+			var l auditLine
+			if err := json.Unmarshal([]byte(line), &l); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasSuffix(tenants, l.Tenant+" ") {
+				tenants += l.Tenant + " "
+			}
+		}
+		return tenants
+	}
+	const operator = "@otto"
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--tenant", "*", "--nats-user", operator}, "acme blue gone "},
+		{[]string{"--tenant", "*", "--nats-user", operator, "--since", "1h"}, "acme blue gone "},
+		{[]string{"--tenant", "*", "--nats-user", operator, "--actor", "bert"}, "blue "},
+		{[]string{"--tenant", "*", "--nats-user", operator, "--since", "2100-01-01T00:00:00Z"}, ""},
+		{[]string{"--tenant", "gone", "--nats-user", operator}, "gone "},
+		{[]string{"--tenant", "acme", "--nats-user", "anna"}, "acme "},
+	} {
+		if got := audited(c.args...); got != c.want {
+			t.Errorf("audit %q prints the tenants %q, want %q", c.args, got, c.want)
+		}
+	}
+	code, stdout, stderr := call(t.Context(), "", "audit", "--tenant", "*", "--nats-user", "anna")
+	if code == 0 || stdout != "" || !strings.Contains(stderr, "operators") {
+		t.Errorf("a user audits all tenants: %d, %q, %q", code, stdout, stderr)
+	}
+}

@@ -49,6 +49,20 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
+// of opens the authority, and returns what do returns for the holder whom the arguments name.
+func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
+) ([]auth.Issued, error) {
+	id, err := h.identity(args)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := a.open()
+	if err != nil {
+		return nil, err
+	}
+	return do(opened, id)
+}
+
 // holder has the flags that, with the arguments ROLE and NAME, say whose credentials a command concerns.
 type holder struct{ tenant, key string }
 

@@ -78,15 +78,7 @@ func (cmds authCommands) showCommand() *cobra.Command {
 	}
 	a := cmds.authority(cmd)
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		id, err := h.identity(args)
-		if err != nil {
-			return err
-		}
-		opened, err := a.open()
-		if err != nil {
-			return err
-		}
-		all, err := opened.Find(id)
+		all, err := a.of(h, args, (*auth.Authority).Find)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/boxfleet/boxfleet/auth"
 	"github.com/boxfleet/boxfleet/rights"
 )
 
@@ -20,15 +21,7 @@ their connections, once boxfleet auth push has told them.`,
 	}
 	a := cmds.authority(cmd)
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		id, err := h.identity(args)
-		if err != nil {
-			return err
-		}
-		opened, err := a.open()
-		if err != nil {
-			return err
-		}
-		revoked, err := opened.Revoke(id)
+		revoked, err := a.of(h, args, (*auth.Authority).Revoke)
 		if err != nil {
 			return err
 		}

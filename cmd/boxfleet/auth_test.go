@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/boxfleet/boxfleet/auth"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
 )
 
@@ -86,6 +88,12 @@ func TestTheCommandsOfThePageOnCredentialsWork(t *testing.T) {
 			line, into, _ := strings.Cut(line, " >")
 			args := strings.Fields(strings.NewReplacer("/srv/boxfleet-auth", filepath.Join(dir, "auth"),
 				"/var/lib/nats/accounts", filepath.Join(dir, "accounts"), "'", "").Replace(line))
+			if args[0] == "rm" {
+				if err := os.Remove(args[1]); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
 			if args[0] != "boxfleet" {
 				t.Fatalf("%s: not a command of boxfleet", line)
 			}
@@ -217,5 +225,73 @@ func TestWrongCredentialsAreRefusedByTheField(t *testing.T) {
 	}
 	if text := must(t, "auth", "list"); strings.Contains(text, "otto") {
 		t.Errorf("credentials were made in spite of an error: %s", text)
+	}
+}
+
+// TestTheCommandsForANewHostWorkAsPrinted runs the commands of the documentation in their order.
+func TestTheCommandsForANewHostWorkAsPrinted(t *testing.T) {
+	clean(t)
+	page, err := os.ReadFile("../../docs/credentials.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, part, _ := strings.Cut(string(page), "### Make credentials for a new host\n")
+	_, part, _ = strings.Cut(part, "```sh\n")
+	commands, _, found := strings.Cut(part, "```")
+	if !found {
+		t.Fatal("the page has no commands for a new host")
+	}
+	t.Chdir(t.TempDir())
+	must(t, "auth", "init", "authority")
+	for line := range strings.Lines(commands) {
+		words := strings.Fields(strings.ReplaceAll(line, "/srv/boxfleet-auth", "authority"))
+		switch words[0] {
+		case "boxfleet":
+			must(t, words[1:]...)
+		case "rm":
+			if err := os.Remove(words[1]); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			t.Fatalf("unknown command: %s", line)
+		}
+	}
+	if err := checkHost("worker-w2.creds", "w2", "EUJWVNGE5TFI6JAATMATQMD76O"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestARoleRefusesCredentialsOfAnother checks credentials with which the server would refuse one message after another.
+func TestARoleRefusesCredentialsOfAnother(t *testing.T) {
+	clean(t)
+	dir := filepath.Join(t.TempDir(), "authority")
+	file := filepath.Join(t.TempDir(), "w.creds")
+	must(t, "auth", "init", dir)
+	must(t, "auth", "add", "worker", "w1", "--host", "HOSTA", "--dir", dir, "--file", file)
+	field := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return protocol.AsError(err).Field
+	}
+	cfg := &jetstream.Config{Creds: file}
+	for what, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"its own host":         {checkHost(file, "w1", "HOSTA"), ""},
+		"without a file":       {checkHost("", "w1", "HOSTA"), ""},
+		"another host":         {checkHost(file, "w1", "HOSTB"), "host"},
+		"its own name":         {checkRole(cfg, "worker", "w1"), ""},
+		"another name":         {checkRole(cfg, "worker", "w2"), "name"},
+		"another role":         {checkRole(cfg, "coordinator", "w1"), "creds"},
+		"another role, a user": {checkRole(cfg, "user", "w1"), "creds"},
+	} {
+		if got := field(c.err); got != c.want {
+			t.Errorf("%s: got field %q of %v", what, got, c.err)
+		}
+	}
+	if err := checkHost(file, "w1", "HOSTB"); !strings.Contains(err.Error(), "auth add worker w1 --host HOSTB") {
+		t.Errorf("the error does not say what to do: %v", err)
 	}
 }

@@ -30,8 +30,9 @@ type config struct {
 	DataDir                                         string
 	Health                                          string
 	Listen                                          string
-	ListenGiven                                     bool // Listen was set explicitly, perhaps to the default value
+	ListenGiven, TenantGiven                        bool // these were set explicitly, perhaps to the default value
 	ListenInsecurely                                bool
+	Insecure                                        bool
 	Ballast                                         protocol.Bytes
 
 	Coordinator coordinatorConfig
@@ -43,6 +44,7 @@ type coordinatorConfig struct {
 	CleanupTTL  time.Duration
 	ForgetAfter time.Duration
 	Defaults    string
+	Quotas      string
 	Replicas    int
 	LogMaxAge   time.Duration
 	LogMaxBytes protocol.Bytes
@@ -57,6 +59,7 @@ type coordinatorConfig struct {
 	MaxActiveExecs                                            int
 	EventMaxBytes, BlobMaxBytes, ImageMaxBytes, TableMaxBytes protocol.Bytes
 	OutputSandboxBytes, OutputTenantBytes                     protocol.Bytes
+	UploadMaxBytes                                            protocol.Bytes
 }
 
 type workerConfig struct {
@@ -99,6 +102,9 @@ func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 			meaning += " (default " + s.def + ")"
 		}
 		flags.StringP(s.flag(), s.short, "", meaning)
+		if s.key == insecureKey { // the flag needs no value
+			flags.Lookup(s.flag()).NoOptDefVal = "true"
+		}
 	}
 }
 
@@ -138,10 +144,23 @@ func (c *config) read(cmd *cobra.Command) error {
 	if c.DataDir == "" {
 		c.DataDir = dataDir()
 	}
-	_, inEnv := os.LookupEnv("BOXFLEET_UP_LISTEN")
-	flag := cmd.Flags().Lookup("listen")
-	c.ListenGiven = inEnv || v.InConfig("up.listen") || flag != nil && flag.Changed
+	for i, s := range settings {
+		given := isGiven(v, cmd, &settings[i])
+		switch s.key {
+		case "up.listen":
+			c.ListenGiven = given
+		case "tenant":
+			c.TenantGiven = given
+		}
+	}
 	return nil
+}
+
+// isGiven reports whether a setting was set explicitly, perhaps to its default.
+func isGiven(v *viper.Viper, cmd *cobra.Command, s *setting) bool {
+	_, inEnv := os.LookupEnv(s.env())
+	flag := cmd.Flags().Lookup(s.flag())
+	return inEnv || v.InConfig(s.key) || flag != nil && flag.Changed && hasFlag(s, cmd)
 }
 
 // unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with the likely intended

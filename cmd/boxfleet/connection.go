@@ -20,7 +20,8 @@ import (
 // connection holds what clients on this machine need to reach a running `boxfleet up`.
 type connection struct {
 	URL   string `json:"url"`
-	Token string `json:"token"`
+	Token string `json:"token,omitempty"`
+	Creds string `json:"creds,omitempty"` // path of a credentials file
 }
 
 const connectionFile = "connection.json"
@@ -31,8 +32,22 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: cl.config.Creds,
-		Tenant: cl.config.Tenant, User: cl.config.NATSUser, Name: "boxfleet-cli", IDPrefixes: true})
+	if cl.looksForUp() {
+		if err := where.lost(); err != nil {
+			return nil, err
+		}
+	}
+	tenant := ""
+	if cl.config.TenantGiven {
+		tenant = cl.config.Tenant
+	}
+	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: where.Creds,
+		Tenant: tenant, User: cl.config.NATSUser, Name: "boxfleet-cli", IDPrefixes: true})
+	if e := protocol.AsError(err); err != nil && e.Field == "user" {
+		named := *e
+		named.Field = "nats_user" // the name of the setting
+		return nil, &named
+	}
 	switch code := protocol.CodeOf(err); {
 	case cl.config.NATS != "" || err == nil:
 	case code == protocol.Unavailable:
@@ -50,10 +65,10 @@ func (cl *client) looksForUp() bool {
 	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
 }
 
-// whereNATS returns the URL and the token of the configured NATS servers, or else of the NATS server of the `boxfleet
-// up` on this machine.
+// whereNATS returns the URL, the token and the credentials of the configured NATS servers, or otherwise of the NATS
+// server that `boxfleet up` runs on this machine.
 func (c *config) whereNATS() (connection, error) {
-	where := connection{URL: c.NATS, Token: c.Token}
+	where := connection{URL: c.NATS, Token: c.Token, Creds: c.Creds}
 	if where.Token == "" && c.TokenFile != "" {
 		data, err := os.ReadFile(c.TokenFile)
 		if err != nil {
@@ -80,8 +95,8 @@ func (c *config) whereNATS() (connection, error) {
 	if err != nil {
 		return where, protocol.Errorf(protocol.Internal, "", "read %s: %v", c.connectionFile(), err)
 	}
-	if where.Token != "" {
-		found.Token = where.Token
+	if where.Token != "" || where.Creds != "" {
+		found.Token, found.Creds = where.Token, where.Creds
 	}
 	return found, nil
 }
@@ -126,6 +141,18 @@ func (c *config) loginFrom() string {
 		from = append(from, c.connectionFile())
 	}
 	return strings.Join(from, ", ") + "; flags and environment variables are fixed until a restart"
+}
+
+// lost returns an error if the credentials that `up` leaves for clients of this machine are missing.
+func (c connection) lost() error {
+	if c.Creds == "" {
+		return nil
+	}
+	if _, err := os.Stat(c.Creds); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return protocol.Errorf(protocol.FailedPrecondition, "", "the credentials of this user, %s, are missing: restart "+
+		"`boxfleet up`, which makes them again", c.Creds)
 }
 
 // write stores the connection in the file that clients read. Only this user can read the file.

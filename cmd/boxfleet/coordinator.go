@@ -41,9 +41,15 @@ func (c *config) forCoordinator() (coordinator.Config, error) {
 	if err != nil {
 		return coordinator.Config{}, err
 	}
+	quotas := quotasReader(k.Quotas)
+	if quotas != nil {
+		if _, err := quotas(); err != nil { // before the connection, which may take long
+			return coordinator.Config{}, err
+		}
+	}
 	return coordinator.Config{
 		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults,
-		MaxActiveExecs: k.MaxActiveExecs,
+		ReadQuotas: quotas, MaxActiveExecs: k.MaxActiveExecs, UploadMaxBytes: k.UploadMaxBytes,
 		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes,
 			MaxAge: k.HistoryMaxAge},
 		Output: coordinator.OutputBudget{Sandbox: k.OutputSandboxBytes, Tenant: k.OutputTenantBytes},

@@ -56,8 +56,7 @@ func runDemo(ctx context.Context, srv *servers, cmds runCommands) (err error) {
 	srv.config.Worker.AllowMounts = []string{d.goroot, d.modules}
 	var fleet *local
 	err = d.step("start NATS, a coordinator and a worker", func() (err error) {
-		fleet, err = srv.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()},
-			nil, true, &health{})
+		fleet, err = srv.startLocal(ctx, dir, embedded.Config{Name: "demo"}, nil, true, &health{})
 		return err
 	})
 	if err != nil {
@@ -69,7 +68,8 @@ func runDemo(ctx context.Context, srv *servers, cmds runCommands) (err error) {
 		}
 	}()
 	where := fleet.connection()
-	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Name: "boxfleet-demo"})
+	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: where.Creds,
+		Name: "boxfleet-demo"})
 	if err != nil {
 		return err
 	}

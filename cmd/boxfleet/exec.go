@@ -195,8 +195,11 @@ func exitOf(r *sdk.Result, err error) error {
 	default:
 		code.code = exitNotRun
 	}
-	if code.code == 0 && code.cause == nil {
+	switch {
+	case code.code == 0 && code.cause == nil:
 		return nil
+	case code.code == 0 && protocol.AsError(err).Reason == protocol.ReasonOutputDiffers:
+		code.code = exitFailure // a script must not use this output
 	}
 	return code
 }

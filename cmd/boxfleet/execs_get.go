@@ -47,6 +47,12 @@ func printExec(w io.Writer, x *protocol.Exec) {
 		rows = append(rows, []any{"exit code", *x.ExitCode})
 	}
 	rows = append(rows, []any{"output", fmt.Sprintf("%d bytes of stdout, %d of stderr", x.StdoutBytes, x.StderrBytes)})
+	if x.StdoutSHA256 != "" {
+		rows = append(rows, []any{"stdout sha256", x.StdoutSHA256})
+	}
+	if x.StderrSHA256 != "" {
+		rows = append(rows, []any{"stderr sha256", x.StderrSHA256})
+	}
 	if x.Truncated {
 		rows = append(rows, []any{"", "truncated at the output limit"})
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,32 +78,48 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready. In
-// this test the worker never becomes ready, because it has no engine. The ping needs the token, which is in the
-// connection file.
-func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
-	clean(t)
+// startUpWithoutEngine runs `boxfleet up` and returns when its NATS listens. Its worker never becomes ready, because it
+// has no engine. stop ends it and returns what it printed.
+func startUpWithoutEngine(t *testing.T) (stop func() string) {
+	t.Helper()
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
 	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", os.Args[0])
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	var stdout, stderr screen
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(ctx, []string{"up", "--engine", "unix://" + t.TempDir() + "/none"}, strings.NewReader(""), &stdout,
 			&stderr)
 	}()
+	stop = sync.OnceValue(func() string {
+		cancel()
+		<-ended
+		return stdout.String() + stderr.String()
+	})
+	t.Cleanup(func() { stop() })
 	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
 	eventually.Holds(t, patience, "up has written the connection file", func() bool {
+		if len(ended) > 0 {
+			t.Fatalf("up ended: %s", stderr.String())
+		}
 		_, err := os.Stat(file)
 		return err == nil
 	})
+	return stop
+}
+
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready. The
+// ping needs the credentials that the connection file names.
+func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
+	clean(t)
+	stop := startUpWithoutEngine(t)
 	if code, _, said := call(t.Context(), "", "ping", "--wait", "30s"); code != 0 {
-		t.Errorf("ping ended with %d: %s; the log of up: %s", code, said, stderr.String())
+		t.Errorf("ping ended with %d: %s", code, said)
 	}
-	cancel()
-	<-ended
-	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) || strings.Contains(stdout.String(), "ready") {
-		t.Errorf("up ended before it was ready: stat of the connection file: %v, output of up: %s", err, stdout.String())
+	printed := stop()
+	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) || strings.Contains(printed, "ready:") {
+		t.Errorf("up ended before it was ready: stat of the connection file: %v, output of up: %s", err, printed)
 	}
 }
 
@@ -112,7 +129,7 @@ func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	server := startNATSOfAnotherUser(t)
 	link := startRelay(t, strings.TrimPrefix(server.ClientURL(), "nats://"))
 	url := "nats://" + link.listener.Addr().String()
-	writeConnection(t, connection{url, ""})
+	writeConnection(t, connection{URL: url})
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(t.Context(), []string{"ping", "--wait", "1m"}, strings.NewReader(""), new(screen), new(screen))
@@ -121,7 +138,7 @@ func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	if len(ended) > 0 {
 		t.Fatalf("ping ended with %d", <-ended)
 	}
-	writeConnection(t, connection{url, anotherToken})
+	writeConnection(t, connection{URL: url, Token: anotherToken})
 	startCoordinator(t, "--nats", server.ClientURL(), "--token", anotherToken)
 	if code := <-ended; code != 0 {
 		t.Errorf("ping ended with %d", code)

@@ -9,7 +9,7 @@ import (
 
 // listenAt returns where up listens; port 0 means any free port. If the default port is in use, listenAt chooses a free
 // port. If a port that the user chose is in use, it returns an error. Listening beyond loopback requires
-// --listen-insecurely: the token alone protects every host of the fleet, and it would cross the network as plain text.
+// --listen-insecurely: the connection is not encrypted, so others could change messages on the way.
 func listenAt(listen string, isDefault, insecurely bool) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -26,8 +26,8 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case err != nil:
 		return "", 0, usage("up.listen: %v", err)
 	case !loopback && !insecurely:
-		return "", 0, usage("up.listen: other machines can reach %s, but up's NATS has no TLS and only one token: anyone "+
-			"who reads the token on the network has root on the hosts. Listen on loopback and give others access through "+
+		return "", 0, usage("up.listen: other machines can reach %s, but up's NATS has no TLS: anyone on the way can "+
+			"change requests, and so get root on the hosts. Listen on loopback and give others access through "+
 			"ssh or a VPN, run your own NATS server with TLS, or set --listen-insecurely", listen)
 	case port == 0:
 		return host, 0, nil

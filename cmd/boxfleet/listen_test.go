@@ -88,7 +88,7 @@ func TestWithoutAHomeNothingIsWrittenToTheRoot(t *testing.T) {
 
 func TestTheErrorSaysThatAnUpBelongsToAnotherUser(t *testing.T) {
 	clean(t)
-	dir := writeConnection(t, connection{startNATSOfAnotherUser(t).ClientURL(), ""})
+	dir := writeConnection(t, connection{URL: startNATSOfAnotherUser(t).ClientURL()})
 	code, _, stderr := call(t.Context(), "", "ping")
 	if code != exitFailure || !strings.Contains(stderr,
 		"permission_denied: the `boxfleet up` of this machine has another data directory") {

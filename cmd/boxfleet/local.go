@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +27,8 @@ const endWithin = 20 * time.Second
 // local is a complete fleet in this process: NATS, one coordinator, and one worker on the local engine.
 type local struct {
 	server *embedded.Keeper
-	token  string
+	token  string       // empty if rights is not nil
+	rights *localRights // nil: one token permits everything
 	conns  []*jetstream.Conn
 
 	stopWorking context.CancelFunc
@@ -35,13 +38,25 @@ type local struct {
 }
 
 // startLocal starts a fleet on a data directory and returns when the fleet accepts work. server is the configuration of
-// NATS. If listens is not nil, startLocal calls it once NATS listens. The data of an ephemeral fleet is never used
-// again. The parts of the fleet report their health to h.
-func (srv *servers) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
+// NATS without its access control, which startLocal adds. If listens is not nil, startLocal calls it once NATS listens.
+// The data of an ephemeral fleet is never used again. The parts of the fleet report their health to h.
+func (srv *servers) startLocal(ctx context.Context, dir string, server embedded.Config, listens func(connection) error,
 	ephemeral bool, h *health) (_ *local, err error) {
-	f := &local{token: server.Token, ended: make(chan struct{})}
+	kConfig, wConfig, err := srv.localRoles()
+	if err != nil {
+		return nil, err
+	}
+	f := &local{ended: make(chan struct{})}
+	if err := f.protect(&server, dir, srv.config.Insecure, kConfig.Name, wConfig.Name); err != nil {
+		return nil, err
+	}
+	server.Dir = filepath.Join(dir, natsDir)
 	if f.server, err = embedded.Keep(server, int64(srv.config.Ballast), nil); err != nil {
 		return nil, err
+	}
+	if f.rights != nil {
+		f.rights.server = f.server
+		wConfig.OnHost = func(ctx context.Context, host string) error { return f.rights.onHost(ctx, wConfig.Conn, host) }
 	}
 	if listens != nil {
 		if err := listens(f.connection()); err != nil {
@@ -57,15 +72,9 @@ func (srv *servers) startLocal(ctx context.Context, server embedded.Config, list
 		f.close()
 		return nil, err
 	}
-	kConfig, err := srv.config.forCoordinator()
-	wConfig, wErr := srv.config.forWorker()
 	kConfig.Conn, wConfig.Conn = kConn, wConn
 	h.connection(kConn)
 	kConfig.OnState, wConfig.OnState = h.part("coordinator"), h.part("worker")
-	if err = errors.Join(err, wErr); err != nil {
-		f.close()
-		return nil, err
-	}
 	kConn.SetDisk(f.server.Disk)
 	kConfig.RestartStore = f.server.Restart
 	f.roles.Go(func() error { f.server.Watch(working, kConn.SetWorkMustWait); return nil })
@@ -84,16 +93,64 @@ func (srv *servers) startLocal(ctx context.Context, server embedded.Config, list
 	}
 }
 
+// localRoles returns the configurations of the coordinator and the worker. Names in credentials are lower case, and
+// credentials stay from one start to the next, so the coordinator keeps its name.
+func (srv *servers) localRoles() (coordinator.Config, worker.Config, error) {
+	if !srv.config.Insecure {
+		machine := strings.ToLower(machineName())
+		srv.config.Coordinator.Name = cmp.Or(srv.config.Coordinator.Name, machine+"-up")
+		srv.config.Worker.Name = cmp.Or(srv.config.Worker.Name, machine)
+	}
+	k, err := srv.config.forCoordinator()
+	w, wErr := srv.config.forWorker()
+	return k, w, errors.Join(err, wErr)
+}
+
+// protect makes the server require credentials, or only a token if insecure is set.
+func (f *local) protect(server *embedded.Config, dir string, insecure bool, coordinator, worker string) (err error) {
+	if !insecure {
+		if f.rights, err = openRights(dir, coordinator, worker); err == nil {
+			server.Operators = f.rights.operators()
+		}
+		return err
+	}
+	if err := refuseInsecure(dir); err != nil {
+		return err
+	}
+	slog.Warn("up runs without credentials: a client that has the token may do everything in every tenant and on every host",
+		"do", "omit --insecure, and make credentials for others with boxfleet auth add")
+	f.token, err = keptToken(dir)
+	server.Token = f.token
+	return err
+}
+
+// refuseInsecure refuses to run a fleet without credentials if it had them before. The server must not have started:
+// it would give the streams to another account, and then nothing would show that they had an operator.
+func refuseInsecure(dir string) error {
+	in := filepath.Join(dir, natsDir)
+	owned, err := embedded.HasOperator(in)
+	if err == nil && owned {
+		err = protocol.Errorf(protocol.FailedPrecondition, "", "the streams in %s belong to a deployment with credentials, "+
+			"which requires signatures, and up --insecure has no key to sign with: omit --insecure (%s)", in, insecureKey)
+	}
+	return err
+}
+
 func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
-	open := func(name string) (*jetstream.Conn, error) {
-		c, err := jetstream.Connect(ctx, jetstream.Config{InProcess: f.server, Token: f.token, Name: name})
+	open := func(role, creds string) (*jetstream.Conn, error) {
+		c, err := jetstream.Connect(ctx, jetstream.Config{InProcess: f.server, Token: f.token, Creds: creds,
+			Name: "boxfleet-" + role})
 		if err == nil {
 			f.conns = append(f.conns, c)
 		}
 		return c, err
 	}
-	if k, err = open("boxfleet-coordinator"); err == nil {
-		w, err = open("boxfleet-worker")
+	var forCoordinator, forWorker string
+	if f.rights != nil {
+		forCoordinator, forWorker = f.rights.coordinatorIn, f.rights.workerIn
+	}
+	if k, err = open("coordinator", forCoordinator); err == nil {
+		w, err = open("worker", forWorker)
 	}
 	return k, w, err
 }
@@ -141,7 +198,13 @@ func (f *local) close() {
 }
 
 // connection returns how clients reach the fleet.
-func (f *local) connection() connection { return connection{f.server.ClientURL(), f.token} }
+func (f *local) connection() connection {
+	where := connection{URL: f.server.ClientURL(), Token: f.token}
+	if f.rights != nil {
+		where.Creds = f.rights.userIn
+	}
+	return where
+}
 
 // lockDir locks a data directory for this process.
 func lockDir(dir string) (unlock func(), err error) {

@@ -39,6 +39,18 @@ func TestANameCanBeUsedAgain(t *testing.T) {
 	}
 }
 
+// A sandbox that is given several times, by its name or its id, is printed once.
+func TestASandboxThatIsGivenTwiceIsPrintedOnce(t *testing.T) {
+	clean(t)
+	startWithoutHosts(t, 0)
+	id := expectID(t, "sandbox create --image i --name web --wait=false")
+	expectID(t, "sandbox create --image i --name db --wait=false")
+	code, stdout, stderr := call(t.Context(), "", "rm", "web", "db", "web", id, "--wait=false")
+	if code != 0 || stdout != "web\ndb\n" {
+		t.Errorf("got %d, %q, %s", code, stdout, stderr)
+	}
+}
+
 func TestApplyCreatesADeletedSandboxAgain(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)

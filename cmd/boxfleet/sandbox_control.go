@@ -16,8 +16,9 @@ import (
 // controlsAtOnce is how many sandboxes a command stops, resumes or deletes at a time.
 const controlsAtOnce = 8
 
-// controlAll stops, resumes or deletes sandboxes in parallel and prints their ids in the given order. A failure does
-// not stop the others. controlAll prints every error except the last one, which it returns.
+// controlAll stops, resumes or deletes sandboxes in parallel. It prints each sandbox once, in the order of the
+// arguments and as the first argument for the sandbox names it. A failure does not stop the others. controlAll prints
+// every error except the last one, which it returns.
 func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
 	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)
@@ -40,6 +41,7 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 	_ = group.Wait() // the goroutines store their errors in failures
 	done()
 	var last error
+	printed := map[string]bool{} // ids of sandboxes: one may be given by its name and by its id
 	for i, id := range ids {
 		if err := failures[i]; err != nil {
 			if len(ids) > 1 {
@@ -53,6 +55,10 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 			last = err
 			continue
 		}
+		if printed[boxes[i].ID()] {
+			continue
+		}
+		printed[boxes[i].ID()] = true
 		if err := cmds.show(boxes[i].Info(), func(w io.Writer) { fmt.Fprintln(w, id) }); err != nil {
 			return err
 		}

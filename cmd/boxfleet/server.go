@@ -29,6 +29,12 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	if err := protocol.ValidateID("name", name); err != nil {
 		return err
 	}
+	if cfg.Creds != srv.config.Creds {
+		return usage("--creds is missing: make credentials with boxfleet auth add %s", kind)
+	}
+	if err := checkRole(&cfg, kind, name); err != nil {
+		return err
+	}
 	cfg.User = "@" + name // of no tenant
 	h := &health{}
 	natsSays, roleSays := h.part("NATS"), h.part(kind)
@@ -65,6 +71,24 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	return err
 }
 
+// checkRole refuses credentials of another role, or for another name.
+func checkRole(cfg *jetstream.Config, kind, name string) error {
+	if cfg.Creds == "" {
+		return nil
+	}
+	id, ok, err := jetstream.CredentialsIdentity(cfg.Creds)
+	switch {
+	case err != nil || !ok:
+		return err
+	case string(id.Role) != kind:
+		return protocol.Invalid("creds", "%s has credentials of a %s, not of a %s", cfg.Creds, id.Role, kind)
+	case id.Name != name:
+		return protocol.Invalid("name", "is %s, but the credentials in %s are for %s: run under that name, or make "+
+			"credentials with boxfleet auth add %s %s", name, cfg.Creds, id.Name, kind, name)
+	}
+	return nil
+}
+
 // connectionOf returns how a role connects to NATS.
 func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
 	where, err := srv.config.whereNATS()
@@ -74,7 +98,7 @@ func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Con
 	if where.URL == "" {
 		return jetstream.Config{}, usage("--nats is missing: the URL of the NATS server")
 	}
-	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: srv.config.Creds, Name: "boxfleet-" + name,
+	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: where.Creds, Name: "boxfleet-" + name,
 		Wait: true, LoginFrom: srv.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }

@@ -35,6 +35,8 @@ func (s *setting) env() string {
 	return "BOXFLEET_" + strings.ToUpper(strings.ReplaceAll(s.key, ".", "_"))
 }
 
+const insecureKey = "up.insecure"
+
 // Values of setting.commands: the commands that have a flag for a setting.
 var (
 	everyCommand     = []string{""}
@@ -67,10 +69,10 @@ func (c *config) commonSettings() []setting {
 			everyCommand, "", text(&c.TokenFile)},
 		{"creds", "", "NATS credentials file; read again for every connection attempt",
 			everyCommand, "", text(&c.Creds)},
-		{"tenant", protocol.DefaultTenant, "tenant to work in",
+		{"tenant", protocol.DefaultTenant, "tenant to work in; if not set, the one that creds names, if it names one",
 			everyCommand, "", text(&c.Tenant)},
 		{"nats_user", "",
-			"name of the NATS user, whom the fleet names as the actor of requests; required where each user has its own rights",
+			"name of the NATS user, whom the fleet names as the actor of requests; default: the one that creds names",
 			everyCommand, "", text(&c.NATSUser)},
 		{"output", outputText, "output format: text or json",
 			everyCommand, "o", oneOf(&c.Output, outputText, outputJSON)},
@@ -103,9 +105,14 @@ func (c *config) upSettings() []setting {
 				"that you set is in use, but chooses a free one if only the default is in use",
 			onlyUp, "", text(&c.Listen)},
 		{"up.listen_insecurely", "false",
-			"true: up may listen on an address that other machines can reach; its NATS has no TLS, and anyone who " +
-				"reads the token on the network has access to every host",
+			"true: up may listen on an address that other machines can reach; its NATS has no TLS, so anyone on the " +
+				"way can read and change what passes, and with insecure also read the token, which gives access to " +
+				"every host",
 			onlyUp, "", parsed(&c.ListenInsecurely, strconv.ParseBool)},
+		{insecureKey, "false",
+			"true: up uses no credentials but one token, which permits everything; refused once the deployment has had " +
+				"credentials, because everything is signed since then",
+			onlyUp, "", parsed(&c.Insecure, strconv.ParseBool)},
 	}
 }
 
@@ -127,9 +134,16 @@ func (c *config) coordinatorSettings() []setting {
 		{"coordinator.defaults", "",
 			"YAML file with the sandbox defaults of each tenant; the key * stands for every tenant; see docs/spec.md",
 			upAndCoordinator, "", text(&k.Defaults)},
+		{"coordinator.quotas", "",
+			"YAML file with the quota of each tenant; the key * stands for every tenant without an entry; read again when " +
+				"it changes; the file of the leading coordinator applies; see docs/quotas.md",
+			upAndCoordinator, "", text(&k.Quotas)},
 		{"coordinator.max_active_execs", "1000",
 			"how many execs of one sandbox may be active, 1 to 8192; more are refused with resource_exhausted",
 			nil, "", parsed(&k.MaxActiveExecs, between(1, protocol.MaxActiveExecs))},
+		{"coordinator.upload_max_bytes", "4GiB",
+			"size limit of one uploaded tree; a larger upload is refused with invalid_argument",
+			nil, "", parsed(&k.UploadMaxBytes, positiveBytes)},
 		{"coordinator.output_sandbox_bytes", "0B",
 			"how much output is kept for each sandbox; beyond this size, its oldest output is removed; 0: an eighth " +
 				"of log_max_bytes",

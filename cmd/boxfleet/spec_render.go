@@ -52,7 +52,7 @@ that worker, with the worker's defaults. Nothing is created or uploaded.`,
 				if err != nil {
 					return err
 				}
-				tenant := spec.Layer{Name: "tenant " + cmds.config.Tenant, Spec: *defaults}
+				tenant := spec.Layer{Name: "tenant " + c.Tenant(), Spec: *defaults}
 				if worker == "" {
 					return cmds.render(d, nil, tenant, own)
 				}

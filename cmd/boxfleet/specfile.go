@@ -53,6 +53,20 @@ func readDefaults(file string) (spec.Defaults, error) {
 	return spec.ParseDefaults(data, specOptions(file))
 }
 
+// quotasReader returns the function that reads the file of quotas; nil if none is configured.
+func quotasReader(file string) func() (spec.Quotas, error) {
+	if file == "" {
+		return nil
+	}
+	return func() (spec.Quotas, error) {
+		data, err := readAll(file, nil)
+		if err != nil {
+			return nil, err
+		}
+		return spec.ParseQuotas(data, specOptions(file))
+	}
+}
+
 // readWorkerDefaults reads the file of a worker's defaults, if one is configured.
 func readWorkerDefaults(file string) (*protocol.SandboxSpec, error) {
 	if file == "" {

@@ -19,7 +19,8 @@ func (srv *servers) upCommand() *cobra.Command {
 		Use: "up", Short: "Run a complete fleet on this machine", Args: takes(),
 		Long: `Run a complete fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
 Docker engine. It stores its state in the data directory and continues from it after a restart. Commands of the same
-user connect to it without further settings. Ctrl-C ends it; sandboxes and execs keep running.`,
+user connect to it without further settings: the user has the rights of an operator. boxfleet auth makes credentials
+for others. Ctrl-C ends up; sandboxes and execs keep running.`,
 		Example: "  boxfleet up\n  boxfleet up --listen 127.0.0.1:4333 --mounts-allow /srv/cache,/srv/shared:rw",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if srv.config.DataDir == "" {
@@ -49,10 +50,6 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	if err != nil {
 		return err
 	}
-	token, err := keptToken(dir)
-	if err != nil {
-		return err
-	}
 	h := &health{}
 	stop, err := srv.serveHealth(h)
 	if err != nil {
@@ -61,8 +58,8 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	defer stop()
 	done := srv.progress("starting")
 	defer done()
-	// Write the connection file as soon as NATS listens. A client without the token in that file would conclude that
-	// this NATS server belongs to another user.
+	// Write the connection file as soon as NATS listens. A client that cannot read the credentials named in the file
+	// would conclude that this NATS server belongs to another user.
 	listens := func(where connection) error {
 		if err := where.write(dir); err != nil {
 			return protocol.Errorf(protocol.Internal, "", "write %s: %v", connectionFile, err)
@@ -70,8 +67,8 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 		return nil
 	}
 	defer os.Remove(filepath.Join(dir, connectionFile))
-	fleet, err := srv.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet",
-		Host: host, Port: port, Token: token}, listens, false, h)
+	fleet, err := srv.startLocal(cmd.Context(), dir, embedded.Config{Name: "boxfleet", Host: host, Port: port}, listens,
+		false, h)
 	done()
 	if err != nil {
 		if cmd.Context().Err() != nil && errors.Is(err, cmd.Context().Err()) {

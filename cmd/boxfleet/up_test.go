@@ -39,12 +39,12 @@ func (s *screen) String() string {
 
 // startUp runs `boxfleet up` and returns when the fleet is ready. stop ends it as SIGTERM does, and returns its exit
 // code.
-func startUp(t *testing.T) (stop func() int) {
+func startUp(t *testing.T, args ...string) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var stdout, stderr screen
 	ended := make(chan int, 1)
-	go func() { ended <- run(ctx, []string{"up"}, strings.NewReader(""), &stdout, &stderr) }()
+	go func() { ended <- run(ctx, append([]string{"up"}, args...), strings.NewReader(""), &stdout, &stderr) }()
 	eventually.Holds(t, patience, "up is ready", func() bool {
 		if len(ended) > 0 {
 			t.Fatalf("up ended with %d: %s", <-ended, stderr.String())

@@ -85,6 +85,14 @@ func positive(v string) (time.Duration, error) {
 	return d, err
 }
 
+func positiveBytes(v string) (protocol.Bytes, error) {
+	b, err := protocol.ParseBytes(v)
+	if err == nil && b <= 0 {
+		err = errors.New("must be more than 0")
+	}
+	return b, err
+}
+
 // between returns a function that parses an integer from least to most.
 func between(least, most int) func(string) (int, error) {
 	return func(v string) (int, error) {

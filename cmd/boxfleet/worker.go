@@ -24,6 +24,13 @@ func (srv *servers) workerCommand() *cobra.Command {
 				return err
 			}
 			cfg.OnReady = func() { srv.say("ready: worker %s", cfg.Name) }
+			where, err := srv.config.whereNATS()
+			if err != nil {
+				return err
+			}
+			cfg.OnHost = func(_ context.Context, host string) error {
+				return checkHost(where.Creds, cfg.Name, host)
+			}
 			if err := cfg.Check(); err != nil {
 				return err
 			}
@@ -36,6 +43,21 @@ func (srv *servers) workerCommand() *cobra.Command {
 	srv.config.addFlags(cmd.Flags(), "worker")
 	completeValues(cmd, "firewall", firewallRequired, protocol.FirewallOff)
 	return cmd
+}
+
+// checkHost refuses a credentials file that is for another host than the worker's. Without the check, the server would
+// refuse the lock of the host, and the worker would wait for the lock. It is no error if there is no file.
+func checkHost(creds, name, host string) error {
+	if creds == "" {
+		return nil
+	}
+	id, ok, err := jetstream.CredentialsIdentity(creds)
+	if err != nil || !ok || id.Host == host {
+		return err
+	}
+	return protocol.Invalid("host", "is %s, but the credentials in %s are for the host %s: revoke them with "+
+		"boxfleet auth revoke worker %s, remove the file, and make others with boxfleet auth add worker %s --host %s",
+		host, creds, id.Host, name, name, host)
 }
 
 // forWorker returns the configuration of a worker, without its connection.

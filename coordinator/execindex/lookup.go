@@ -350,8 +350,12 @@ func (x *Index) storedHead(ctx context.Context, k key) (*jetstream.ExecHead, err
 // purged reports whether only the tombstone of a sandbox's history is left.
 func purged(ctx context.Context, conn *jetstream.Conn, k key) (bool, error) {
 	b, err := conn.FirstBatch(ctx, k.Tenant, k.ID)
-	if protocol.CodeOf(err) == protocol.NotFound {
-		return true, nil
+	if protocol.CodeOf(err) == protocol.NotFound { // segments may still have the history
+		_, err = conn.LastBatch(ctx, k.Tenant, k.ID)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return true, nil
+		}
+		return false, err
 	}
 	return err == nil && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted, err
 }

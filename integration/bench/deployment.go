@@ -12,8 +12,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
@@ -29,6 +31,17 @@ type deployment struct {
 	worker *part.Process // the worker, if it has its own process
 	client *sdk.Client
 	id     string
+}
+
+// deployWithRights is deploy with credentials for each role, unless the options say otherwise.
+func (b *bench) deployWithRights(ctx context.Context, r role, workerApart bool) (*deployment, error) {
+	if !b.insecure {
+		var err error
+		if r.Access, err = access.New(r.Dir); err != nil {
+			return nil, err
+		}
+	}
+	return deploy(ctx, r, workerApart)
 }
 
 // deploy starts a deployment below r.Dir and waits until it accepts work.
@@ -58,7 +71,11 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 	}
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	d.client, err = sdk.Connect(connecting, sdk.Options{URL: h.URL, Name: "bench-client"})
+	creds, err := r.Access.Of(rights.Identity{Role: rights.User, Name: "client", Tenant: protocol.DefaultTenant})
+	if err != nil {
+		return d, err
+	}
+	d.client, err = sdk.Connect(connecting, sdk.Options{URL: h.URL, Creds: creds, Name: "bench-client"})
 	return d, err
 }
 

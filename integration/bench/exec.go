@@ -33,14 +33,27 @@ func measureExec(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, bare.remove(ctx)) }()
-	if err := b.execRoundTrip(ctx, boxes[0], bare); err != nil {
+	var plain *sdk.Sandbox // of a deployment without credentials
+	if !b.insecure {
+		r := b.role
+		r.Dir = b.dir + "/plain"
+		without, err := deploy(ctx, r, false)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, without.end()) }()
+		if plain, err = without.client.Create(ctx, spec()); err != nil {
+			return err
+		}
+	}
+	if err := b.execRoundTrip(ctx, boxes[0], plain, bare); err != nil {
 		return err
 	}
 	end, err := b.profile(ctx, d)
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.execRates(ctx, boxes, bare), end())
+	return errors.Join(b.execRates(ctx, boxes, plain, bare), end())
 }
 
 // execTrue runs `true` in a sandbox.
@@ -64,14 +77,19 @@ const (
 	runWarmUp = 2
 )
 
-func (b *bench) execRoundTrip(ctx context.Context, s *sdk.Sandbox, bare *box) error {
+func (b *bench) execRoundTrip(ctx context.Context, s, plain *sdk.Sandbox, bare *box) error {
 	m := &measurement{Name: "exec of true, call to result", Unit: unitMilliseconds, Target: target{ofRatio, 0.1}}
-	sides := []struct {
+	without := &measurement{Name: m.Name + withoutCredentials, Unit: unitMilliseconds}
+	type side struct {
 		samples *[]float64
 		call    func() error
-	}{
+	}
+	sides := []side{
 		{&m.Ours, func() error { return execTrue(ctx, s) }},
 		{&m.Bare, func() error { _, err := bare.exec(ctx, "true"); return err }},
+	}
+	if plain != nil {
+		sides = append(sides, side{&without.Ours, func() error { return execTrue(ctx, plain) }})
 	}
 	for range b.pick(20, 4) {
 		for _, side := range sides {
@@ -87,22 +105,32 @@ func (b *bench) execRoundTrip(ctx context.Context, s *sdk.Sandbox, bare *box) er
 		}
 	}
 	b.add(m)
+	if plain != nil {
+		b.add(without)
+	}
 	return nil
 }
+
+// withoutCredentials ends the name of a measurement without credentials. It is taken in turns with the measurement
+// before it.
+const withoutCredentials = ", without credentials"
 
 // execLoad is one pattern of concurrent execs.
 type execLoad struct {
 	measurement
-	parallel, over int // how many execs run at once, and in how many sandboxes
+	parallel, over int         // how many execs run at once, and in how many sandboxes
+	without        measurement // of a deployment without credentials
 }
 
 // execRates counts the execs per second in several rounds. In each round it measures Boxfleet and then the bare Engine.
-func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) error {
+// Unless plain is nil, it also measures the deployment without credentials in which the sandbox plain is.
+func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, plain *sdk.Sandbox, bare *box) error {
 	loads := []*execLoad{
-		{measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, 8, 1},
-		{measurement{Name: "execs, 64 at once in one sandbox", Target: target{ofP50, 1000}}, 64, 1},
-		{measurement{Name: "execs, 8 at once over four sandboxes"}, 8, 4},
-		{measurement{Name: "execs, 64 at once over four sandboxes"}, 64, 4},
+		{measurement: measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, parallel: 8, over: 1},
+		{measurement: measurement{Name: "execs, 64 at once in one sandbox", Target: target{ofP50, 1000}}, parallel: 64,
+			over: 1},
+		{measurement: measurement{Name: "execs, 8 at once over four sandboxes"}, parallel: 8, over: 4},
+		{measurement: measurement{Name: "execs, 64 at once over four sandboxes"}, parallel: 64, over: 4},
 	}
 	window := time.Duration(b.pick(2000, 600)) * time.Millisecond
 	for range b.pick(5, 2) {
@@ -114,6 +142,16 @@ func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) 
 				return err
 			}
 			l.Ours = append(l.Ours, rate)
+			if plain == nil || l.over > 1 {
+				continue
+			}
+			rate, err = ratePerSecond(ctx, l.parallel, window, func(ctx context.Context, _ int) error {
+				return execTrue(ctx, plain)
+			})
+			if err != nil {
+				return err
+			}
+			l.without.Ours = append(l.without.Ours, rate)
 		}
 		rate, err := ratePerSecond(ctx, 8, window, func(ctx context.Context, _ int) error {
 			_, err := bare.exec(ctx, "true")
@@ -127,6 +165,10 @@ func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) 
 	for _, l := range loads {
 		l.Unit, l.More = "1/s", true
 		b.add(&l.measurement)
+		if len(l.without.Ours) > 0 {
+			l.without.Name, l.without.Unit, l.without.More = l.Name+withoutCredentials, l.Unit, true
+			b.add(&l.without)
+		}
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ func main() {
 // options are the command-line options.
 type options struct {
 	short      bool
+	insecure   bool     // measure a deployment without credentials
 	only       []string // phases to run; empty: all phases
 	out        string   // path of the JSON file
 	cpuProfile string   // CPU profile of the deployment in the exec phase; the client's has the suffix .client
@@ -86,6 +87,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.BoolVar(&o.short, "short", false, "take few samples, under a minute: shows that it works, not how fast it is")
+	flags.BoolVar(&o.insecure, "insecure", false,
+		"measure a deployment without credentials (default: credentials for each role, and the rates of execs also without)")
 	flags.StringVar(&o.out, "o", "bench.json", "write raw samples to this `file`")
 	flags.StringVar(&o.cpuProfile, "cpuprofile", "",
 		"write a CPU profile of the deployment process in the exec phase to this `file`, and the client's to file.client")

@@ -118,7 +118,7 @@ func (b *bench) deployed(ctx context.Context) (*deployment, error) {
 	}
 	r := b.role
 	r.Dir = b.dir + "/up"
-	d, err := deploy(ctx, r, false)
+	d, err := b.deployWithRights(ctx, r, false)
 	if err != nil {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ func fill(ctx context.Context, url string, over, living int) (last []string, err
 	if err := conn.Provision(ctx, jetstream.Assets{}); err != nil {
 		return nil, err
 	}
-	w, err := seed.Connect(url)
+	w, err := seed.Connect(url, "")
 	if err != nil {
 		return nil, err
 	}

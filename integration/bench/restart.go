@@ -16,7 +16,7 @@ import (
 func measureRestart(ctx context.Context, b *bench) (err error) {
 	r := b.role
 	r.Dir = path.Join(b.dir, "apart")
-	d, err := deploy(ctx, r, true)
+	d, err := b.deployWithRights(ctx, r, true)
 	if err != nil {
 		return err
 	}

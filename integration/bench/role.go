@@ -13,9 +13,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/rights"
 	"github.com/boxfleet/boxfleet/worker"
 )
 
@@ -33,11 +35,19 @@ type role struct {
 	Engine     string `json:"engine"`
 	Supervisor string `json:"supervisor"`
 
+	Access access.Dir `json:"access,omitempty"` // empty: NATS asks for no credentials
+
 	Port int `json:"port,omitempty"` // port of NATS; 0: any free port
 	// Lazy makes NATS acknowledge messages before it writes them to disk. This fills the store faster.
 	Lazy     bool          `json:"lazy,omitempty"`
 	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
+
+// Names of the roles. With credentials, two roles have different names.
+const (
+	coordinatorName = "bench-coordinator"
+	workerName      = "bench"
+)
 
 // hello is the line that a process prints when it accepts work.
 type hello struct {
@@ -56,8 +66,12 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	url, connect := r.URL, jetstream.Config{URL: r.URL, Name: "bench"}
 	if r.Server || r.NATS {
+		trusted, err := r.Access.Operators()
+		if err != nil {
+			return err
+		}
 		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port,
-			SyncLazily: r.Lazy})
+			SyncLazily: r.Lazy, Operators: trusted})
 		if err != nil {
 			return err
 		}
@@ -65,11 +79,19 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		url, connect.InProcess = server.ClientURL(), server
 	}
 	if r.Server || r.Decides {
+		var err error
+		if connect.Creds, err = r.Access.Of(rights.Identity{Role: rights.Coordinator, Name: coordinatorName}); err != nil {
+			return err
+		}
 		if err := r.start(ctx, group, connect, coordinate); err != nil {
 			return err
 		}
 	}
 	if r.Worker {
+		var err error
+		if connect.Creds, err = r.Access.Worker(workerName, r.Engine); err != nil {
+			return err
+		}
 		if err := r.start(ctx, group, connect, work); err != nil {
 			return err
 		}
@@ -119,14 +141,21 @@ func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Co
 }
 
 func coordinate(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
-	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true,
+	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: coordinatorName, Build: "bench", SyncAlways: true,
 		OnReady: ready,
 		Timing:  coordinator.Timing{Snapshot: r.Snapshot}})
 }
 
 func work(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
+	creds, err := r.Access.Worker(workerName, r.Engine)
+	if err != nil {
+		return err
+	}
 	return worker.Run(ctx, worker.Config{
-		Conn: conn, Name: "bench", Build: "bench", StateDir: filepath.Join(r.Dir, "worker"),
+		OnHost: func(ctx context.Context, host string) error {
+			return r.Access.OnHost(ctx, conn, workerName, creds, host)
+		},
+		Conn: conn, Name: workerName, Build: "bench", StateDir: filepath.Join(r.Dir, "worker"),
 		Engine: r.Engine, Supervisor: r.Supervisor, OnReady: ready,
 	})
 }

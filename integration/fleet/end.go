@@ -159,8 +159,10 @@ func (f remains) cleanUp() {
 	if f.TB.Failed() {
 		f.report()
 	}
-	if f.Client != nil {
-		f.Client.Close()
+	for _, c := range []*sdk.Client{f.Client, f.Operator} {
+		if c != nil {
+			c.Close()
+		}
 	}
 	deployment := ""
 	if f.Conn != nil {

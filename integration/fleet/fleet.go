@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -42,9 +43,13 @@ type Fleet struct {
 	TB      testing.TB
 	Dir     string // the fleet's directory; removed at the end of the test
 	Servers []*embedded.Server
-	Server  *Process // the NATS server's process, only with [Options.Killable]
-	Client  *sdk.Client
+	Server  *Process        // the NATS server's process, only with [Options.Killable]
+	Client  *sdk.Client     // acts as a user of the default tenant
 	Conn    *jetstream.Conn // connection of the test itself, which checks the log
+
+	// Operator acts as an operator, who controls hosts and images.
+	Operator *sdk.Client
+
 	options Options
 
 	processes []*Process
@@ -52,6 +57,10 @@ type Fleet struct {
 	began     time.Time
 	mayLeave  string        // why the end of the test does not check for leaks
 	patience  time.Duration // time limit for cleaning up
+	access    access.Dir    // empty: a fleet without credentials
+	refused   refusals
+
+	mayBeRefused bool // see MayBeRefused
 }
 
 // Start starts a fleet and waits until it is ready. When the test ends, Boxfleet must have left nothing behind; see
@@ -63,21 +72,15 @@ func Start(tb testing.TB, o Options) *Fleet {
 	if f.Dir, err = os.MkdirTemp("", "boxfleet-fleet-"); err != nil {
 		tb.Fatal(err)
 	}
+	if os.Getenv(access.Variable) == "" {
+		if f.access, err = access.New(f.Dir); err != nil {
+			tb.Fatal(err)
+		}
+	}
 	tb.Cleanup(remains{f}.cleanUp)
+	tb.Cleanup(f.checkViolations)
 	tb.Cleanup(remains{f}.checkLeaks)
-	switch {
-	case o.Killable:
-		f.startServer()
-	case o.Servers > 1:
-		f.Servers, err = embedded.StartCluster(f.Dir, o.Servers)
-	default:
-		var s *embedded.Server
-		s, err = embedded.Start(embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1"})
-		f.Servers = []*embedded.Server{s}
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	f.startServers()
 	coordinators := max(o.Coordinators, 0)
 	if o.Coordinators == 0 {
 		coordinators = 1
@@ -94,6 +97,28 @@ func Start(tb testing.TB, o Options) *Fleet {
 	return f
 }
 
+func (f *Fleet) startServers() {
+	f.TB.Helper()
+	if f.options.Killable {
+		f.startServer()
+		return
+	}
+	trusted, err := f.access.Operators()
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	if f.options.Servers > 1 {
+		f.Servers, err = embedded.StartClusterOf(f.Dir, f.options.Servers, trusted)
+	} else {
+		var s *embedded.Server
+		s, err = embedded.Start(embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1", Operators: trusted})
+		f.Servers = []*embedded.Server{s}
+	}
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+}
+
 // Connect opens the test's own connections. A coordinator must already have created the streams.
 func (f *Fleet) Connect() {
 	f.TB.Helper()
@@ -103,10 +128,13 @@ func (f *Fleet) Connect() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var err error
-	if f.Client, err = sdk.Connect(ctx, sdk.Options{URL: f.URL()}); err != nil {
+	if f.Client, err = sdk.Connect(ctx, f.Options(sdk.Options{})); err != nil {
 		f.TB.Fatal(err)
 	}
-	if f.Conn, err = jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Name: "judge"}); err != nil {
+	if f.Operator, err = sdk.Connect(ctx, f.AsOperator(sdk.Options{})); err != nil {
+		f.TB.Fatal(err)
+	}
+	if f.Conn, err = jetstream.Connect(ctx, f.Unlimited("judge")); err != nil {
 		f.TB.Fatal(err)
 	}
 	if err := f.Conn.Open(ctx); err != nil {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
 
@@ -139,7 +138,7 @@ func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 // upload stores an object that the server does not remove when it expires.
 func upload(t *testing.T, f *Fleet) {
 	t.Helper()
-	conn, err := nats.Connect(f.URL())
+	conn, err := f.NATS("upload")
 	check(t, err)
 	defer conn.Close()
 	js, err := natsjs.New(conn)
@@ -147,7 +146,7 @@ func upload(t *testing.T, f *Fleet) {
 	stream, err := js.Stream(t.Context(), "OBJ_"+protocol.BucketBlobs)
 	check(t, err)
 	forever := stream.CachedInfo().Config
-	forever.MaxAge = 0
+	forever.MaxAge, forever.AllowRollup = 0, true // the client's PutString needs rollups
 	_, err = js.UpdateStream(t.Context(), forever)
 	check(t, err)
 	store, err := js.ObjectStore(t.Context(), protocol.BucketBlobs)

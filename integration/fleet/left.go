@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -104,7 +103,7 @@ func (f remains) leftInStore() []string {
 	if f.options.BlobMaxAge == 0 {
 		return nil // the product's default, longer than any test
 	}
-	conn, err := nats.Connect(f.URL())
+	conn, err := f.NATS("leak check")
 	if err != nil {
 		return []string{"not known: " + err.Error()}
 	}

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/jetstream"
@@ -31,7 +30,7 @@ type Locks struct {
 // WatchLocks records the locks until the test ends.
 func (f *Fleet) WatchLocks() *Locks {
 	f.TB.Helper()
-	nc, err := nats.Connect(f.URL(), nats.Name("lock recorder"))
+	nc, err := f.NATS("lock recorder")
 	if err != nil {
 		f.TB.Fatal(err)
 	}

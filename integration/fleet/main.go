@@ -76,7 +76,7 @@ func play(encoded string) error {
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := jetstream.Connect(connecting,
-		jetstream.Config{URL: r.URL, Name: r.Name, Logger: log, Clock: r.clock()})
+		jetstream.Config{URL: r.URL, Creds: r.Creds, Name: r.Name, Logger: log, Clock: r.clock()})
 	if err != nil {
 		return err
 	}
@@ -101,6 +101,7 @@ func play(encoded string) error {
 		Defaults:   r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, AllowNetworks: r.Allow, Ports: r.Ports,
 		Connections: r.Connections, DNS: r.DNS,
 		OnReady: ready, Logger: log, Probe: r.probe(),
+		OnHost: func(ctx context.Context, host string) error { return r.Access.OnHost(ctx, conn, r.Name, r.Creds, host) },
 	})
 }
 

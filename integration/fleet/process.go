@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/child"
 	"github.com/boxfleet/boxfleet/integration/halt"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -78,6 +79,8 @@ type Role struct {
 	Kind       string        `json:"kind"`
 	Name       string        `json:"name"`
 	URL        string        `json:"url"`
+	Access     access.Dir    `json:"access,omitempty"` // directory with the fleet's authority
+	Creds      string        `json:"creds,omitempty"`
 	Supervisor string        `json:"supervisor,omitempty"`
 	Replicas   int           `json:"replicas,omitempty"`
 	LockTTL    time.Duration `json:"lock_ttl,omitempty"`
@@ -145,6 +148,11 @@ func (f *Fleet) start(kind, name string, r Role) *Process {
 	}
 	r.LockTTL, r.CleanupTTL, r.Duplicates = f.options.LockTTL, f.options.CleanupTTL, f.options.Duplicates
 	r.BlobMaxAge = f.options.BlobMaxAge
+	r.Access = f.access
+	var err error
+	if r.Creds, err = f.credsFor(&r); err != nil {
+		f.TB.Fatal(err)
+	}
 	encoded, err := json.Marshal(r)
 	if err != nil {
 		f.TB.Fatal(err)

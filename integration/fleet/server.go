@@ -40,7 +40,11 @@ func playServer(ctx context.Context, r Role) error {
 	if err != nil {
 		return err
 	}
-	s, err := embedded.Start(embedded.Config{Dir: r.StateDir, Name: r.Name, Port: port})
+	trusted, err := r.Access.Operators()
+	if err != nil {
+		return err
+	}
+	s, err := embedded.Start(embedded.Config{Dir: r.StateDir, Name: r.Name, Port: port, Operators: trusted})
 	if err != nil {
 		return err
 	}

@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/integration/seed"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
@@ -20,6 +22,7 @@ import (
 type deployment struct {
 	options
 	dir      string
+	access   access.Dir // empty: NATS asks for no credentials
 	server   *part.Process
 	at       ready                    // addresses of NATS
 	deciding map[string]*part.Process // coordinators, by name
@@ -29,7 +32,8 @@ type deployment struct {
 
 // startServer starts NATS. A restart uses the same port and the same store.
 func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
-	d.server, err = part.Start(roleVariable, role{Kind: kindServer, Dir: d.dir, Port: d.at.Port, Lazy: lazy})
+	d.server, err = part.Start(roleVariable, role{Kind: kindServer, Dir: d.dir, Port: d.at.Port, Lazy: lazy,
+		Access: d.access})
 	if err != nil {
 		return err
 	}
@@ -42,7 +46,11 @@ func (d *deployment) fill(ctx context.Context) error {
 	if err := d.startServer(ctx, true); err != nil {
 		return err
 	}
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-fill"})
+	creds, err := d.access.Unlimited()
+	if err != nil {
+		return err
+	}
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Creds: creds, Name: "load-fill"})
 	if err != nil {
 		return err
 	}
@@ -50,7 +58,7 @@ func (d *deployment) fill(ctx context.Context) error {
 	if err := conn.Provision(ctx, jetstream.Assets{}); err != nil {
 		return err
 	}
-	w, err := seed.Connect(d.at.URL)
+	w, err := seed.Connect(d.at.URL, creds)
 	if err != nil {
 		return err
 	}
@@ -73,7 +81,8 @@ func (d *deployment) fill(ctx context.Context) error {
 		return err
 	}
 	conn.Close()
-	old, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: "filling", URL: d.at.URL})
+	old, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: "filling", URL: d.at.URL,
+		Access: d.access})
 	if err != nil {
 		return err
 	}
@@ -92,7 +101,11 @@ func (d *deployment) fill(ctx context.Context) error {
 // untilWritten waits until snapshots include everything in the log. A coordinator that still writes snapshots is not
 // idle, and cannot be measured as idle.
 func (d *deployment) untilWritten(ctx context.Context) error {
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-rest"})
+	creds, err := d.access.Unlimited()
+	if err != nil {
+		return err
+	}
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Creds: creds, Name: "load-rest"})
 	if err != nil {
 		return err
 	}
@@ -109,10 +122,15 @@ func (d *deployment) untilWritten(ctx context.Context) error {
 
 // startWorkers starts the worker processes, which share the hosts. It does not wait until the hosts are ready.
 func (d *deployment) startWorkers(ctx context.Context) error {
+	for i := range d.workers {
+		if _, err := d.access.Of(workerIdentity(i)); err != nil {
+			return err
+		}
+	}
 	first := 0
 	for i := range d.processes {
 		n := (d.workers - first) / (d.processes - i)
-		p, err := part.Start(roleVariable, role{Kind: kindWorkers, URL: d.at.URL, First: first, Hosts: n,
+		p, err := part.Start(roleVariable, role{Kind: kindWorkers, URL: d.at.URL, Access: d.access, First: first, Hosts: n,
 			fleet: fleet{Workers: d.workers, Living: d.living, Create: d.create, Slots: d.slots()}})
 		if err != nil {
 			return err
@@ -139,7 +157,8 @@ func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration,
 	d.deciding = map[string]*part.Process{}
 	for i := range d.coordinators {
 		name, begin := fmt.Sprintf("c%d", i+1), time.Now()
-		p, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: name, URL: d.at.URL})
+		p, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: name, URL: d.at.URL,
+			Access: d.access})
 		if err != nil {
 			return 0, err
 		}
@@ -155,7 +174,12 @@ func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration,
 }
 
 func (d *deployment) connect(ctx context.Context) (err error) {
-	d.client, err = sdk.Connect(ctx, sdk.Options{URL: d.at.URL, Name: "load", Logger: slog.New(slog.DiscardHandler)})
+	creds, err := d.access.Of(rights.Identity{Role: rights.Operator, Name: "load"})
+	if err != nil {
+		return err
+	}
+	d.client, err = sdk.Connect(ctx, sdk.Options{URL: d.at.URL, Creds: creds, Name: "load",
+		Logger: slog.New(slog.DiscardHandler)})
 	return err
 }
 
@@ -211,6 +235,9 @@ func (d *deployment) end() error {
 
 func (d *deployment) makeDir() (err error) {
 	d.dir, err = os.MkdirTemp("", "boxfleet-load-")
+	if err == nil && !d.insecure {
+		d.access, err = access.New(d.dir)
+	}
 	return err
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
 )
 
 // Package worker uses the same values.
@@ -51,11 +52,20 @@ func newHost(p *park, i int) *host {
 		fresh: make(chan struct{}, 1), boxes: map[key]*box{}}
 }
 
+func (h *host) identity() rights.Identity { return workerIdentity(h.number) }
+
+func workerIdentity(i int) rights.Identity {
+	return rights.Identity{Role: rights.Worker, Name: workerName(i), Host: hostID(i)}
+}
+
 func newID() string { return strings.ToLower(ulid.Make().String()) }
 
 // run takes the host's lock and works until ctx ends. It takes the lock again each time it is lost.
 func (h *host) run(ctx context.Context) error {
 	if err := h.conn.Open(ctx); err != nil {
+		return err
+	}
+	if err := h.conn.RegisterWriter(ctx, protocol.OwnerWorker, h.name, h.id); err != nil {
 		return err
 	}
 	for {

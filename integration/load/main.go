@@ -43,6 +43,7 @@ type options struct {
 	profile      string        // directory for CPU profiles
 	limit        time.Duration // time limit of each step
 	short        bool          // do not check goals
+	insecure     bool          // without credentials
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
@@ -66,6 +67,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.profile, "profile", "",
 		"write CPU profiles of the coordinators and of NATS, during the creates and while idle, into this `directory`")
 	f.DurationVar(&o.limit, "limit", 10*time.Minute, "longest time of a step")
+	f.BoolVar(&o.insecure, "insecure", false, "run without credentials (default: credentials for each role)")
 	f.BoolVar(&o.short, "short", false, "do not check goals: the run is too small or its machine too busy")
 	if err := f.Parse(args); err != nil {
 		return o, err

@@ -88,7 +88,11 @@ func (m *measurement) begin(ctx context.Context) error {
 	if err := m.connect(ctx); err != nil {
 		return err
 	}
-	if m.watch, err = newWatch(ctx, m.at.URL); err != nil {
+	creds, err := m.access.Unlimited()
+	if err != nil {
+		return err
+	}
+	if m.watch, err = newWatch(ctx, m.at.URL, creds); err != nil {
 		return err
 	}
 	m.creator = newCreator(m.client)
@@ -285,7 +289,11 @@ func (m *measurement) rest(ctx context.Context) (err error) {
 // store measures how many durable appends per second the store accepts, and compares the placement rate with this
 // number.
 func (m *measurement) store(ctx context.Context) error {
-	rate, err := storeRate(ctx, m.at.URL)
+	creds, err := m.access.Unlimited()
+	if err != nil {
+		return err
+	}
+	rate, err := storeRate(ctx, m.at.URL, creds)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func (p *park) run(ctx context.Context) error {
 	for _, h := range p.hosts {
 		group.Go(func() error {
 			connecting <- struct{}{}
-			conn, err := connect(ctx, p.role.URL, h.name, p.log)
+			conn, err := p.role.connect(ctx, h.identity(), p.log)
 			<-connecting
 			if err != nil {
 				return err

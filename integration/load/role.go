@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/rights"
 )
 
 // roleVariable is the environment variable that passes a role to a process of the program.
@@ -30,9 +32,12 @@ const (
 
 // role says what a process runs.
 type role struct {
-	Kind  string `json:"kind"`
-	Name  string `json:"name,omitempty"`
-	URL   string `json:"url,omitempty"`   // URL of NATS
+	Kind string `json:"kind"`
+	Name string `json:"name,omitempty"`
+	URL  string `json:"url,omitempty"` // URL of NATS
+
+	Access access.Dir `json:"access,omitempty"` // empty: NATS asks for no credentials
+
 	Dir   string `json:"dir,omitempty"`   // directory of the NATS store
 	Port  int    `json:"port,omitempty"`  // port of NATS; 0: any free port
 	Lazy  bool   `json:"lazy,omitempty"`  // fill the store faster: NATS acknowledges before it writes to disk
@@ -86,8 +91,12 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 }
 
 func (r *role) playServer(ctx context.Context, serve func(ready)) error {
+	trusted, err := r.Access.Operators()
+	if err != nil {
+		return err
+	}
 	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "load", Port: r.Port,
-		SyncLazily: r.Lazy})
+		SyncLazily: r.Lazy, Operators: trusted})
 	if err != nil {
 		return err
 	}
@@ -102,7 +111,7 @@ func (r *role) playServer(ctx context.Context, serve func(ready)) error {
 }
 
 func (r *role) playCoordinator(ctx context.Context, log *slog.Logger, serve func(ready)) error {
-	conn, err := connect(ctx, r.URL, r.Name, log)
+	conn, err := r.connect(ctx, rights.Identity{Role: rights.Coordinator, Name: r.Name}, log)
 	if err != nil {
 		return err
 	}
@@ -123,8 +132,12 @@ func (r *role) playWorkers(
 }
 
 // connect connects a process, or a single worker, to NATS.
-func connect(ctx context.Context, url, name string, log *slog.Logger) (*jetstream.Conn, error) {
+func (r *role) connect(ctx context.Context, id rights.Identity, log *slog.Logger) (*jetstream.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return jetstream.Connect(ctx, jetstream.Config{URL: url, Name: name, Logger: log})
+	creds, err := r.Access.Of(id)
+	if err != nil {
+		return nil, err
+	}
+	return jetstream.Connect(ctx, jetstream.Config{URL: r.URL, Creds: creds, Name: id.Name, Logger: log})
 }

@@ -19,8 +19,8 @@ const (
 // storeRate counts the durable appends per second, each with a compare-and-set, while coordinators follow the log as
 // usual. The appended histories belong to a separate tenant, and all their sandboxes have failed. Therefore no process
 // acts on them.
-func storeRate(ctx context.Context, url string) (float64, error) {
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "load-store"})
+func storeRate(ctx context.Context, url, creds string) (float64, error) {
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Creds: creds, Name: "load-store"})
 	if err != nil {
 		return 0, err
 	}

@@ -34,8 +34,12 @@ type life struct {
 // burstPrefix is the beginning of the ids of the sandboxes that the run creates. No other id begins with it.
 const burstPrefix = "burst-"
 
-func newWatch(ctx context.Context, url string) (*watch, error) {
-	nc, err := nats.Connect(url, nats.Name("load-watch"), nats.MaxReconnects(-1))
+func newWatch(ctx context.Context, url, creds string) (*watch, error) {
+	options := []nats.Option{nats.Name("load-watch"), nats.MaxReconnects(-1)}
+	if creds != "" {
+		options = append(options, nats.UserCredentials(creds))
+	}
+	nc, err := nats.Connect(url, options...)
 	if err != nil {
 		return nil, err
 	}

@@ -22,9 +22,13 @@ type Writer struct {
 // inFlight is how many messages may be in flight at once.
 const inFlight = 2048
 
-// Connect connects to NATS.
-func Connect(url string) (*Writer, error) {
-	nc, err := nats.Connect(url, nats.Name("seed"))
+// Connect connects to NATS with the credentials in a file, or without credentials if creds is empty.
+func Connect(url, creds string) (*Writer, error) {
+	options := []nats.Option{nats.Name("seed")}
+	if creds != "" {
+		options = append(options, nats.UserCredentials(creds))
+	}
+	nc, err := nats.Connect(url, options...)
 	if err != nil {
 		return nil, err
 	}

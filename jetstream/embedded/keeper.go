@@ -81,6 +81,13 @@ func (k *Keeper) ClientURL() string {
 	return k.server.ClientURL()
 }
 
+// SetAccount is [Server.SetAccount] of the running server.
+func (k *Keeper) SetAccount(text string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.server.SetAccount(text)
+}
+
 // Disk returns how many bytes are free on the store's disk, and the disk's size. The ballast does not count as free.
 func (k *Keeper) Disk() (free, size int64) { return disk(filepath.Dir(k.file)) }
 

@@ -13,7 +13,13 @@ import (
 type Operators struct {
 	Operator string            // the operator as a JWT
 	System   string            // public key of the system account
+	Streams  string            // public key of the account with the streams; see [Config.Operators]
 	Accounts map[string]string // all accounts, including the system account, as JWTs by public key
+
+	// Dir is the directory in which the server stores accounts, so that `boxfleet auth push` can change them. The
+	// server stores Accounts there if they are newer. If Dir is empty, accounts change only through
+	// [Server.SetAccount].
+	Dir string
 }
 
 // apply checks the operator and its accounts, and puts them into a server's options. A nil o leaves the options alone.
@@ -29,12 +35,17 @@ func (o *Operators) apply(opts *server.Options) error {
 	if err != nil {
 		return protocol.Invalid("operator", "is not the JWT of an operator: %v", err)
 	}
-	resolver := &server.MemAccResolver{}
+	resolver, err := o.resolver()
+	if err != nil {
+		return err
+	}
 	for key, text := range o.Accounts {
 		if err := checkAccount(operator, key, text); err != nil {
 			return err
 		}
-		_ = resolver.Store(key, text) // stores it in memory and cannot fail
+		if err := resolver.Store(key, text); err != nil {
+			return protocol.Errorf(protocol.Internal, "", "store account %s in %s: %v", key, o.Dir, err)
+		}
 	}
 	if o.Accounts[o.System] == "" {
 		return protocol.Invalid("accounts", "lack the system account %.60q", o.System)
@@ -42,6 +53,17 @@ func (o *Operators) apply(opts *server.Options) error {
 	opts.TrustedOperators = []*jwt.OperatorClaims{operator}
 	opts.SystemAccount, opts.AccountResolver = o.System, resolver
 	return nil
+}
+
+func (o *Operators) resolver() (server.AccountResolver, error) {
+	if o.Dir == "" {
+		return &server.MemAccResolver{}, nil
+	}
+	resolver, err := server.NewDirAccResolver(o.Dir, 0, 0, server.NoDelete)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "open the directory of accounts %s: %v", o.Dir, err)
+	}
+	return resolver, nil
 }
 
 // checkAccount refuses an account that the operator did not sign, or that has another key.

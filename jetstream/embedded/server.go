@@ -24,6 +24,10 @@ type Config struct {
 
 	// Operators puts the server in operator mode. All clients, also in-process clients, must then present credentials of
 	// the operator's accounts instead of Token, which must be empty. nil: no operator.
+	//
+	// A store that was written in another mode, or for another operator, is adopted: its streams become those of the
+	// account Operators.Streams or, without an operator, of the server's global account. A member of a cluster does not
+	// adopt streams.
 	Operators *Operators
 
 	ClusterName string   // name of the server's cluster; empty for a single server
@@ -106,6 +110,11 @@ func start(cfg Config) (*Server, error) {
 			return nil, err
 		}
 	}
+	if cfg.ClusterName == "" {
+		if err := adoptStreams(cfg.Dir, cfg.Operators.streams()); err != nil {
+			return nil, err
+		}
+	}
 	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "make the embedded NATS server: %v", err)
@@ -152,11 +161,14 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 
 // StartCluster runs n servers on loopback as one cluster and waits up to 30 s until it has a meta leader. Each server's
 // directory is below dir.
-func StartCluster(dir string, n int) ([]*Server, error) {
-	return retryInUse(func() ([]*Server, error) { return startCluster(dir, n) })
+func StartCluster(dir string, n int) ([]*Server, error) { return StartClusterOf(dir, n, nil) }
+
+// StartClusterOf is like [StartCluster], with servers in operator mode unless o is nil.
+func StartClusterOf(dir string, n int, o *Operators) ([]*Server, error) {
+	return retryInUse(func() ([]*Server, error) { return startCluster(dir, n, o) })
 }
 
-func startCluster(dir string, n int) ([]*Server, error) {
+func startCluster(dir string, n int, o *Operators) ([]*Server, error) {
 	ports, err := FreePorts(2 * n)
 	if err != nil {
 		return nil, err
@@ -165,7 +177,7 @@ func startCluster(dir string, n int) ([]*Server, error) {
 	for i := range configs {
 		configs[i] = Config{
 			Dir: dir + "/n" + strconv.Itoa(i+1), Name: "n" + strconv.Itoa(i+1), ClusterName: "boxfleet",
-			Port: ports[i], ClusterPort: ports[n+i],
+			Port: ports[i], ClusterPort: ports[n+i], Operators: o,
 		}
 		for j := range configs {
 			if j != i {

@@ -6,14 +6,13 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/scenario"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
@@ -31,32 +30,7 @@ var update = flag.Bool("update", false, "write the present decisions to testdata
 // The events that a decision returns are in the log for the lines that follow. A decision has the name of its function,
 // in lower case. Run the tests with -update to write the present decisions; review the difference before committing it.
 func TestDecisionScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := play(want)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if bytes.Equal(got, want) {
-				return
-			}
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			t.Fatalf("want\n%s\ngot\n%s", want, got)
-		})
-	}
+	scenario.Run(t, "testdata/*.txt", *update, play)
 }
 
 // play applies the lines of a scenario, and returns the scenario with the outcome below each decision.

@@ -72,6 +72,7 @@ func (r Root) Has(k protocol.SandboxKey) (bool, error) {
 //	    ctl/        bind-mounted read-only; contains the worker's socket
 //	    etc/        bind-mounted read-only, file by file, instead of the engine's own files
 //	    run/        output and exit records, written by the supervisor; the worker does not trust its content
+//	    hashes/     for each exec with freed output, the hash states of its output; see package output
 //	    output      how much output the container's own command published on other hosts; see EarlierOutput
 //	    services/<name>/
 //	                the same files for the container of a service
@@ -108,6 +109,9 @@ func (d Dir) Ctl() string { return filepath.Join(d.Path, "ctl") }
 
 // Run returns the path of the directory that the supervisor writes to.
 func (d Dir) Run() string { return filepath.Join(d.Path, "run") }
+
+// ExecHash returns the path of the file with the hash states of an exec's output.
+func (d Dir) ExecHash(exec string) string { return filepath.Join(d.Path, "hashes", exec) }
 
 // Create makes the directory, or completes a directory that a crash left incomplete, and returns the directory's key.
 func (d Dir) Create() ([]byte, error) {

@@ -29,7 +29,7 @@ const (
 
 // wantedSource provides the list of images to import, and their files.
 type wantedSource interface {
-	FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage), caughtUp func()) error
+	WantedImages(ctx context.Context, handle func([]*protocol.WantedImage)) error
 	ImageFile(ctx context.Context, digest string) (io.ReadCloser, error)
 }
 
@@ -50,7 +50,7 @@ type importer struct {
 type wantedImages struct {
 	mu       sync.Mutex
 	complete bool // all wanted images have been read
-	byKey    map[string]*protocol.WantedImage
+	images   []*protocol.WantedImage
 	changed  wake.Signal
 }
 
@@ -58,15 +58,12 @@ type wantedImages struct {
 func (w *wantedImages) list() (wants []*protocol.WantedImage, complete bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, want := range w.byKey {
-		wants = append(wants, want)
-	}
-	return wants, w.complete
+	return w.images, w.complete
 }
 
 // run imports and removes images until ctx ends. Failures are retried.
 func (i *importer) run(ctx context.Context) {
-	w := &wantedImages{byKey: map[string]*protocol.WantedImage{}, changed: wake.New()}
+	w := &wantedImages{changed: wake.New()}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { i.follow(ctx, w) })
@@ -93,23 +90,17 @@ func (i *importer) run(ctx context.Context) {
 
 // follow keeps w up to date until ctx ends.
 func (i *importer) follow(ctx context.Context, w *wantedImages) {
-	handle := func(key string, want *protocol.WantedImage) {
+	handle := func(all []*protocol.WantedImage) {
+		all = slices.DeleteFunc(all, func(want *protocol.WantedImage) bool {
+			return len(want.Workers) > 0 && !slices.Contains(want.Workers, i.worker)
+		})
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.byKey, key)
-		if want != nil && (len(want.Workers) == 0 || slices.Contains(want.Workers, i.worker)) {
-			w.byKey[key] = want
-		}
-		w.changed.Wake()
-	}
-	caughtUp := func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.complete = true
+		w.images, w.complete = all, true
 		w.changed.Wake()
 	}
 	for ctx.Err() == nil {
-		err := i.source.FollowWantedImages(ctx, handle, caughtUp)
+		err := i.source.WantedImages(ctx, handle)
 		if err != nil && ctx.Err() == nil {
 			i.log.Warn("could not follow the list of images to import; retrying", "error", err)
 		}

@@ -32,6 +32,9 @@ type CommandLogConfig struct {
 	Name   string        // protocol.PrimaryLog, or a protocol.ServiceLog
 	RunDir func() string // path of the container's run directory
 
+	// Hosts returns the hosts that the sandbox was and is on.
+	Hosts func() []protocol.OutputHost
+
 	// Earlier returns how many bytes of each stream the command printed on earlier hosts. end is how many bytes of each
 	// stream the log has now. A nil Earlier means that the command ran on no other host.
 	Earlier func(end [2]int64) ([2]int64, error)
@@ -136,7 +139,7 @@ func (l *CommandLog) catchUp(ctx context.Context) (n int64, err error) {
 // begin reads from the log how much of the output an earlier worker has published.
 func (l *CommandLog) begin(ctx context.Context) (err error) {
 	var end, earlier [2]int64
-	if end[0], end[1], err = l.host.conn.OutputEnd(ctx, l.key.Tenant, l.key.ID, l.name); err != nil {
+	if end[0], end[1], err = l.host.conn.OutputEnd(ctx, l.storedOn(l.cfg.Hosts())); err != nil {
 		return err
 	}
 	if l.cfg.Earlier != nil {
@@ -174,9 +177,9 @@ func (l *CommandLog) publish(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (l *CommandLog) mayContinue() error       { return nil }
-func (l *CommandLog) sent() error              { return nil }
-func (l *CommandLog) stored(*os.File, *stream) {}
+func (l *CommandLog) mayContinue() error                      { return nil }
+func (l *CommandLog) sent() error                             { return nil }
+func (l *CommandLog) stored(*os.File, *stream, int64, []byte) {}
 
 // Last returns the last part of the command's output, at most protocol.MaxLastOutput bytes.
 func (l *CommandLog) Last() []byte {

@@ -27,6 +27,7 @@ func TestCommandLogContinuesAndSkipsOverwrittenOutput(t *testing.T) {
 	}
 	l := host.NewCommandLog(CommandLogConfig{
 		Key: protocol.SandboxKey{Tenant: "default", ID: "s"}, Name: protocol.PrimaryLog, RunDir: func() string { return dir },
+		Hosts:   func() []protocol.OutputHost { return here },
 		Earlier: func([2]int64) ([2]int64, error) { return [2]int64{earlier, 0}, nil }, Logger: slog.New(slog.DiscardHandler),
 	})
 	l.Grow(size, 0)
@@ -35,7 +36,7 @@ func TestCommandLogContinuesAndSkipsOverwrittenOutput(t *testing.T) {
 		t.Errorf("published %v bytes, want %d of stdout", l.published(), size)
 	}
 	at := int64(5000)
-	_, err := host.conn.ReadOutput(t.Context(), "default", "s", protocol.PrimaryLog, 0, func(k jetstream.Chunk) error {
+	_, err := host.conn.ReadOutput(t.Context(), storedHere(protocol.PrimaryLog), 0, func(k jetstream.Chunk) error {
 		if end := at + int64(len(k.Data)); k.Offset != earlier+at || !bytes.Equal(k.Data, text(at, end)) {
 			t.Fatalf("a chunk of %d bytes has offset %d, or is not the output at %d", len(k.Data), k.Offset, earlier+at)
 		}
@@ -45,7 +46,7 @@ func TestCommandLogContinuesAndSkipsOverwrittenOutput(t *testing.T) {
 	if err != nil || at != size {
 		t.Errorf("the log has the output up to byte %d of %d: %v", at, size, err)
 	}
-	stdout, stderr, err := host.conn.OutputEnd(t.Context(), "default", "s", protocol.PrimaryLog)
+	stdout, stderr, err := host.conn.OutputEnd(t.Context(), storedHere(protocol.PrimaryLog))
 	if err != nil || stdout != earlier+size || stderr != 0 {
 		t.Errorf("the log's streams end at %d and %d, want %d and 0: %v", stdout, stderr, earlier+size, err)
 	}

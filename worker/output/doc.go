@@ -3,6 +3,7 @@
 //
 //	exec.go        the output of an exec ────────────┐
 //	   keep.go     keeps its files after its end     ├──► feed.go ──► jetstream
+//	   hash.go     hashes published output           │       │
 //	   free.go     frees published output on disk    │       │
 //	commandlog.go  the output of a container's own   │    turns.go  sandboxes and execs take turns
 //	               command ──────────────────────────┘

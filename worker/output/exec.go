@@ -22,6 +22,7 @@ type Exec struct {
 
 	checked    bool   // the published offsets were read from the log, or nothing was published before
 	reconnects uint64 // how often the connection had reconnected when the published offsets were last known to be right
+	hashSaved  bool   // the file with the hash states may exist
 	unsure     bool   // the log's last chunk may have been sent after a reconnect, so chunks before it may be lost
 
 	refusedSince time.Time // when the log stopped storing output although NATS answers; zero: the log stores output
@@ -37,6 +38,9 @@ type ExecConfig struct {
 	Adopted bool // an earlier worker may have published a part of the output
 	Sandbox Sandbox
 	Logger  *slog.Logger
+
+	// HashFile is the path of the file with the hash states of the output. The container cannot see the file.
+	HashFile string
 }
 
 // Sandbox is the sandbox in which an exec runs.
@@ -137,7 +141,8 @@ func (p *Exec) check(ctx context.Context) error {
 		return nil
 	}
 	reconnects := p.host.conn.Reconnects()
-	stdout, stderr, err := p.host.conn.OutputEnd(ctx, p.key.Tenant, p.key.ID, p.name)
+	here := []protocol.OutputHost{{ID: p.host.cfg.HostID}} // an exec has no output on other hosts
+	stdout, stderr, err := p.host.conn.OutputEnd(ctx, p.storedOn(here))
 	if err != nil {
 		return p.delayed(err)
 	}
@@ -146,6 +151,7 @@ func (p *Exec) check(ctx context.Context) error {
 	}
 	if !p.checked {
 		p.readFreed()
+		p.restoreHashes()
 	}
 	empty := !p.unsure && stdout == 0 && stderr == 0
 	p.streams[0].moveTo(stdout, empty)
@@ -249,8 +255,7 @@ func (p *Exec) publish(ctx context.Context, stdout, stderr int64) error {
 			}
 		}
 	}
-	p.freeLater(run)
-	return nil
+	return p.freeLater(ctx, run)
 }
 
 func (p *Exec) publishStream(ctx context.Context, run *os.Root, i int, size int64) error {
@@ -262,6 +267,10 @@ func (p *Exec) publishStream(ctx context.Context, run *os.Root, i int, size int6
 		return nil
 	}
 	defer f.Close()
+	s := &p.streams[i]
+	if err := s.hashUpTo(ctx, f, s.published); err != nil {
+		return err
+	}
 	err = p.publishFile(ctx, f, i, size, p)
 	if err == nil || isDelayed(err) || err == ctx.Err() {
 		return err
@@ -285,7 +294,8 @@ func (p *Exec) sent() error {
 	return nil
 }
 
-func (p *Exec) stored(f *os.File, s *stream) {
+func (p *Exec) stored(f *os.File, s *stream, at int64, data []byte) {
 	p.refusedSince = time.Time{}
+	s.add(at, data)
 	p.free(f, s)
 }

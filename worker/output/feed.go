@@ -25,6 +25,11 @@ type feed struct {
 	rolling bool
 }
 
+// storedOn names the output of the feed that these hosts published.
+func (p *feed) storedOn(hosts []protocol.OutputHost) jetstream.OutputOf {
+	return jetstream.OutputOf{Tenant: p.key.Tenant, Sandbox: p.key.ID, Log: p.name, Hosts: hosts}
+}
+
 // names are the names of the streams, in the order of feed.streams.
 var names = [2]string{jetstream.Stdout, jetstream.Stderr}
 
@@ -35,6 +40,7 @@ type stream struct {
 	ended     bool  // nothing more can be read, even if the supervisor reported a larger size
 
 	freeing
+	hashing
 }
 
 // observer is told about the chunks of a feed, and can end publishing.
@@ -44,8 +50,9 @@ type observer interface {
 	mayContinue() error
 	// sent is called after a chunk was sent. An error ends publishing.
 	sent() error
-	// stored is called after the log acknowledged a chunk of a file.
-	stored(f *os.File, s *stream)
+	// stored is called after the log acknowledged a chunk of a file. data is the chunk, which begins at an offset of
+	// the file.
+	stored(f *os.File, s *stream, at int64, data []byte)
 }
 
 // retryPause is the pause before a retry after the log did not store output.
@@ -76,8 +83,9 @@ func (p *feed) publishFile(ctx context.Context, f *os.File, i int, size int64, o
 					next.done()
 					return err
 				}
-				s.published = sent.settle()
-				o.stored(f, s)
+				c := sent.settle()
+				s.published = c.end()
+				o.stored(f, s, c.at, c.data)
 				waits = next != nil
 			case <-granted:
 				if at, err = p.send(f, i, &sent, next, at, size, o); err != nil {
@@ -133,12 +141,13 @@ func (p *feed) send(
 		s.ended = true
 		return at, nil
 	}
-	stored, err := p.host.conn.PublishOutput(p.key.Tenant, p.key.ID, p.name, p.chunk(i, at, data[:n]))
+	stored, err := p.host.conn.PublishOutput(p.host.cfg.HostID, p.key.Tenant, p.key.ID, p.name,
+		p.chunk(i, at, data[:n]))
 	if err != nil {
 		t.done()
 		return at, err
 	}
-	inFlight.add(at+int64(n), stored, t)
+	inFlight.add(chunkInFlight{at, data[:n], stored, t})
 	return at + int64(n), o.sent()
 }
 
@@ -164,14 +173,16 @@ type chunks struct {
 }
 
 type chunkInFlight struct {
-	end    int64 // offset of the first byte after the chunk
+	at     int64 // offset of its first byte
+	data   []byte
 	stored <-chan error
 	turn   *turn
 }
 
-func (c *chunks) add(end int64, stored <-chan error, t *turn) {
-	c.inFlight = append(c.inFlight, chunkInFlight{end, stored, t})
-}
+// end returns the offset of the first byte after the chunk.
+func (c chunkInFlight) end() int64 { return c.at + int64(len(c.data)) }
+
+func (c *chunks) add(sent chunkInFlight) { c.inFlight = append(c.inFlight, sent) }
 
 // oldest returns the channel of the log's answer to the oldest chunk, or nil if no chunk is in flight.
 func (c *chunks) oldest() <-chan error {
@@ -181,12 +192,13 @@ func (c *chunks) oldest() <-chan error {
 	return c.inFlight[0].stored
 }
 
-// settle removes the oldest chunk, and returns where it ends. Call settle after the log has answered this chunk.
-func (c *chunks) settle() (end int64) {
+// settle removes the oldest chunk, and returns it. Call settle after the log has answered this chunk.
+func (c *chunks) settle() chunkInFlight {
 	first := c.inFlight[0]
+	c.inFlight[0] = chunkInFlight{} // lets the garbage collector free its data
 	c.inFlight = c.inFlight[1:]
 	first.turn.done()
-	return first.end
+	return first
 }
 
 // abandon waits in the background for the answers to all chunks, and ends the turn of each chunk when its answer comes.

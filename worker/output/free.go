@@ -1,6 +1,7 @@
 package output
 
 import (
+	"context"
 	"os"
 	"sync"
 	"time"
@@ -81,6 +82,7 @@ func (p *Exec) free(f *os.File, s *stream) {
 	if s.sync(now, after); s.never || s.synced-s.freed < freeLeast || !p.host.freed.mayFree(now) {
 		return
 	}
+	p.saveHashes()
 	freed, err := supervise.FreeOutput(f, s.freed, s.synced)
 	if err != nil {
 		s.never = true
@@ -91,13 +93,17 @@ func (p *Exec) free(f *os.File, s *stream) {
 	s.freed = freed
 }
 
-// freeLater frees output that was published some time ago.
-func (p *Exec) freeLater(run *os.Root) {
+// freeLater frees output that was published some time ago. Error: the error of ctx.
+func (p *Exec) freeLater(ctx context.Context, run *os.Root) (err error) {
 	p.eachFile(run, func(f *os.File, s *stream) {
-		if s.mayFree() {
+		if err != nil || !s.mayFree() {
+			return
+		}
+		if err = s.hashUpTo(ctx, f, s.published); err == nil {
 			p.free(f, s)
 		}
 	})
+	return err
 }
 
 // readFreed reads from the files how much an earlier worker freed.

@@ -27,6 +27,14 @@ type publishing struct {
 }
 
 // newHost returns a host that is connected to a server of its own.
+// here is the host of these tests.
+var here = []protocol.OutputHost{{ID: "HOSTA"}}
+
+// storedHere names some output that was published from the host of these tests.
+func storedHere(log string) jetstream.OutputOf {
+	return jetstream.OutputOf{Tenant: "default", Sandbox: "s", Log: log, Hosts: here}
+}
+
 func newHost(t *testing.T) *Host {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
@@ -42,7 +50,7 @@ func newHost(t *testing.T) *Host {
 	if err := conn.Provision(t.Context(), jetstream.Assets{}); err != nil {
 		t.Fatal(err)
 	}
-	return New(Config{Conn: conn, Burst: DefaultBurst, Rate: DefaultRate, Patience: time.Minute, After: time.Minute})
+	return New(Config{Conn: conn, HostID: here[0].ID, Burst: DefaultBurst, Rate: DefaultRate, Patience: time.Minute, After: time.Minute})
 }
 
 func newPublishing(t *testing.T) *publishing {
@@ -90,7 +98,7 @@ func (p *publishing) print(size int64) {
 func (p *publishing) publisher(adopted bool) *Exec {
 	pub := p.host.NewExec(ExecConfig{
 		Key: protocol.SandboxKey{Tenant: "default", ID: "s"}, Exec: &protocol.Exec{ID: "x"}, Adopted: adopted, Sandbox: p,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(slog.DiscardHandler), HashFile: filepath.Join(p.run.Name(), "hashes", "x"),
 	})
 	pub.syncAfter = time.Millisecond
 	return pub
@@ -144,7 +152,7 @@ func (p *publishing) stored() (from, to int64) {
 		}
 		return nil
 	}
-	if _, err := p.host.conn.ReadOutput(p.t.Context(), "default", "s", "x", 0, read); err != nil {
+	if _, err := p.host.conn.ReadOutput(p.t.Context(), storedHere("x"), 0, read); err != nil {
 		p.t.Fatal(err)
 	}
 	return from, to

@@ -27,6 +27,7 @@ func (p *Exec) Forget(while func(context.Context) (context.Context, context.Canc
 	p.deadline = time.Time{}
 	cheap := total > 0 && total <= keepBytes && h.kept.Load() < keepExecs
 	if !cheap || !h.conn.MayLoseOutput() {
+		p.removeHashes()
 		forget()
 		return
 	}
@@ -42,6 +43,7 @@ func (p *Exec) Forget(while func(context.Context) (context.Context, context.Canc
 				break
 			}
 		}
+		p.removeHashes()
 		forget()
 	}()
 }

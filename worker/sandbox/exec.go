@@ -13,6 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/attach"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
@@ -87,6 +88,7 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachmen
 	}
 	p := r.s.host.Output.NewExec(output.ExecConfig{
 		Key: r.s.key, Exec: x, Adopted: adopted, Sandbox: execOutput{r, a}, Logger: r.s.log,
+		HashFile: r.dir().ExecHash(r.id),
 	})
 	result, err := r.finished(ctx, x, number, a, p)
 	if err != nil {
@@ -297,6 +299,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 	if inline {
 		details.Inline, details.Stdout, details.Stderr = true, result.Stdout, result.Stderr
 		details.StdoutBytes, details.StderrBytes = int64(len(result.Stdout)), int64(len(result.Stderr))
+		details.StdoutSHA256 = protocol.OutputHash(result.Stdout)
+		details.StderrSHA256 = protocol.OutputHash(result.Stderr)
 	} else {
 		lost, err := p.PublishAll(ctx, result.StdoutBytes, result.StderrBytes)
 		if err != nil {
@@ -304,6 +308,9 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 		}
 		details.OutputError = lost
 		details.StdoutBytes, details.StderrBytes = p.Published()
+		if details.StdoutSHA256, details.StderrSHA256, err = p.Hashes(ctx); err != nil {
+			return err
+		}
 		details.Truncated = details.Truncated || details.StdoutBytes < result.StdoutBytes ||
 			details.StderrBytes < result.StderrBytes
 		details.Inline = details.StdoutBytes == 0 && details.StderrBytes == 0
@@ -357,16 +364,22 @@ func (o execOutput) Stopped() *protocol.Error { return o.r.s.diskStop.now() }
 
 func (o execOutput) ReachLog(ctx context.Context) error { return o.r.s.journal.Refresh(ctx) }
 
+// dir returns the directory of the exec's container.
+func (r *execRun) dir() hostdir.Dir {
+	d := r.s.dir(r.s.history().generation())
+	if r.service != "" {
+		d = d.Service(r.service)
+	}
+	return d
+}
+
 // runDir returns the run directory of the exec's container. If a is nil, the container has ended, and runDir opens the
 // directory by its path. secret authenticates the exec's exit record. Call done after use.
 func (r *execRun) runDir(a *attach.Attachment) (run *os.Root, secret []byte, done func(), err error) {
 	if a != nil {
 		return a.Run, a.Key, func() {}, nil
 	}
-	d := r.s.dir(r.s.history().generation())
-	if r.service != "" {
-		d = d.Service(r.service)
-	}
+	d := r.dir()
 	if secret, err = d.Secret(); err != nil {
 		return nil, nil, nil, err
 	}

@@ -71,6 +71,10 @@ func listenPrimary(s *Sandbox, b *protocol.Sandbox, d hostdir.Dir, secret []byte
 // protocol.ServiceLog; in returns the container's directory.
 func newCommandLog(s *Sandbox, name string, generation uint64, in func() hostdir.Dir) *output.CommandLog {
 	cfg := output.CommandLogConfig{Key: s.key, Name: name, RunDir: func() string { return in().Run() }, Logger: s.log}
+	cfg.Hosts = func() (hosts []protocol.OutputHost) {
+		s.history().View(func(st *protocol.State) { hosts = st.OutputHosts() })
+		return hosts
+	}
 	if generation > 1 {
 		cfg.Earlier = func(end [2]int64) ([2]int64, error) { return in().EarlierOutput(end) }
 	}

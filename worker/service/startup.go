@@ -34,14 +34,27 @@ func (s *startup) run(ctx context.Context) error {
 		case err == nil, ctx.Err() != nil:
 			return err
 		case bounded.Err() != nil:
-			return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout,
-				"not ready within %s: %v", v.cfg.Sandbox.CreateTimeout, err)
+			return s.overdue(err)
 		case !hosterr.Temporary(err), errors.As(err, new(*hookFailure)):
 			return err
 		}
 		v.log.Warn("could not start a service; retrying", "error", err)
 		epoch.Pause(bounded, back, pause.Next())
 	}
+}
+
+// overdue returns the error of a service that was not ready in time because of err. If err says only that the time is
+// up, overdue replaces it with what the service waited for.
+func (s *startup) overdue(err error) error {
+	why := err.Error()
+	s.v.mu.Lock()
+	problem := s.v.problem
+	s.v.mu.Unlock()
+	if problem != "" && errors.Is(err, context.DeadlineExceeded) {
+		why = problem
+	}
+	return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout,
+		"not ready within %s: %s", s.v.cfg.Sandbox.CreateTimeout, why)
 }
 
 // try does the steps that the service still needs to become ready: container, supervisor, health, hooks.

@@ -1,0 +1,110 @@
+package auth
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/nats-io/jwt/v2"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
+)
+
+// UnknownHost is the host in the credentials of a worker that has not learned the id of its Docker host. No host has it.
+const UnknownHost = "-"
+
+// Keep makes sure that a file has credentials that servers accept as those of an identity. It replaces the file if the
+// file does not exist, or if its credentials are no longer accepted, belong to another identity, or were signed by a
+// key that was replaced since. Keep then revokes the old credentials and all others of the holder, except those with an
+// expiry, and returns made as true. [Authority.Push] tells running servers of the revocations.
+// Errors: failed_precondition if the file has no credentials, or if users other than its owner have access to it; the
+// errors of [Authority.Issue].
+func (a *Authority) Keep(id rights.Identity, file string, o IssueOptions) (made bool, err error) {
+	if err := id.Validate(); err != nil {
+		return false, err
+	}
+	has, err := readCredentials(file)
+	if err != nil {
+		return false, err
+	}
+	s, err := a.load()
+	if err != nil {
+		return false, err
+	}
+	if has.Key != "" && s.isValid(id, has, a) {
+		return false, nil
+	}
+	if err := a.revokeAll(id, has.Key); err != nil { // before Issue, because a worker has credentials for one host only
+		return false, err
+	}
+	o.Again = true
+	c, err := a.Issue(id, o)
+	if err != nil {
+		return false, err
+	}
+	return true, writeFile(file, c.Text)
+}
+
+// readCredentials returns the identity that a credentials file names and proves, or the zero value if there is no file.
+func readCredentials(file string) (rights.Identity, error) {
+	info, err := os.Stat(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return rights.Identity{}, nil
+	}
+	if err != nil {
+		return rights.Identity{}, internal("read credentials", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return rights.Identity{}, protocol.Errorf(protocol.FailedPrecondition, "",
+			"%s holds a secret key, and users other than its owner have access to it: run chmod 600 %s", file, file)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return rights.Identity{}, internal("read credentials", err)
+	}
+	defer clear(text)
+	damaged := protocol.Errorf(protocol.FailedPrecondition, "",
+		"%s has no usable credentials: remove it and start again; the start makes new ones and revokes the old ones", file)
+	id, ok := rights.FromCredentials(text)
+	if !ok {
+		return rights.Identity{}, damaged
+	}
+	pair, err := jwt.ParseDecoratedUserNKey(text)
+	if err != nil {
+		return rights.Identity{}, damaged
+	}
+	defer pair.Wipe()
+	if public, err := pair.PublicKey(); err != nil || public != id.Key {
+		return rights.Identity{}, damaged
+	}
+	return id, nil
+}
+
+// isValid reports whether servers accept the credentials has as those of the identity id, and whether the present
+// signing key of the role signed them.
+func (s *state) isValid(id, has rights.Identity, a *Authority) bool {
+	id.Key = has.Key
+	return id == has && slices.ContainsFunc(s.Issued, func(c Issued) bool {
+		return c.Identity() == has && c.Signer == s.signer(id.Role) && c.Status(a.now()) == "valid"
+	})
+}
+
+// revokeAll revokes the credentials with a key and all valid credentials of a holder, except those with an expiry.
+func (a *Authority) revokeAll(holder rights.Identity, key string) error {
+	all, err := a.List()
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		c := &all[i]
+		if c.Key != key && !c.isOf(holder) || !c.Expires.IsZero() || c.Status(a.now()) != "valid" {
+			continue
+		}
+		if _, err := a.Revoke(c.Identity()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

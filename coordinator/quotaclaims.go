@@ -1,0 +1,133 @@
+package coordinator
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// claimName identifies a claim. A repeated request has the same claimName.
+type claimName struct {
+	key          key
+	exec, upload string
+}
+
+func nameOfClaim(c *protocol.QuotaClaim) claimName {
+	return claimName{key: key{Tenant: c.Tenant, ID: c.Sandbox}, exec: c.Exec, upload: c.Upload}
+}
+
+// claim is room in a tenant's quota that a request has taken, until the log shows what the request did.
+type claim struct {
+	share
+	until time.Duration // time since boot after which no coordinator uses the claim
+}
+
+// shareOfClaim returns what a claim adds to its tenant's use.
+func shareOfClaim(c *protocol.QuotaClaim) share {
+	switch {
+	case c.Exec != "":
+		return share{execs: 1}
+	case c.Upload != "":
+		return share{uploads: c.Bytes}
+	}
+	return share{waiting: 1}
+}
+
+// take claims room for a request, until the log shows what the request did. A repeated claim replaces the earlier one.
+// uploads is the size of the tenant's stored uploads. It returns an error that names the limit that leaves no room, or
+// nil if the room is taken.
+func (w *workingState) take(
+	c *protocol.QuotaClaim, quota protocol.Quota, uploads protocol.Bytes, until time.Duration,
+) *protocol.Error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t, name := &w.tenants, nameOfClaim(c)
+	used := share{uploads: uploads}
+	for _, sum := range []*share{t.sums[c.Tenant], t.claimed[c.Tenant]} {
+		if sum != nil {
+			used.add(*sum, 1)
+		}
+	}
+	used.add(t.claims[name].share, -1)
+	need := shareOfClaim(c)
+	count := func(n int) string { return fmt.Sprint(n) }
+	switch {
+	case need.execs > 0 && quota.Execs > 0 && used.execs+need.execs > quota.Execs:
+		return quotaError(protocol.ReasonQuotaExecs, c.Tenant, "execs", count(quota.Execs), count(used.execs), "1")
+	case need.waiting > 0 && quota.Waiting > 0 && used.waiting+need.waiting > quota.Waiting:
+		return quotaError(protocol.ReasonQuotaWaiting, c.Tenant, "waiting", count(quota.Waiting), count(used.waiting), "1")
+	case need.uploads > 0 && quota.Uploads > 0 && used.uploads+need.uploads > quota.Uploads:
+		return quotaError(protocol.ReasonQuotaUploads, c.Tenant, "uploads", quota.Uploads.String(),
+			used.uploads.String(), need.uploads.String())
+	}
+	w.dropClaimLocked(name)
+	t.claims[name] = claim{need, until}
+	sumOf(t.claimed, c.Tenant).add(need, 1)
+	return nil
+}
+
+// drop ends a claim, so that others can take its room.
+func (w *workingState) drop(name claimName) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dropClaimLocked(name)
+}
+
+func (w *workingState) dropClaimLocked(name claimName) {
+	t := &w.tenants
+	c, claimed := t.claims[name]
+	if !claimed {
+		return
+	}
+	delete(t.claims, name)
+	sum := t.claimed[name.key.Tenant]
+	if sum.add(c.share, -1); *sum == (share{}) {
+		delete(t.claimed, name.key.Tenant)
+	}
+}
+
+// landClaimsLocked ends the claims of the requests that a folded batch accepted. Their sandbox's share counts them now.
+func (w *workingState) landClaimsLocked(k key, events []protocol.Event) {
+	if len(w.tenants.claims) == 0 {
+		return
+	}
+	for i := range events {
+		switch e := &events[i]; {
+		case e.Kind == protocol.SandboxAccepted:
+			w.dropClaimLocked(claimName{key: k})
+		case e.Kind == protocol.ExecAccepted && e.Exec != nil:
+			w.dropClaimLocked(claimName{key: k, exec: e.Exec.ID})
+		}
+	}
+}
+
+// landClaimsInLocked ends the claims of all requests that a history accepted, after the whole history was read.
+func (w *workingState) landClaimsInLocked(k key, s *protocol.State) {
+	for name := range w.tenants.claims {
+		if name.key == k && name.upload == "" && (name.exec == "" || s.Execs[name.exec] != nil) {
+			w.dropClaimLocked(name)
+		}
+	}
+}
+
+// expired returns the claims that no coordinator may use any more.
+func (w *workingState) expired(now time.Duration) (names []claimName) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for name, c := range w.tenants.claims {
+		if c.until < now {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// forgetClaims drops all claims. A coordinator calls it when it begins to lead, because claims from an earlier
+// leadership are void.
+func (w *workingState) forgetClaims() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.tenants.claims)
+	clear(w.tenants.claimed)
+}

@@ -1,0 +1,88 @@
+package evidence
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Evidence is the stored history of a sandbox, with everything that a check of its signatures needs.
+type Evidence struct {
+	Version int       `json:"v"`
+	Tenant  string    `json:"tenant"`
+	Sandbox string    `json:"sandbox"` // its id
+	Taken   time.Time `json:"taken"`   // by the store's clock
+
+	Writers  protocol.WriterPage      `json:"writers"`
+	Messages []protocol.StoredMessage `json:"messages"` // as they are stored, in the order of their records
+
+	// Digest is the SHA-256, in hex, of the JSON form of the evidence without Digest. It reveals damage. It does not
+	// protect against somebody who changes the evidence and computes a new digest, unless the original digest is also
+	// kept elsewhere.
+	Digest string `json:"digest"`
+}
+
+// Version is the version of the form of [Evidence].
+const Version = 1
+
+// Seal sets the version and the digest.
+func (e *Evidence) Seal() {
+	e.Version = Version
+	e.Digest = e.digest()
+}
+
+func (e *Evidence) digest() string {
+	bare := *e
+	bare.Digest = ""
+	data, err := json.Marshal(&bare)
+	if err != nil {
+		return "" // a year beyond 9999 has no JSON form; no digest is empty
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// Parse reads evidence from its JSON form. Errors: invalid_argument with reason undecodable, unknown_field or
+// unsupported_version.
+func Parse(data []byte) (*Evidence, error) {
+	e := &Evidence{}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(e); err != nil {
+		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable,
+			"this is not evidence that `boxfleet sandbox verify --save` wrote: %v", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable, "the evidence has a second value")
+	}
+	if e.Version != Version {
+		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUnsupportedVersion,
+			"the evidence has version %d; this program knows version %d", e.Version, Version)
+	}
+	return e, nil
+}
+
+// Keys returns the keys that the messages say they are signed with, each once, in the order of the messages.
+func Keys(messages []protocol.StoredMessage) (keys []string) {
+	seen := map[string]bool{}
+	for i := range messages {
+		s, err := protocol.ParseSignature(header(&messages[i], protocol.HeaderSignature))
+		if err == nil && !seen[s.Key] {
+			seen[s.Key] = true
+			keys = append(keys, s.Key)
+		}
+	}
+	return keys
+}
+
+func header(m *protocol.StoredMessage, name string) string {
+	if values := m.Headers[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}

@@ -1,0 +1,98 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// leaderAnswers is how many queries of other coordinators a leader answers at a time. Further queries wait in the
+// leader's NATS client.
+const leaderAnswers = 256
+
+// askLeader is how long a coordinator waits for the leader's answer.
+const askLeader = time.Second
+
+// ServeLeader answers the queries of other coordinators until ctx ends. answer returns nil if this coordinator must not
+// answer, because it does not hold the scheduler's lock. serving is called once queries are received.
+func (n *Notifications) ServeLeader(
+	ctx context.Context, answer func(*protocol.LeaderQuery) *protocol.LeaderReply, serving func(),
+) error {
+	slots := make(chan struct{}, leaderAnswers)
+	sub, err := n.nc.Subscribe(protocol.LeaderSubject, func(m *nats.Msg) {
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			n.answerAsLeader(m, answer)
+		}()
+	})
+	if err != nil {
+		return translate(err, "answer other coordinators")
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
+	if err := n.Flush(ctx); err != nil {
+		return err
+	}
+	serving()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (n *Notifications) answerAsLeader(m *nats.Msg, answer func(*protocol.LeaderQuery) *protocol.LeaderReply) {
+	q := &protocol.LeaderQuery{}
+	err := protocol.DecodeAs(protocol.ContentMsgpack, m.Data, q)
+	if err == nil {
+		err = protocol.CheckVersion(q.Version)
+	}
+	reply := &protocol.LeaderReply{Error: protocol.AsError(err)}
+	if err == nil {
+		reply = answer(q)
+	}
+	if reply == nil || m.Reply == "" || !protocol.MayReply(m.Reply, "", "") {
+		return
+	}
+	reply.Version = protocol.Version
+	if err := n.nc.Publish(m.Reply, protocol.Encode(reply)); err != nil {
+		n.log.Warn("could not answer another coordinator", "error", err)
+	}
+}
+
+// AskLeader asks the leading coordinator. Errors: unavailable with reason no_leader if no leader answers within a
+// second; the error in the answer.
+func (n *Notifications) AskLeader(ctx context.Context, q *protocol.LeaderQuery) (*protocol.LeaderReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLeader)
+	defer cancel()
+	q.Version = protocol.Version
+	m := nats.NewMsg(protocol.LeaderSubject)
+	m.Data = protocol.Encode(q)
+	answer, err := n.nc.RequestMsgWithContext(ctx, m)
+	if err != nil {
+		why := "no answer came within " + askLeader.String()
+		if errors.Is(err, nats.ErrNoResponders) {
+			why = "none is elected yet"
+		}
+		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonNoLeader,
+			"no coordinator leads now (%s), and only the leader knows whether the tenant's quota has room", why)
+	}
+	reply := &protocol.LeaderReply{}
+	if err := protocol.DecodeAs(protocol.ContentMsgpack, answer.Data, reply); err != nil {
+		return nil, err
+	}
+	if reply.Error != nil {
+		return nil, reply.Error
+	}
+	return reply, nil
+}
+
+// TellLeader sends the leader a query that needs no answer. The query may be lost.
+func (n *Notifications) TellLeader(q *protocol.LeaderQuery) error {
+	q.Version = protocol.Version
+	return translate(n.nc.Publish(protocol.LeaderSubject, protocol.Encode(q)), "tell the leader")
+}
+
+// SinceBoot returns the time since this machine started. It includes suspensions, unlike the process's own clock.
+func (n *Notifications) SinceBoot() time.Duration { return n.sinceBoot() }

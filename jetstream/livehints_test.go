@@ -1,0 +1,71 @@
+package jetstream_test
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// The server stores the headers of a publisher as they are, and appends its own ones when it republishes the message. A
+// publisher can name the same headers first, or hide the server's ones after an empty line.
+func TestALiveBatchWhoseRecordIsForgedIsOnlyAHint(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, nc := d.opened(t), d.raw(t)
+		readySandbox(t, c, d.tenant, "s1")
+		heard := make(chan *protocol.Batch, 10)
+		stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { heard <- b })
+		must(t, err)
+		defer stop()
+		must(t, c.Flush(t.Context()))
+		must(t, nc.Flush())
+
+		before, err := c.LastRecord(t.Context())
+		must(t, err)
+		j := journal(c, d.tenant, "s1", "k1")
+		_, err = j.Do(t.Context(), acceptExec("x1"))
+		must(t, err)
+		b := receive(t, 5*time.Second, "the live batch", heard)
+		if b.Record <= before || b.Proof.After == 0 || b.Proof.After >= b.Record {
+			t.Fatalf("a batch of a journal arrives with record %d after %d, want one above %d", b.Record, b.Proof.After,
+				before)
+		}
+
+		all := fmt.Sprintf("Nats-Stream: %s\r\nNats-Subject: %s\r\nNats-Sequence: 1000\r\nNats-Last-Sequence: 1\r\n",
+			protocol.StreamEvents, protocol.EventSubject(d.tenant, "s1"))
+		for name, headers := range map[string]string{
+			"a sequence":                  "Nats-Sequence: 1000\r\n\r\n",
+			"another stream":              "Nats-Stream: X\r\n\r\n",
+			"another subject":             "Nats-Subject: X\r\n\r\n",
+			"another record before":       "Nats-Last-Sequence: 1\r\n\r\n",
+			"all of them, and no others":  all + "\r\n\r\n",
+			"nothing":                     "\r\n\r\n",
+			"all of them, and many more":  strings.Repeat("A:\n", 200) + all + "\r\n\r\n",
+			"a few lines without a space": strings.Repeat("A:\n", 19) + all + "\r\n\r\n",
+			"no headers that are decoded": "A\r\n\r\n",
+		} {
+			t.Run(name, func(t *testing.T) {
+				publishRaw(t, d, protocol.AppendSubject("evil", d.tenant, "s1"), "NATS/1.0\r\n"+headers,
+					accepted(d.tenant, "s1", "evil").Encode())
+				b := receive(t, 5*time.Second, "the hint", heard)
+				if b.Writer != "evil" || b.Record != 0 || b.Proof.After != 0 || b.Events[0].Record != 0 {
+					t.Errorf("a batch of %s arrives with record %d after %d, want a hint", b.Writer, b.Record, b.Proof.After)
+				}
+			})
+		}
+	})
+}
+
+// publishRaw publishes a message whose headers the client library would not write.
+func publishRaw(t *testing.T, d *deployment, subject, headers string, payload []byte) {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(strings.Split(d.url(), ",")[0], "nats://"))
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() }) // the test is over
+	_, err = fmt.Fprintf(conn, "CONNECT {\"headers\":true,\"verbose\":false}\r\nHPUB %s %d %d\r\n%s%s\r\n", subject,
+		len(headers), len(headers)+len(payload), headers, payload)
+	must(t, err)
+}

@@ -1,0 +1,118 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// puller requests the messages of a consumer. It does not use the client's own iterator, which takes a stored message
+// for a status of the server if the message has no payload and a header Status. A publisher could then hide messages
+// and end readers. A puller tells the two apart by the reply subject, which the server makes: a message of the stream
+// has one, for its acknowledgement, and a status has none.
+type puller struct {
+	connection *connection
+	doing      string // for errors
+	subject    string // of requests to the consumer
+	request    []byte
+	batch      int // messages of one request
+	wanted     int // messages that were requested, and have not arrived
+	sub        *nats.Subscription
+	arrived    chan *nats.Msg
+}
+
+// pullHeartbeat is how often the server sends a heartbeat while a request for messages is open. After two missing
+// heartbeats, the request is repeated. In a cluster, about one in a hundred new consumers loses its first request,
+// because the server that the client is connected to does not know the consumer yet.
+const pullHeartbeat = time.Second
+
+// pull begins to read a consumer. Each request is for a number of messages and ends after the time expires. Twice that
+// number may wait in memory. The caller calls stop.
+func (c *connection) pull(stream, consumer string, batch int, expires time.Duration) (*puller, error) {
+	p := &puller{
+		connection: c, doing: "read " + stream, batch: batch,
+		subject: "$JS.API.CONSUMER.MSG.NEXT." + stream + "." + consumer,
+		arrived: make(chan *nats.Msg, 2*batch+64), // room for statuses beside the messages
+	}
+	var err error
+	p.request, err = json.Marshal(map[string]any{"batch": batch, "expires": expires, "idle_heartbeat": pullHeartbeat})
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "%s: %v", p.doing, err)
+	}
+	p.sub, err = c.nc.ChanSubscribe(c.nc.NewInbox(), p.arrived)
+	return p, translate(err, p.doing)
+}
+
+// stop ends the delivery of messages. Messages that have arrived can still be read from p.arrived.
+func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails only when the connection is closed
+
+// errSilent says that two heartbeats are missing. The puller sends another request at the next call of next.
+var errSilent = protocol.Errorf(protocol.Unavailable, "", "the server sends no heartbeats")
+
+// next waits for the next message. Errors: that of ctx; errSilent; unavailable if the consumer does not exist or the
+// server cannot answer.
+func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
+	for {
+		if err := p.ask(ctx); err != nil {
+			return nil, err
+		}
+		m, err := p.receive(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !isStatus(m) {
+			p.wanted--
+			return m, nil
+		}
+		status, why := m.Header.Get("Status"), m.Header.Get("Description")
+		switch {
+		case status == "100": // heartbeat
+		case why == "Server Shutdown":
+			// Nobody can answer at once. A reconnect ends the reading, or heartbeats will be missing.
+		case status == "408": // the request expired
+			left, _ := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")) // if malformed, heartbeats will be missing
+			p.wanted = max(p.wanted-left, 0)
+		default:
+			return nil, protocol.Errorf(protocol.Unavailable, "", "%s: the server answers %s %s", p.doing, status, why)
+		}
+	}
+}
+
+// isStatus reports whether a message that arrived for a puller is no message of the stream.
+func isStatus(m *nats.Msg) bool { return m.Reply == "" }
+
+// ask sends another request if less than half of the last one is open.
+func (p *puller) ask(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if p.wanted > p.batch/2 {
+		return nil
+	}
+	if err := p.connection.nc.PublishRequest(p.subject, p.sub.Subject, p.request); err != nil {
+		return translate(err, p.doing)
+	}
+	p.wanted += p.batch
+	return nil
+}
+
+func (p *puller) receive(ctx context.Context) (*nats.Msg, error) {
+	silent := time.NewTimer(2 * pullHeartbeat)
+	defer silent.Stop()
+	select {
+	case m := <-p.arrived:
+		return m, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-p.connection.closed:
+		return nil, translate(nats.ErrConnectionClosed, p.doing)
+	case <-silent.C:
+		p.wanted = 0
+		return nil, errSilent
+	}
+}

@@ -1,0 +1,134 @@
+package jetstream
+
+import (
+	"context"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Whether a message is part of the history depends on the messages before it, because the state decides who may append.
+// So only a fold can tell. Journals fold, and remember which messages they refused. All other readers ask a journal.
+
+// Judged says which messages of a history are refused.
+type Judged struct {
+	At   uint64 // record up to which the history was folded
+	Last uint64 // record of the last message that is part of the history; 0: none
+
+	refused recordRanges
+}
+
+// Judge returns the verdicts on a sandbox's history, folded at least up to a record if the log has that record.
+type Judge func(ctx context.Context, tenant, sandbox string, record uint64) (*Judged, error)
+
+// JudgeBy sets the judge that readers of histories ask. The judge keeps the folded histories in memory. Without it,
+// each read folds the history again.
+func (h *Histories) JudgeBy(judge Judge) { h.judge.Store(&judge) }
+
+// judgeByFolding folds a history for one read, from its snapshot if that is usable.
+func (h *Histories) judgeByFolding(ctx context.Context, tenant, sandbox string, _ uint64) (*Judged, error) {
+	j := h.journals.Journal(JournalConfig{Tenant: tenant, Sandbox: sandbox, KeepEnded: 1, FromSnapshot: true})
+	if err := j.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	return j.Judged(), nil
+}
+
+// Judged returns which messages the journal refused.
+func (j *Journal) Judged() *Judged {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return &Judged{At: j.at.Record, Last: j.state.Sandbox.Record, refused: slices.Clip(slices.Clone(j.refused))}
+}
+
+// verdicts answers for one reader which messages of one history are refused.
+type verdicts struct {
+	histories       *Histories
+	tenant, sandbox string
+	judged          *Judged // nil until asked
+}
+
+func (h *Histories) verdicts(tenant, sandbox string) verdicts {
+	return verdicts{histories: h, tenant: tenant, sandbox: sandbox}
+}
+
+// accepts reports whether a message is part of the history. It returns an error if the message is part of it but cannot
+// be decoded.
+func (v *verdicts) accepts(ctx context.Context, e *entry) (bool, error) {
+	rules, err := v.histories.writers.currentRules(ctx)
+	if err != nil {
+		return false, err
+	}
+	if e.foreign != nil {
+		v.histories.writers.refusals.add(v.histories.log, e, e.foreign)
+		return false, nil
+	}
+	if rules.Signed {
+		if err := v.fold(ctx, e.record); err != nil {
+			return false, err
+		}
+		if v.judged.refused.has(e.record) {
+			return false, nil
+		}
+	}
+	return e.broken == nil, e.broken
+}
+
+// fold asks the judge about the messages up to a record, unless the judge has already answered about them.
+func (v *verdicts) fold(ctx context.Context, record uint64) (err error) {
+	if v.judged != nil && v.judged.At >= record {
+		return nil
+	}
+	judge := v.histories.judgeByFolding
+	if j := v.histories.judge.Load(); j != nil {
+		judge = *j
+	}
+	judged, err := judge(ctx, v.tenant, v.sandbox, record)
+	if err == nil && judged.At < record {
+		err = protocol.Errorf(protocol.Unavailable, "",
+			"the history of %s could not be folded up to record %d: try again", v.sandbox, record)
+	}
+	if err == nil {
+		v.judged = judged
+	}
+	return err
+}
+
+// recordRange is a range of records of one history, both ends included. Records of other histories may lie between
+// them.
+type recordRange [2]uint64
+
+// recordRanges are ranges in ascending order.
+type recordRanges []recordRange
+
+// rangesKept is how many ranges a journal remembers. An attacker makes a new range with each message that it appends
+// between two messages of the history.
+const rangesKept = 1000
+
+// with returns the ranges extended by a later record. previous is the record before it in the history.
+func (r recordRanges) with(previous, record uint64) recordRanges {
+	if n := len(r); n > 0 && r[n-1][1] == previous {
+		r[n-1][1] = record
+		return r
+	}
+	return r.add(recordRange{record, record})
+}
+
+// add returns the ranges extended by a range that is after all of them.
+func (r recordRanges) add(x recordRange) recordRanges {
+	r = append(r, x)
+	return r[max(len(r)-rangesKept, 0):]
+}
+
+func (r recordRanges) has(record uint64) bool {
+	i, found := slices.BinarySearchFunc(r, record, func(x recordRange, record uint64) int {
+		switch {
+		case x[1] < record:
+			return -1
+		case x[0] > record:
+			return 1
+		}
+		return 0
+	})
+	return found && i < len(r)
+}

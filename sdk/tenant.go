@@ -1,0 +1,47 @@
+package sdk
+
+import (
+	"context"
+	"iter"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// TenantInfo is what a tenant may use, what it uses, and which sandboxes wait because of its quota.
+type TenantInfo = protocol.Tenant
+
+// Quota limits what a tenant may use; 0 means no limit.
+type Quota = protocol.Quota
+
+// TenantUse is what a tenant uses now.
+type TenantUse = protocol.TenantUse
+
+// HeldSandbox is a sandbox that waits because its tenant's quota has no room for it.
+type HeldSandbox = protocol.HeldSandbox
+
+// TenantInfo reads the quota of the client's tenant and what the tenant uses. A coordinator answers from memory. The
+// size of stored output was measured at most about 15 s before. TenantInfo does not retry. Errors: unavailable if no
+// coordinator is running.
+func (c *Client) TenantInfo(ctx context.Context) (*TenantInfo, error) {
+	reply, err := c.query(ctx, protocol.EndpointTenant, protocol.Query{})
+	if err != nil {
+		return nil, err
+	}
+	if reply.Tenant == nil {
+		return nil, protocol.Errorf(protocol.Unavailable, "", "the coordinator sent no tenant; try again")
+	}
+	return reply.Tenant, nil
+}
+
+// Tenants reads all tenants that have a quota of their own, use something, or still have a stored history, sorted by
+// name. Only operators and fleet viewers may call it. The sequence ends after the first error. Errors:
+// permission_denied for a user of a tenant; unavailable if no coordinator is running.
+func (c *Client) Tenants(ctx context.Context) iter.Seq2[*TenantInfo, error] {
+	return listOf(func() ([]*TenantInfo, error) {
+		reply, err := c.query(ctx, protocol.EndpointTenants, protocol.Query{})
+		if err != nil {
+			return nil, err
+		}
+		return reply.Tenants, nil
+	})
+}

@@ -1,0 +1,171 @@
+package sdk
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/eventually"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A client does not believe that a batch comes from the sandbox's host because somebody has signed a batch for the same
+// record.
+func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
+	t.Parallel()
+	signed := func(record uint64, key, writer string) *protocol.Batch {
+		return &protocol.Batch{Record: record, Writer: writer, Events: []protocol.Event{{Sequence: record}},
+			Proof: &protocol.Proof{Signature: &protocol.Signature{Key: key}}}
+	}
+	v := newVerifier(&writers{byKey: map[string]protocol.RegisteredWriter{
+		"K1": {Key: "K1", Role: protocol.OwnerWorker, Name: "w1", Host: "HOSTA"},
+		"K2": {Key: "K2", Role: protocol.OwnerWorker, Name: "w2", Host: "HOSTB"},
+	}})
+	v.doubts(signed(7, "K2", "w1"))
+	v.doubts(signed(8, "K1", "w1"))
+	v.accept(&protocol.Batch{Record: 7, Writer: "w1", Events: []protocol.Event{{Sequence: 7}}})
+	if v.host != "" {
+		t.Errorf("the client takes %s for the sandbox's host", v.host)
+	}
+	v.accept(&protocol.Batch{Record: 8, Writer: "w1", Events: []protocol.Event{{Sequence: 8}}})
+	if v.host != "HOSTA" {
+		t.Errorf("the client takes %q for the sandbox's host, want that of the accepted writer", v.host)
+	}
+}
+
+// An unsigned batch is not new, and a batch without a record proves nothing.
+func TestAClientBelievesNoUnsignedBatchOfADeploymentThatSigns(t *testing.T) {
+	t.Parallel()
+	w := &writers{read: time.Now(), rules: protocol.Rules{Signed: true, Since: 1000}}
+	v := newVerifier(w)
+	b := &protocol.Batch{Record: 1, Writer: "w1", Events: []protocol.Event{{Sequence: 5}}, Proof: &protocol.Proof{}}
+	if v.believes(b, true) {
+		t.Error("the client believes a batch that is not signed")
+	}
+	w.rules = protocol.Rules{}
+	if !v.believes(b, true) {
+		t.Error("the client does not believe a batch of a deployment without signatures")
+	}
+	if b.Record = 0; v.believes(b, true) {
+		t.Error("the client believes a batch without a record")
+	}
+}
+
+// old is a sandbox whose history has three events, the last one of which ends exec x.
+type old struct {
+	t       *testing.T
+	client  *Client
+	batches []*protocol.Batch
+	feed    *feed
+	ended   chan protocol.Event
+	ctx     context.Context
+}
+
+func newOld(t *testing.T) *old {
+	t.Helper()
+	o := &old{t: t}
+	o.client, _, o.ctx = connectedToItsOwnServer(t)
+	for _, e := range []protocol.Event{
+		{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending},
+		{Sequence: 2, Kind: protocol.SandboxReady, State: protocol.StateReady},
+		{Sequence: 3, Kind: protocol.ExecFinished, State: protocol.StateReady,
+			Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}},
+	} {
+		b := &protocol.Batch{Version: protocol.Version, Tenant: o.client.tenant, Sandbox: "s", ID: NewID(), Writer: "w",
+			Events: []protocol.Event{e}}
+		expected := uint64(0)
+		if n := len(o.batches); n > 0 {
+			expected = o.batches[n-1].Record
+		}
+		record, err := o.client.conn.Append(o.ctx, b, expected)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Fill(record)
+		o.batches = append(o.batches, b)
+	}
+	var err error
+	if o.feed, err = o.client.feed("s"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(o.feed.release)
+	awaitFirstCheck(t, o.feed)
+	o.feed.mu.Lock()
+	o.feed.check.Reset(time.Hour) // so that no recheck finds the event
+	o.feed.missed = false
+	o.feed.mu.Unlock()
+	ended, forget := o.feed.awaitExec("x")
+	o.ended = ended
+	t.Cleanup(forget)
+	eventually.Holds(t, 10*time.Second, "the client knows what the deployment requires", func() bool {
+		_, known, _ := o.client.writers.current()
+		return known
+	})
+	return o
+}
+
+// copyOf returns a copy of a batch that somebody has stored after the third one.
+func (o *old) copyOf(i int) *protocol.Batch {
+	b := *o.batches[i]
+	last := o.batches[len(o.batches)-1].Record
+	b.Record, b.Proof = last+1, &protocol.Proof{After: last}
+	return &b
+}
+
+func (o *old) findsTheEnd() {
+	o.t.Helper()
+	select {
+	case <-o.ended:
+	case <-time.After(10 * time.Second):
+		o.t.Error("the client has not found the end of the exec")
+	}
+}
+
+// A copy of an old batch is stored at a newer record than the batches that the feed has yet to read.
+func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
+	t.Parallel()
+	o := newOld(t)
+	o.feed.receive(o.copyOf(0))
+	o.feed.coverFrom(2, o.batches[1].Record)
+	o.feed.mayHaveMissed()
+	o.findsTheEnd()
+}
+
+// The client has not received the second batch and the third one, and receives a copy of the second.
+func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
+	t.Parallel()
+	o := newOld(t)
+	o.feed.coverFrom(1, o.batches[0].Record)
+	o.feed.receive(o.copyOf(1))
+	o.findsTheEnd()
+}
+
+// Batches that arrive before the feed knows where it begins are delivered when it does, without a read.
+func TestEarlyBatchesAreDelivered(t *testing.T) {
+	t.Parallel()
+	o := newOld(t)
+	o.feed.mu.Lock()
+	o.feed.read = func(context.Context, uint64) ([]*protocol.Batch, error) {
+		t.Error("the feed reads the history")
+		return nil, nil
+	}
+	o.feed.mu.Unlock()
+	for i, b := range o.batches[1:] {
+		live := *b
+		live.Proof = &protocol.Proof{After: o.batches[i].Record}
+		o.feed.receive(&live)
+	}
+	o.feed.coverFrom(1, o.batches[0].Record)
+	o.findsTheEnd()
+}
+
+// More batches than the feed holds are read from the history.
+func TestTooManyEarlyBatchesAreRead(t *testing.T) {
+	t.Parallel()
+	o := newOld(t)
+	for range maxEarly + 1 {
+		o.feed.receive(o.copyOf(0))
+	}
+	o.feed.coverFrom(2, o.batches[1].Record)
+	o.findsTheEnd()
+}
