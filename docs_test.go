@@ -55,8 +55,8 @@ func TestTablesHaveAHeader(t *testing.T) {
 	}
 }
 
-// ownImports maps each package of this module to the others that it imports. Shared helpers are left out: any package
-// may import them.
+// ownImports maps each package of this module to the packages of this module that it imports. Shared helpers are left
+// out: any package may import them.
 func ownImports(t *testing.T) map[string][]string {
 	t.Helper()
 	shared := []string{"wake", "backoff", "eventually", "scenario"}

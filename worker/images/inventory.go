@@ -23,7 +23,8 @@ type inventory struct {
 	log     *slog.Logger
 	changed wake.Signal // the report of images is outdated
 
-	// removal is held while an image is removed, and while hold begins. So no image is removed after hold has begun.
+	// removal is locked while an image is removed, and while hold counts a use. A removal therefore sees every use that
+	// hold has counted.
 	removal sync.Mutex
 
 	mu      sync.Mutex
@@ -44,8 +45,8 @@ type record struct {
 	Left   string         `json:"left,omitempty"`   // reference by digest that the worker's pull left on the engine
 	File   string         `json:"file,omitempty"`   // digest of the imported file
 
-	// Others says that the name belongs to another client of the engine, although a pull, or an import by an older
-	// version, gave the name to another image. The worker never removes such a name.
+	// Others says that another client of the engine had given the name to its own image, before a pull, or an import by
+	// an older version, gave the name to another image. The worker never removes such a name.
 	Others bool      `json:"others,omitempty"`
 	UsedAt time.Time `json:"used_at"`
 }

@@ -14,8 +14,8 @@ import (
 
 // Exec publishes the output of one exec from its files. Only one goroutine may use it.
 //
-// After each reconnect, Exec compares the acknowledged output with the output in the log, because a NATS server without
-// a cluster loses the output that it acknowledged last if it is killed.
+// If a NATS server without a cluster is killed, it loses the output that it acknowledged last. After each reconnect,
+// Exec therefore compares the acknowledged output with the output in the log.
 type Exec struct {
 	feed
 	cfg ExecConfig

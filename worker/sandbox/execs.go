@@ -131,7 +131,7 @@ func (e *execs) remove(ctx context.Context, r *execRun, err error) {
 		e.pause = 0
 		return
 	}
-	e.s.log.Warn("could not take an exec to its end; retrying", "exec", r.id, "error", err)
+	e.s.log.Warn("could not carry out the next step of an exec; retrying", "exec", r.id, "error", err)
 	e.s.mu.Lock()
 	e.s.stale = true
 	e.s.mu.Unlock()

@@ -196,8 +196,8 @@ func (p *primary) awaitEnd(ctx context.Context) {
 }
 
 // awaitSteady waits until the sandbox's own command has run for decide.SteadyFor. It returns an error if the command
-// cannot be started or ends too early. A run that began before from may end early, because a service that the command
-// needs may not have been ready then. Without a command, awaitSteady returns at once.
+// cannot be started or ends too early. A run that began before the time from may end early: a service that the command
+// needs may not have been ready. Without a command, awaitSteady returns at once.
 func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from time.Time) error {
 	if len(b.Spec.Command) == 0 {
 		return nil
