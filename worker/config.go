@@ -57,9 +57,9 @@ type Config struct {
 	OnReady       func()       // called once, when the worker takes sandboxes; may be nil
 	Logger        *slog.Logger // default slog.Default
 
-	// OnHost is called with the id of the Docker host whenever the worker has learned it, before the worker uses any
-	// right of that host. OnHost can give Conn the credentials of the host and make it reconnect. If OnHost returns
-	// unavailable, Run tries again; any other error ends Run. OnHost may be nil.
+	// OnHost is called with the id of the Docker host whenever the worker has learned it, before the worker uses a
+	// right that is limited to that host. OnHost can give Conn the credentials of the host and make it reconnect. If
+	// OnHost returns unavailable, Run tries again; any other error ends Run. OnHost may be nil.
 	OnHost func(ctx context.Context, host string) error
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard

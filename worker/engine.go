@@ -140,9 +140,9 @@ func (e *engineWatch) awaitAnswer(ctx context.Context) bool {
 	}
 }
 
-// After a reconnect, check compares the engine's identity and configuration with those before. If they differ, check
-// returns an error for which startsOver is true. An engine that now refuses a request that it answered before counts as
-// changed: it may have another version. Any other error is temporary.
+// After a reconnect, check compares the engine's identity and configuration with those from before the reconnect. If
+// they differ, check returns an error for which startsOver is true. An engine that now refuses a request that it
+// answered before counts as changed: it may have another version. Any other error is temporary.
 func (e *engineWatch) check(ctx context.Context) error {
 	w := e.w
 	id, err := w.engine.KeepHostID(ctx, w.hostID)

@@ -49,7 +49,7 @@ func (r *registration) register(ctx context.Context) error {
 	}
 }
 
-// entry is the worker's entry in the table of hosts.
+// entry returns the worker's entry for the table of hosts.
 func (r *registration) entry() *protocol.Host {
 	w := r.w
 	healthy, problem, firewall := r.condition()

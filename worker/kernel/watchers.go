@@ -87,7 +87,7 @@ func watchersUsedUp() bool {
 	return errors.Is(err, unix.EMFILE)
 }
 
-// holder is a process in a sandbox that has file watchers.
+// holder is a process of a sandbox, with the number of its file watchers.
 type holder struct {
 	pid      int
 	fd       int // a pidfd, so that no other process that gets the PID later is killed

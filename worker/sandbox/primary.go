@@ -137,9 +137,9 @@ func (p *primary) failing() bool {
 }
 
 // crashLoop returns the error of a sandbox whose command exits again and again, or nil if there is no crash loop. It
-// finds a crash loop only while the supervisor is connected. Otherwise, the command may run again without the worker
-// knowing. Once crashLoop has found a crash loop, it returns the same error for this start of the container, even if
-// the command no longer exits: the worker ends the command before it appends the error.
+// finds a crash loop only while the supervisor is connected: without a connection, the worker does not know whether the
+// command runs again. Once crashLoop has found a crash loop, it returns the same error for this start of the container,
+// even if the command no longer exits: the worker ends the command before it appends the error.
 func (p *primary) crashLoop(memory protocol.Bytes) *protocol.Error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

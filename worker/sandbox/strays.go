@@ -99,8 +99,8 @@ func stillThere(ctx context.Context, s *Sandbox, objects []Object) ([]Object, er
 	return withoutGone(objects, networks), err
 }
 
-// withoutGone returns the objects without the networks that are not among the engine's present networks. The subnet of
-// such a network, and the name of its bridge, may already belong to another sandbox's network.
+// withoutGone returns the objects, except those networks that the engine's list of networks lacks. The subnet of such a
+// network, and the name of its bridge, may already belong to another sandbox's network.
 func withoutGone(objects []Object, networks []docker.Network) []Object {
 	return slices.DeleteFunc(objects, func(o Object) bool {
 		return o.Network && !slices.ContainsFunc(networks, func(n docker.Network) bool { return n.ID == o.id })

@@ -189,7 +189,7 @@ func (h *health) test(ctx context.Context) *protocol.Error {
 	if a == nil {
 		return sick("the service's container does not run")
 	}
-	// Only the service's goroutine inspects the container, so the test must not wait for a supervisor that has ended.
+	// This goroutine also inspects the container, so it must not wait here for a supervisor that has ended.
 	ctx, cancel := a.WhileConnected(ctx)
 	defer cancel()
 	r, output, err := runTest(ctx, a, check)
