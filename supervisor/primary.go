@@ -19,7 +19,7 @@ const (
 	restartMost  = 30 * time.Second
 	steadyAfter  = time.Minute // a longer run resets the backoff
 
-	graceLooks = 25 * time.Millisecond // the time between two checks whether the grace period has ended
+	graceLooks = 25 * time.Millisecond // the time between two checks for the end of the grace period
 
 	everyPrimaryOutput = 50 * time.Millisecond // the time between two notices of output
 )

@@ -65,7 +65,7 @@ func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.
 	return []protocol.Event{e}
 }
 
-// EndsOf returns how often a command has ended since its container was started.
+// EndsOf returns how many times a command has ended since its container was started.
 func EndsOf(p *control.Primary) int {
 	ends := p.Restarts
 	if !p.Running && (p.LastExit != nil || p.Error != nil) {

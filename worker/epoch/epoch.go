@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Epoch counts how often the engine's process may have been replaced. If a container ends in the same epoch in which it
-// was last known to run, it has ended by itself. If the epoch has changed since, the engine may have ended the
+// Epoch counts the times that the engine's process may have been replaced. If a container ends in the same epoch in
+// which it was last known to run, it has ended by itself. If the epoch has changed since, the engine may have ended the
 // container.
 type Epoch struct {
 	mu   sync.Mutex

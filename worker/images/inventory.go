@@ -343,7 +343,7 @@ func (v *inventory) unpinUnwanted(wanted map[string]bool) (unwanted []string) {
 	return unwanted
 }
 
-// rows returns the worker's images in the form in which they are reported.
+// rows returns the worker's images for the report.
 func (v *inventory) rows() []protocol.HostImage {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -362,8 +362,8 @@ func (v *inventory) rows() []protocol.HostImage {
 	})
 }
 
-// withRefs returns the names, and in front of them more references: if only the worker uses an image's name on the
-// host, withRefs adds the reference by which specs name the image.
+// withRefs returns the names, preceded by further references: if only the worker uses an image's name on the host,
+// withRefs adds the reference by which specs name the image.
 func (v *inventory) withRefs(names []string) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

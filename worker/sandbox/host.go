@@ -41,7 +41,7 @@ type Host struct {
 	Admission Admission
 	Owned     Owned
 
-	Listening func() uint64               // returns how often the worker has subscribed to notifications
+	Listening func() uint64               // returns how many times the worker has subscribed to notifications
 	Settled   func(k protocol.SandboxKey) // called when the host matches the log for the sandbox
 }
 

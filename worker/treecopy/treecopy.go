@@ -137,7 +137,7 @@ func refuse(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonCopyFailed, format, args...)
 }
 
-// target finds out which directories of a tree's target are missing in the container.
+// target returns the target of a tree, with the directories of its path that do not exist in the container.
 func (c Copier) target(ctx context.Context, to Container, tree protocol.Copy) (t treetar.Target, err error) {
 	uid, gid, ok := tree.Owners()
 	if !ok {
