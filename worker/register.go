@@ -21,7 +21,7 @@ const (
 // before it began again. The coordinators read the count from the heartbeats, and repeat lost notifications.
 type listening struct {
 	times atomic.Uint64
-	beat  wake.Signal // send the next heartbeat now
+	beat  wake.Signal // set to send the next heartbeat at once
 }
 
 func newListening() *listening { return &listening{beat: wake.New()} }

@@ -61,7 +61,7 @@ type worker struct {
 	listening  *listening
 	epoch      epoch.Epoch
 	recovery   epoch.Recovery
-	changed    wake.Signal // the entry in the table of hosts is outdated
+	changed    wake.Signal // set when the entry in the table of hosts is outdated
 
 	ready     sync.Once // logs that the worker is ready, and calls OnReady
 	unlimited sync.Once // logs that terminals are not limited

@@ -21,7 +21,7 @@ import (
 type inventory struct {
 	file    string
 	log     *slog.Logger
-	changed wake.Signal // the report of images is outdated
+	changed wake.Signal // set when the report of images is outdated
 
 	// removal is locked while an image is removed, and while hold counts a use. A removal therefore sees every use that
 	// hold has counted.
