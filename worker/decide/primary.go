@@ -31,8 +31,8 @@ func PrimaryEvents(b *protocol.Sandbox, run *PrimaryRun) []protocol.Event {
 	return run.events(b.Primary)
 }
 
-// events returns the starts and ends that are missing from the log. known is the command's status in the log. A run that
-// began and ended between two reports has no events, but is counted in the number of restarts.
+// events returns the starts and ends that are missing from the log. known is the command's status in the log. A run
+// that began and ended between two reports has no events, but is counted in the number of restarts.
 func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	if known == nil || known.Boot != r.Boot {
 		known = &protocol.PrimaryStatus{State: protocol.PrimaryHasEnded, Restarts: -1}
