@@ -222,14 +222,15 @@ func (t *starter) resume(ctx context.Context) error {
 	return err
 }
 
-// revivals counts how often a container was started again in quick succession after its engine or machine had ended it.
-// A container that ends soon after each start is not started any more.
+// revivals counts the starts of a container in quick succession after its engine or machine had ended it. A container
+// that ends soon after each start is not started any more.
 type revivals struct {
 	n    int
 	last time.Time
 }
 
-// maxRevivals is how often a container is started again if each start is within the crash window after the last start.
+// maxRevivals is how many times a container is started again if each start is within the crash window after the last
+// start.
 const maxRevivals = 5
 
 // another counts one more start of the container, and reports whether the start is allowed. It counts from zero again
