@@ -272,7 +272,7 @@ func (t *starter) revive(ctx context.Context) error {
 	}
 	if !s.revivals.another(c, time.Now(), s.host.CrashWindow, s.host.CrashGuard) {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"the sandbox's container ended too often soon after its start, last with exit code %d", c.ExitCode))
+			"the sandbox's container ended soon after its start too many times; its last exit code was %d", c.ExitCode))
 	}
 	p, err := t.again(ctx)
 	if err == nil {

@@ -173,7 +173,7 @@ func (h *health) unstartable(p *control.Primary) error {
 		return outOfMemory(h.v.spec.Memory)
 	case ends >= maxEnds:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"the command of the service ended %d times before the service was ready, last with exit code %d",
+			"the command of the service ended %d times before the service was ready; its last exit code was %d",
 			ends, *p.LastExit)
 	}
 	return nil

@@ -77,7 +77,7 @@ func reached(what, where string, used, free uint64, percent int) string {
 		return ""
 	}
 	if is := used * 100 / (used + free); is >= uint64(percent) {
-		return fmt.Sprintf("%d%% of the %s of %s are used, the watermark is %d%%", is, what, where, percent)
+		return fmt.Sprintf("%d%% of the %s of %s are used; the watermark is %d%%", is, what, where, percent)
 	}
 	return ""
 }
