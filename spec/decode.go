@@ -189,7 +189,8 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 		if err := d.faults.add(d.value(item, v, at)); err != nil {
 			return err
 		}
-		// Refuse a repeated tool here. Merge would drop it, and errors found later would name the wrong entry.
+		// Refuse a repeated tool here. Merge would drop it silently, and the errors for later entries would have the
+		// wrong index.
 		names, ok := into.Interface().([]string)
 		if ok && strings.HasSuffix(path, "tools") && v.String() != "" && slices.Contains(names, v.String()) {
 			if err := d.faults.add(d.wrong(item, at, "appears twice: %.60s", v.String())); err != nil {

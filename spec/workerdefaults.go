@@ -59,8 +59,7 @@ func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protoco
 	return there
 }
 
-// Says reports whether a resolved spec contains everything that a layer sets. It cannot tell what other layers
-// added.
+// Says reports whether a resolved spec contains everything that a layer sets. The resolved spec may contain more.
 func Says(resolved, layer protocol.SandboxSpec) bool {
 	full := Merge(layer, protocol.SandboxSpec{})
 	full.Resolve() // fills in the defaults within its fields
@@ -92,7 +91,7 @@ func contains(f reflect.StructField, has, wanted reflect.Value) bool {
 			}
 		}
 		return true
-	case f.Type.Kind() == reflect.Slice && !replaced(f): // upper layers are appended
+	case f.Type.Kind() == reflect.Slice && !replaced(f): // higher layers append to the list
 		if has.Len() < wanted.Len() {
 			return false
 		}

@@ -261,7 +261,8 @@ func TestTheCommandsForANewHostWorkAsPrinted(t *testing.T) {
 	}
 }
 
-// TestARoleRefusesCredentialsOfAnother checks credentials with which the server would refuse one message after another.
+// A role checks its role, name and host against its credentials when it starts. Without the check, the server would
+// refuse the role's messages one after another.
 func TestARoleRefusesCredentialsOfAnother(t *testing.T) {
 	clean(t)
 	dir := filepath.Join(t.TempDir(), "authority")

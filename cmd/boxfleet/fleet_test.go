@@ -192,7 +192,7 @@ func TestARemovedImageIsNamed(t *testing.T) {
 	}
 }
 
-// A repeated request gets the same answer as the original request, whether that was accepted or refused.
+// A repeated request gets the same answer as the original request, whether the original was accepted or refused.
 func TestARepeatedRequestIDIsAnsweredAtOnce(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
