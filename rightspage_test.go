@@ -31,7 +31,7 @@ func TestTheRightsPageShowsTheTable(t *testing.T) {
 	}
 }
 
-// between replaces what the page has between the marks of a table.
+// between replaces the text between the marks of a table in the page.
 func between(t *testing.T, page, table, content string) string {
 	t.Helper()
 	begin := "<!-- " + table + ": generated -->\n"

@@ -42,7 +42,7 @@ func rightsOf(role rights.Role) (all []right) {
 	return all
 }
 
-// Rights that only rare situations need have tests of their own.
+// A right that a role needs only in rare situations has a test of its own.
 var (
 	asksForJetStream = right{rights.Publish, "$JS.API.INFO"}
 	movesTheLog      = right{rights.Publish, "$JS.API.STREAM.LEADER.STEPDOWN.BOXFLEET_EVENTS"}
@@ -64,8 +64,8 @@ var withoutTrial = map[rights.Role][]right{
 	},
 }
 
-// withoutKey has the rights of connections that sign what they append. The connections of trials have no file with a
-// key.
+// withoutKey has the rights that only a connection with a key needs, because it signs what it appends. The connections
+// of trials have no key.
 var withoutKey = map[rights.Role][]right{
 	rights.Coordinator: {
 		{rights.Publish, protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},
@@ -214,8 +214,8 @@ func (r right) isRefusalOf(text string, id rights.Identity) bool {
 // scenario uses every right of a role. It returns once it has used them all, or when ctx ends.
 type scenario func(ctx context.Context, conn *trialConn) error
 
-// judge runs a scenario as a member. A member with all rights must succeed. To a member that lacks a right, the server
-// must refuse something that the right permits: otherwise nothing that the role does needs the right.
+// judge runs a scenario as a member. A member with all rights must succeed. If a member lacks a right, the server must
+// refuse something that the right permits; otherwise the role does not need the right.
 func (s *trials) judge(t *testing.T, m *member, run scenario) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), trialTime)

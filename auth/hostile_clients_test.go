@@ -77,8 +77,8 @@ func TestNoReadShowsAnotherTenant(t *testing.T) {
 	}
 }
 
-// TestARequestOfAnotherTenantIsNotAnsweredToAStranger sends a request with the id and the sandbox's id of another
-// tenant's request.
+// TestARequestOfAnotherTenantIsNotAnsweredToAStranger sends a request that has the request id and the sandbox id of
+// another tenant's request.
 func TestARequestOfAnotherTenantIsNotAnsweredToAStranger(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

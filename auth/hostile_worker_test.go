@@ -153,12 +153,12 @@ func TestAHostileWorkerLosesAHostThatItClaimedFirst(t *testing.T) {
 		} else {
 			answers = 0
 		}
-		return answers > 20 // of either coordinator
+		return answers > 20 // of both coordinators, because either may answer
 	})
 }
 
 // TestAHostileWorkerCannotNotifyAnother has the server answer a question to the subject of another worker's
-// notifications. The answer is a message that the hostile worker stored: a notification that says what it likes.
+// notifications. The answer is a message that the hostile worker stored: a notification with contents of its choice.
 func TestAHostileWorkerCannotNotifyAnother(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

@@ -64,7 +64,7 @@ func open(t *testing.T, a *auth.Authority, url string, id rights.Identity) *role
 	return c
 }
 
-// userOf returns an identity's name as subjects have it.
+// userOf returns an identity's name as it appears in subjects.
 func userOf(id rights.Identity) string {
 	if id.Role.HasTenant() {
 		return id.Name
@@ -113,7 +113,8 @@ func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.
 	}
 }
 
-// TestTheCodeOfEachRoleWorksWithItsRights runs the code that each role outside the tenants runs, with its credentials.
+// TestTheCodeOfEachRoleWorksWithItsRights runs the code of each role outside the tenants with the credentials of that
+// role.
 func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)
