@@ -219,7 +219,7 @@ func (c *config) historySettings() []setting {
 				"these older messages and move them out of the log; at least 1",
 			nil, "", parsed(&k.HistoryBatches, between(1, math.MaxInt32))},
 		{"coordinator.history_bytes", "4MiB",
-			"like history_batches, but for the size of the messages beyond history_keep",
+			"like history_batches, for the size of the messages beyond history_keep",
 			nil, "", parsed(&k.HistoryBytes, someBytes)},
 		{"coordinator.history_max_age", "0s",
 			"how long older messages of a history are kept after they were moved out of the event log; 0s: until the " +
@@ -327,13 +327,13 @@ func (c *config) limitSettings() []setting {
 			"when more than this percentage of a disk of the engine or the worker is in use, the host takes no new " +
 				"sandboxes",
 			onlyWorker, "", parsed(&w.Watermarks.Disk, strconv.Atoi)},
-		{"worker.max_inodes", "95", "like max_disk, but for the inodes of these disks",
+		{"worker.max_inodes", "95", "like max_disk, for the inodes of these disks",
 			onlyWorker, "", parsed(&w.Watermarks.Inodes, strconv.Atoi)},
 		{"worker.max_memory", "97",
-			"like max_disk, but for the host's memory; the kernel estimates how much is in use",
+			"like max_disk, for the host's memory; the kernel estimates how much is in use",
 			onlyWorker, "", parsed(&w.Watermarks.Memory, strconv.Atoi)},
 		{"worker.max_pids", "90",
-			"like max_disk, but for the number of processes and threads that the host's kernel allows",
+			"like max_disk, for the number of processes and threads that the host's kernel allows",
 			onlyWorker, "", parsed(&w.Watermarks.PIDs, strconv.Atoi)},
 		{"worker.disk_low", "0B",
 			"when a disk of the engine or the worker has less free space than this, stop the sandbox that fills the " +
