@@ -26,7 +26,8 @@ type world struct {
 
 const coordinatorInbox = "_INBOX.@c1"
 
-// worlds are a server in operator mode and one with users in its configuration.
+// worlds returns two worlds: the server of one is in operator mode, and the server of the other lists users in its
+// configuration.
 func worlds(t *testing.T) map[string]*world {
 	t.Helper()
 	ids := []rights.Identity{

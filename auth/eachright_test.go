@@ -116,8 +116,8 @@ type trials struct {
 // unused replaces a right that was taken away: a list must not become empty, because an empty list permits everything.
 const unused = "nobody.uses.this"
 
-// startTrials runs a server whose configuration lists the members, each without the right that it lacks. The connection
-// of root, in the account of the streams, has no permissions at all, so it may do everything.
+// startTrials runs a server whose configuration lists the members, each without the right that it lacks. The user root,
+// in the account of the streams, may do everything, because its configuration lists no permissions.
 func startTrials(t *testing.T, members ...*member) *trials {
 	t.Helper()
 	users := make([]auth.StaticUser, len(members))
@@ -167,7 +167,8 @@ type trialConn struct {
 	refused chan string // the first refusal
 }
 
-// connect connects as a member. Its calls fail soon after the server has refused one of them: the connection closes.
+// connect connects as a member. When the server refuses one of the member's calls, the connection closes, so that the
+// other calls soon fail.
 func (s *trials) connect(ctx context.Context, m *member) (*trialConn, error) {
 	c := &trialConn{member: m, refused: make(chan string, 1)}
 	var err error
@@ -204,7 +205,7 @@ const markWorker = "nobody"
 
 var refusedSubject = regexp.MustCompile(`(Publish|Subscription) to "([^"]+)"`)
 
-// isRefusalOf reports whether a server's error refuses what a right permits.
+// isRefusalOf reports whether a server's error refuses an action that the right permits.
 func (r right) isRefusalOf(text string, id rights.Identity) bool {
 	found := refusedSubject.FindStringSubmatch(text)
 	verb := map[rights.Verb]string{rights.Publish: "Publish", rights.Subscribe: "Subscription"}[r.verb]

@@ -158,8 +158,8 @@ func TestQueueGroupsTakeNothingFromOthers(t *testing.T) {
 	}
 }
 
-// TestOddRequestsHarmNobodyElse sends what no client of Boxfleet sends, many times. Other clients still get their
-// answers.
+// TestOddRequestsHarmNobodyElse sends many requests that no client of Boxfleet would send. Other clients still get
+// their answers.
 func TestOddRequestsHarmNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

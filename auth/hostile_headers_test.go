@@ -135,8 +135,8 @@ func hostileHeaders(victim string) []map[string]string {
 	}
 }
 
-// TestNoHeaderReachesFurtherThanItsSubject publishes with each header to each subject that a user or worker may write
-// and a stream stores.
+// TestNoHeaderReachesFurtherThanItsSubject publishes a message with each header to each subject that a user or worker
+// may publish to and that a stream stores.
 func TestNoHeaderReachesFurtherThanItsSubject(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

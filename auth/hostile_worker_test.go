@@ -28,7 +28,7 @@ type siege struct {
 	victim    *protocol.Host // the registration of w2
 }
 
-// reader is an operator who reads what is stored. It uses a new inbox for each question.
+// reader is an operator who reads the stored messages. It uses a new inbox for each question.
 type reader struct {
 	*client
 	asked int

@@ -246,9 +246,9 @@ func unknownHolder(id rights.Identity) error {
 	return protocol.Errorf(protocol.NotFound, "", "no credentials were issued for %s %s%s", id.Role, id.Name, of)
 }
 
-// Revoke revokes the credentials of one holder: all of them, or only those with the public key id.Key. Servers refuse
-// them, and end their connections, once [Authority.Push] has told them. It returns the newly revoked credentials. Only
-// Role, Name, Tenant and Key of id count. Error: not_found.
+// Revoke revokes the credentials of one holder: all of them, or only those with the public key id.Key. Once
+// [Authority.Push] has told the servers, they refuse these credentials and end their connections. Revoke returns the
+// newly revoked credentials. Only Role, Name, Tenant and Key of id count. Error: not_found.
 func (a *Authority) Revoke(id rights.Identity) (revoked []Issued, err error) {
 	err = a.change(func(s *state) error {
 		known := false

@@ -279,7 +279,7 @@ func imageSteps(ctx context.Context, t *testing.T, operator, worker *roleConn) [
 // hearsOfImages wants another image and removes it again, while a worker follows the wanted images.
 func hearsOfImages(ctx context.Context, t *testing.T, operator, worker *roleConn, first *protocol.WantedImage) error {
 	t.Helper()
-	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // less than the minute after which a worker reads unasked
+	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // less than a minute, after which a worker reads without having heard anything
 	defer stop()
 	lists, ended := make(chan []*protocol.WantedImage, 10), make(chan error, 1)
 	go func() {

@@ -31,8 +31,8 @@ func (r Role) Account() Account {
 }
 
 // Share is how one subject passes between the account of the streams and another account. A server does not pass on a
-// message that came from another account. So each account receives a subject that all accounts may subscribe to
-// directly from its publisher's account.
+// message that came from another account. So if all accounts may subscribe to a subject, each of them receives it
+// directly from the publisher's account.
 type Share struct {
 	Subject string
 	Way     Way

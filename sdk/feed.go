@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// feedLinger is how long a feed without users stays subscribed. Another call about the same sandbox in this time
-	// need not subscribe.
+	// feedLinger is how long a feed without users stays subscribed. Another call about the same sandbox within this
+	// time need not subscribe.
 	feedLinger = 5 * time.Second
-	// firstCheck is the delay after which a new feed reads the history once. In a cluster, a server may learn of the
-	// subscription after the effect of a request that was sent later. That server does not deliver the batches of this
-	// effect.
+	// firstCheck is the delay after which a new feed reads the history once. In a cluster, the subscription may reach a
+	// server later than the batches of a request that was sent after the subscription. That server does not deliver
+	// these batches.
 	firstCheck = 500 * time.Millisecond
 	// minRecheck is how long a feed with users may be silent before it reads the history. The leader of the log first
 	// stores a batch and then publishes it. If the leader dies in between, subscribers do not get the batch. The pause

@@ -35,7 +35,7 @@ type submission struct {
 	refused atomic.Pointer[Error]   // why the latest attempt to store the request failed
 
 	replies <-chan *protocol.Reply // any number of interim answers, then the outcome; see isOutcome
-	found   chan *protocol.Reply   // the outcome, from the effect of the request if only the answer was lost
+	found   chan *protocol.Reply   // the outcome, read from the history because only the answer was lost
 	failed  chan error
 	stop    func()
 }

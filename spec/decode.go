@@ -272,8 +272,8 @@ func parsed[T any](
 	return v, nil
 }
 
-// integral converts a whole number in the form 50.0 or 5e1 to 50, because a JSON Schema cannot tell them apart.
-// It returns other text unchanged.
+// integral converts a whole number in a form such as 50.0 or 5e1 to 50, because a JSON Schema accepts all these forms
+// as an integer. It returns other text unchanged.
 func integral(node *yaml.Node, text string) string {
 	v, err := strconv.ParseFloat(text, 64)
 	if err == nil && node.ShortTag() == "!!float" && v == math.Trunc(v) && math.Abs(v) < 1<<53 {

@@ -35,8 +35,8 @@ func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []s
 	return resolved, builtIn
 }
 
-// OnWorker returns a resolved spec as it applies on a worker with these defaults. They override the built-in defaults;
-// every other layer overrides them. Validate finds contradictions in the result.
+// OnWorker returns a resolved spec as it applies on a worker. The worker's defaults override the built-in defaults, and
+// every other layer overrides the worker's defaults. Validate finds contradictions in the result.
 func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protocol.SandboxSpec) protocol.SandboxSpec {
 	if defaults == nil {
 		return resolved

@@ -88,7 +88,8 @@ func (l *commandLine) of(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// parse splits the arguments after the leading flags, and parses the flags after each id.
+// parse splits args, which begin after the leading flags, into ids and the command. It also parses the flags after each
+// id.
 func (l *commandLine) parse(cmd *cobra.Command, args []string, ids int) error {
 	flags := cmd.Flags()
 	for len(l.ids) < ids && len(args) > 0 && flags.ArgsLenAtDash() < 0 {

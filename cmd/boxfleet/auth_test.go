@@ -29,7 +29,7 @@ func must(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// trustingServer runs a NATS server with a part of its configuration, at the port of its URL.
+// trustingServer runs a NATS server whose configuration includes part. The server keeps its files in dir.
 func trustingServer(t *testing.T, dir, part string) *server.Server {
 	t.Helper()
 	file := filepath.Join(dir, "nats.conf")

@@ -91,7 +91,8 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds flags for settings: the flags of the named command or, if command is "", the flags of every command.
+// addFlags adds the flags of settings: those that the named command has or, if command is "", those that every command
+// has.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -163,8 +164,8 @@ func isGiven(v *viper.Viper, cmd *cobra.Command, s *setting) bool {
 	return inEnv || v.InConfig(s.key) || flag != nil && flag.Changed && hasFlag(s, cmd)
 }
 
-// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with the likely intended
-// name. It ignores the variables that tests use.
+// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings. If a setting has a similar name,
+// unknownEnv adds it. unknownEnv ignores the variables that tests use.
 func (c *config) unknownEnv(environ []string) []string {
 	var names, unknown []string
 	for _, s := range c.settings() {
@@ -181,8 +182,7 @@ func (c *config) unknownEnv(environ []string) []string {
 	return unknown
 }
 
-// hasFlag reports whether the command's flag with the name of a setting sets that setting. A command may use the same
-// name for another flag.
+// hasFlag reports whether a setting has a flag in a command. A command may have another flag with the same name.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
 	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
 		return false

@@ -108,9 +108,9 @@ machine goes down.`,
 	return cmd
 }
 
-// withHint adds to the error of an exec a command that the user may want to type instead. This is `boxfleet sandbox
-// resume` for a stopped sandbox, or `boxfleet execs list web` for `boxfleet exec list web` if no sandbox is called
-// list.
+// withHint adds to the error of an exec the command that the user may have meant. If the sandbox is stopped, this is
+// `boxfleet sandbox resume`. If the user typed `boxfleet exec list web` and no sandbox is called list, this is
+// `boxfleet execs list web`.
 func withHint(err error, line *commandLine) error {
 	verb := line.ids[0]
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
@@ -205,8 +205,8 @@ func exitOf(r *sdk.Result, err error) error {
 }
 
 const (
-	cancelWithin = 30 * time.Second // time limit until a cancel is accepted, after ctx has ended
-	endMargin    = 15 * time.Second // time limit until the exec ends after its cancel, added to the exec's grace period
+	cancelWithin = 30 * time.Second // how long a cancel may take to be accepted, after ctx has ended
+	endMargin    = 15 * time.Second // how long the exec may take to end after its cancel, in addition to its grace period
 )
 
 // execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until it
@@ -283,7 +283,7 @@ func cancelExec(ctx context.Context, box *sdk.Sandbox, id string) error {
 	return untilFound(ctx, func() error { return box.ExecByID(id).Cancel(ctx) })
 }
 
-// foundWithin is how long untilFound retries: a request may not have been decided yet.
+// foundWithin is how long untilFound retries, because a request may not have been decided yet.
 const foundWithin = 3 * time.Second
 
 // untilFound retries while the result is not_found.
