@@ -159,7 +159,7 @@ func (m *member) deprived(t *testing.T, text string) string {
 	return text
 }
 
-// trialConn connects Boxfleet's code as a member, and keeps what the server refuses.
+// trialConn connects Boxfleet's code as a member, and keeps the first refusal of the server.
 type trialConn struct {
 	*jetstream.Conn
 

@@ -28,7 +28,8 @@ func (s *siege) tenant(t *testing.T, name, tenant string) *sdk.Client {
 	return c
 }
 
-// TestNoReadShowsAnotherTenant asks each endpoint about a sandbox of another tenant, and for everything.
+// TestNoReadShowsAnotherTenant asks every endpoint about a sandbox of another tenant. It also asks for lists without a
+// filter.
 func TestNoReadShowsAnotherTenant(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

@@ -153,7 +153,7 @@ func TestAHostileWorkerLosesAHostThatItClaimedFirst(t *testing.T) {
 		} else {
 			answers = 0
 		}
-		return answers > 20 // of both coordinators, because either may answer
+		return answers > 20 // many answers in a row, because either coordinator may answer
 	})
 }
 

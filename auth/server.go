@@ -24,7 +24,7 @@ type Trust struct {
 	Accounts map[string]string // all accounts as JWTs, by public key
 }
 
-// Trust returns what servers need now.
+// Trust returns the data with which servers check credentials now.
 func (a *Authority) Trust() (*Trust, error) {
 	s, err := a.load()
 	if err != nil {

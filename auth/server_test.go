@@ -106,7 +106,7 @@ func issue(t *testing.T, a *auth.Authority, id rights.Identity) *auth.Credential
 	return c
 }
 
-// client is a connection that records what the server refuses.
+// client is a connection that records the refusals of the server.
 type client struct {
 	*nats.Conn
 
@@ -147,7 +147,7 @@ func dial(t *testing.T, s *testServer, credentials *auth.Credentials) *client {
 	return c
 }
 
-// refusals waits until the server has answered everything sent before, and returns what it refused since the last call.
+// refusals waits until the server has answered everything sent before, and returns its refusals since the last call.
 func (c *client) refusals(t *testing.T) []string {
 	t.Helper()
 	c.marks++

@@ -40,7 +40,7 @@ type submission struct {
 	stop    func()
 }
 
-// waiting is why a stored request is not decided yet.
+// waiting holds the reason why a stored request is not decided yet.
 type waiting struct {
 	why *Error
 	at  time.Time

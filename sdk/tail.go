@@ -19,7 +19,7 @@ const (
 	// liveBuffer is how many chunks a tail holds for a slow reader. The connection holds more. Chunks that do not fit
 	// there either are read from the log later.
 	liveBuffer = 64
-	// maxAhead is how many bytes of output may be stored after a missing byte.
+	// maxAhead is how many bytes the log can store ahead of a byte that is still missing.
 	maxAhead = jetstream.OutputWindow * jetstream.ChunkSize
 )
 

@@ -164,8 +164,8 @@ func isGiven(v *viper.Viper, cmd *cobra.Command, s *setting) bool {
 	return inEnv || v.InConfig(s.key) || flag != nil && flag.Changed && hasFlag(s, cmd)
 }
 
-// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings. If a setting has a similar name,
-// unknownEnv adds it. unknownEnv ignores the variables that tests use.
+// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with a suggestion if a
+// setting has a similar name. It ignores the variables that tests use.
 func (c *config) unknownEnv(environ []string) []string {
 	var names, unknown []string
 	for _, s := range c.settings() {

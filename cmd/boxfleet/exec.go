@@ -206,7 +206,7 @@ func exitOf(r *sdk.Result, err error) error {
 
 const (
 	cancelWithin = 30 * time.Second // how long a cancel may take to be accepted, after ctx has ended
-	endMargin    = 15 * time.Second // how long the exec may take to end after its cancel, in addition to its grace period
+	endMargin    = 15 * time.Second // how long the exec may take to end after its cancel, beyond its grace period
 )
 
 // execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until it

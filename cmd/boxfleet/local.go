@@ -198,7 +198,7 @@ func (f *local) close() {
 	f.server.Stop()
 }
 
-// connection returns how clients reach the fleet.
+// connection returns the address and the credentials with which clients reach the fleet.
 func (f *local) connection() connection {
 	where := connection{URL: f.server.ClientURL(), Token: f.token}
 	if f.rights != nil {

@@ -121,7 +121,7 @@ func localUser() string {
 	return name[:min(len(name), 48)]
 }
 
-// operators returns what the server trusts.
+// operators returns the operator, the accounts and their directory for the configuration of the server.
 func (r *localRights) operators() *embedded.Operators {
 	return &embedded.Operators{
 		Operator: r.trusted.Operator, System: r.trusted.System, Streams: r.trusted.Streams, Accounts: r.trusted.Accounts,
