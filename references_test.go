@@ -315,7 +315,7 @@ func TestGoNamesInDocumentsExist(t *testing.T) {
 	}
 }
 
-// functionInFile is a function or method in a document, after its file and a colon.
+// functionInFile is a function or method in a document, behind its file and a colon.
 var functionInFile = regexp.MustCompile("`([\\w/-]+\\.go):(\\w+)`")
 
 func TestFunctionsNamedWithTheirFileExist(t *testing.T) {

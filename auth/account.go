@@ -123,8 +123,7 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 		return err
 	}
 	defer pair.Wipe()
-	// Of two versions of an account, servers keep the one that was signed in the later second. Wait for the next
-	// second, so that a server that misses this version takes it from the others later.
+	// Servers that missed a change take the account with the later second from the others.
 	for time.Now().Unix() <= issuedAt {
 		time.Sleep(time.Until(time.Unix(issuedAt+1, 0)))
 	}
