@@ -14,10 +14,10 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// name is what servers and tools show as the name of the operator and of the account of the streams.
+// name is the name of the operator, and of the account of the streams, as servers and tools show it.
 const name = "boxfleet"
 
-// signOperator signs the operator by itself, and the system account.
+// signOperator signs the operator and the system account with the operator's key.
 func (a *Authority) signOperator(s *state) error {
 	pair, err := a.key(s.Operator)
 	if err != nil {
@@ -37,8 +37,8 @@ func (a *Authority) signOperator(s *state) error {
 	return nil
 }
 
-// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares, unless the
-// stored account has them already.
+// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares. It keeps a
+// stored account that has all of them already.
 func (a *Authority) signAccounts(s *state) error {
 	signed := make([]*jwt.AccountClaims, len(s.Accounts))
 	for i, of := range s.Accounts {
@@ -99,7 +99,7 @@ func importFrom(from, to *jwt.AccountClaims, share rights.Share) {
 	})
 }
 
-// signAccount signs an account, unless the stored one is the same.
+// signAccount signs an account, unless the stored one has the same content.
 func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *string) error {
 	var issuedAt int64
 	if *stored != "" {
@@ -185,7 +185,7 @@ func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
 	return bytes.Equal(texts[0], texts[1]), nil
 }
 
-// accountName is what servers and tools show as the name of an account.
+// accountName returns the name of an account as servers and tools show it.
 func accountName(a rights.Account) string {
 	if a == rights.Streams {
 		return name

@@ -123,7 +123,7 @@ func staticAccounts(members map[rights.Account]string) string {
 	return text
 }
 
-// login returns how a user proves its identity, as a server's configuration says it.
+// login returns the settings of a server's configuration with which a user proves its identity.
 func (u *StaticUser) login() (string, error) {
 	switch _, err := bcrypt.Cost([]byte(u.Password)); {
 	case u.Key != "" && u.Password != "":

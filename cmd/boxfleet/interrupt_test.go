@@ -173,8 +173,9 @@ func signalCancelsExec(t *testing.T) {
 	}
 }
 
-// signalledExecEndsInTime signals a client and checks how it ends. A client that has to leave soon cannot know about an
-// end that a slow disk stores later. In that case signalledExecEndsInTime returns false.
+// signalledExecEndsInTime signals a client, checks how the client ends, and reports whether the exec was stored as
+// cancelled in time. On a slow disk, the cancel may be stored too late: the client has to leave before it can learn how
+// the exec ended.
 func signalledExecEndsInTime(t *testing.T, s syscall.Signal, id string) bool {
 	c := startClient(t, "exec", "web", "--id", id, "--", "sh", "-c",
 		"trap 'exit 7' TERM; echo begun; while :; do sleep 0.05; done")
@@ -354,8 +355,8 @@ func interruptedCreateContinues(t *testing.T) {
 	if code := c.ends(signalled); code != 130 {
 		t.Errorf("the client ended with %d", code)
 	}
-	// Another client may see the sandbox before this client has the answer to its create. The message that this client
-	// prints then also says how to delete the sandbox.
+	// Another client may see the sandbox before this client has the answer to its create. In that case the message of
+	// this client also says how to delete the sandbox.
 	c.says("cancelled: interrupted; ", "boxfleet sandbox delete waits")
 }
 

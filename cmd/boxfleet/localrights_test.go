@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// A data directory of a fleet without credentials works with credentials, and the other way round.
+// A fleet without credentials keeps its sandboxes and output when it gets credentials. From then on it refuses
+// --insecure.
 func TestSandboxesStayWhenAFleetGetsCredentials(t *testing.T) {
 	fleetOfOne(t)
 	stop := startUp(t, "--insecure")
@@ -150,7 +151,7 @@ func TestLostAndDamagedFilesOfUpAreNamed(t *testing.T) {
 	}
 }
 
-// A fleet whose authority is lost continues with another one.
+// If the authority is lost and the operator makes a new one, the fleet continues with the new authority.
 func TestUpContinuesWithAReplacedAuthority(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)
@@ -166,7 +167,8 @@ func TestUpContinuesWithAReplacedAuthority(t *testing.T) {
 	expect(t, "sandbox list", 0, "web")
 }
 
-// Without its authority, a fleet must not become one without credentials, nor get another authority unnoticed.
+// If the authority of a fleet is missing, up --insecure must not run the fleet without credentials, and up must not
+// make another authority by itself.
 func TestUpInsecureChangesNothingInAFleetWithCredentials(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)

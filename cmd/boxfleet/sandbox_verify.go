@@ -150,7 +150,7 @@ func (v *verification) checkOutput(ctx context.Context, s *sdk.Sandbox, r *evide
 	return nil
 }
 
-// report prints a report. Error: exit code 1 if the report is not valid.
+// report prints a report. The exit code is 1 if the report is not valid.
 func (v *verification) report(r *evidence.Report) error {
 	if err := v.show(r, func(w io.Writer) { printReport(w, r) }); err != nil || r.Valid {
 		return err

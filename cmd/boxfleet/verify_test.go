@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/evidence"
 )
 
-// The history of a sandbox is checked where it is stored, saved, and checked again without a connection.
+// sandbox verify checks the stored history of a sandbox, saves it to a file, and checks the file without a connection.
 func TestTheHistoryOfASandboxIsVerified(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)
