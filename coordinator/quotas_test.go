@@ -226,8 +226,8 @@ func (d *deployment) roomy() {
 	d.register(h)
 }
 
-// A sandbox for which a quota has no room on hosts waits. Its tenant learns which limit binds. Sandboxes of other
-// tenants do not wait behind it. It gets a host once there is room.
+// A sandbox waits for a host while its tenant's quota has no room for it. Its tenant learns which limit is reached.
+// Sandboxes of other tenants do not wait behind it. It gets a host once there is room.
 func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	t.Parallel()
 	for limit, c := range map[string]struct {
@@ -290,8 +290,8 @@ func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	}
 }
 
-// Two coordinators decide creates of one tenant, which all wait for a host. Exactly as many are accepted as the quota
-// allows to wait.
+// Two coordinators decide creates of one tenant, and no host takes the sandboxes. Exactly as many creates are accepted
+// as the quota allows waiting sandboxes.
 func TestTwoCoordinatorsLetExactlyAsManySandboxesWaitAsAQuotaAllows(t *testing.T) {
 	t.Parallel()
 	const limit, requests = 50, 1000

@@ -30,7 +30,7 @@ func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder
 	}
 }
 
-// TestS11_ASecondWorkerOnAnEngineIsRefused starts second workers with the same directories and with others.
+// TestS11_ASecondWorkerOnAnEngineIsRefused starts second workers with the same directories and with other directories.
 func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

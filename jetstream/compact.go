@@ -204,7 +204,8 @@ func (w *compacting) move(ctx context.Context) error {
 	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
 		if m.sequence > moved {
-			// What a segment says of its messages is believed later, when no server can confirm it any more.
+			// Readers will believe the segment's headers later, when no server can confirm them any more. So the leader
+			// confirms a suspicious header now.
 			if e := entryOf(m); e.afterKnown && e.after != before {
 				var err error
 				if m, err = w.compactor.confirm(ctx, protocol.StreamEvents, m); err != nil {

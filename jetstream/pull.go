@@ -31,8 +31,8 @@ type puller struct {
 // because the server that the client is connected to does not know the consumer yet.
 const pullHeartbeat = time.Second
 
-// pull begins to read a consumer. Each request is for a number of messages and ends after the time expires. Twice that
-// number may wait in memory. The caller calls stop.
+// pull begins to read a consumer. Each request asks for batch messages, and stays open for the duration in expires. Up
+// to twice as many messages may wait in memory. The caller must call stop.
 func (c *connection) pull(stream, consumer string, batch int, expires time.Duration) (*puller, error) {
 	p := &puller{
 		connection: c, doing: "read " + stream, batch: batch,
@@ -51,7 +51,7 @@ func (c *connection) pull(stream, consumer string, batch int, expires time.Durat
 // stop ends the delivery of messages. Messages that have arrived can still be read from p.arrived.
 func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails only when the connection is closed
 
-// errSilent says that two heartbeats are missing. The puller sends another request at the next call of next.
+// errSilent says that two heartbeats are missing. The puller sends another request when next is called again.
 var errSilent = protocol.Errorf(protocol.Unavailable, "", "the server sends no heartbeats")
 
 // next waits for the next message. Errors: that of ctx; errSilent; unavailable if the consumer does not exist or the
@@ -73,7 +73,8 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 		switch {
 		case status == "100": // heartbeat
 		case why == "Server Shutdown":
-			// Nobody can answer at once. A reconnect ends the reading, or heartbeats will be missing.
+			// No other server can answer yet. The reading ends when the client reconnects or when heartbeats are
+			// missing.
 		case status == "408": // the request expired
 			left, _ := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")) // if malformed, heartbeats will be missing
 			p.wanted = max(p.wanted-left, 0)

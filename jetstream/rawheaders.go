@@ -18,9 +18,9 @@ import (
 const plainHeaders = 24
 
 // plain reports whether the client has read all headers that the server sent, each of them once. The headers that the
-// server adds are then true. The length of the raw headers gives hidden ones away: a publisher saves at most two bytes
-// for each visible header (a space, and the CR at the end of the line), and the server's own headers are longer than what
-// plainHeaders of them save.
+// server adds are then true. If the client has not read some headers, the raw headers are longer than the headers in m.
+// A publisher can write each of its headers at most two bytes shorter than plain expects: without the space, and
+// without the CR at the end of the line. So plainHeaders headers save fewer bytes than the server's own headers take.
 func plain(m *nats.Msg) bool {
 	length, ok := headerLength(m.Header)
 	return ok && length+len("NATS/1.0\r\n") == rawHeaders(m)
@@ -64,8 +64,8 @@ func headerLength(h nats.Header) (length int, ok bool) {
 	return length + len("\r\n"), len(h) > 0 && len(h) <= plainHeaders
 }
 
-// headersOf reads raw headers as the server does: each line ends with CRLF, and blank lines end nothing. It ignores what
-// is no header.
+// headersOf reads raw headers as the server does: each line ends with CRLF, and blank lines end nothing. It ignores
+// lines that are not headers.
 func headersOf(raw []byte) nats.Header {
 	h := nats.Header{}
 	lines := bytes.Split(raw, []byte("\r\n"))

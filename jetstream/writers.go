@@ -36,7 +36,7 @@ type owner struct {
 	since time.Time
 }
 
-// writing is the writer as which a connection is registered.
+// writing describes how a registered connection writes: its registered writer, and its key.
 type writing struct {
 	protocol.Writer
 	signer *signer // nil: the writer has no key
@@ -100,10 +100,11 @@ func (w *Writers) renewKey() {
 	}()
 }
 
-// hasNewKey reports whether the connection presents a key that now does not have.
+// hasNewKey reports whether the connection presents another key than the key in now.
 //
-// A key for another Docker host is not one: when the worker's engine becomes another host, the worker gets credentials
-// for that host, starts over and registers the key itself. Under the old host the server would refuse the key.
+// A key for another Docker host does not count. When the worker's engine becomes another host, the worker gets
+// credentials for that host, starts over and registers the key itself. The server would refuse the key under the old
+// host.
 func (w *Writers) hasNewKey(now *writing) bool {
 	s := w.login.key()
 	return s != nil && (now.signer == nil || now.signer.public != s.public) && (s.host == "" || s.host == now.Host)
@@ -225,7 +226,8 @@ func (w *Writers) owner(ctx context.Context, key string) (owner, error) {
 	return o, err
 }
 
-// known returns the writer that a key belongs to, if the connection has asked before, otherwise one without a role.
+// known returns the writer that a key belongs to, if the connection has asked before, otherwise a writer without a
+// role.
 func (w *Writers) known(key string) protocol.Writer {
 	w.mu.Lock()
 	defer w.mu.Unlock()

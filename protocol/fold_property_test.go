@@ -189,7 +189,7 @@ func TestP2_HistoriesHaveNoGapsAndReplayToTheSameState(t *testing.T) {
 				history = append(history, stored)
 			}
 			s = after
-			reached[s.Sandbox.State]++ // count along the way: few histories end in a rare state, or keep their ended execs
+			reached[s.Sandbox.State]++ // at each step, because few histories end in a rare state
 			ended += len(s.Ended)
 			checkTrim(t, s, c.below(4, "keep"))
 		}

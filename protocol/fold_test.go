@@ -218,7 +218,7 @@ func TestNumberAssignsSequencesAndStates(t *testing.T) {
 	wantError(t, s.Number([]Event{{Kind: SandboxStopped}}), FailedPrecondition, ReasonInvalidState, "")
 }
 
-// Two clones diverge: neither may change what the other, or the original, reads.
+// Two clones diverge. A change of one clone must not be visible in the other clone or in the original.
 func TestClonesShareNothingThatChanges(t *testing.T) {
 	apply := func(s *State, lines ...string) *State {
 		for _, line := range lines {

@@ -93,8 +93,8 @@ func Inbox(tenant, user string) string {
 const maxInbox = 512
 
 // MayAnswer reports whether a coordinator may send an answer for a user to an inbox that a request names. The server
-// checks who subscribes to a subject, but not which reply subject a request names: with another one, a user could
-// publish with the coordinator's permissions. Without a user, any inbox may be answered.
+// checks who subscribes to a subject, but not which reply subject a request names. If a coordinator answered to any
+// subject, a user could publish with the coordinator's permissions. If user is empty, any inbox may be answered.
 func MayAnswer(inbox, tenant, user string) bool {
 	prefix := "_INBOX."
 	if user != "" {
@@ -105,8 +105,8 @@ func MayAnswer(inbox, tenant, user string) bool {
 		!strings.ContainsFunc(inbox, func(r rune) bool { return r <= ' ' || r == '*' || r == '>' || r > '~' })
 }
 
-// MayReply is [MayAnswer] for the reply subject of a message. A server replaces the reply subjects of other accounts
-// with subjects below _R_.
+// MayReply is [MayAnswer] for the reply subject of a message. It also accepts subjects below _R_, with which a server
+// replaces the reply subjects of other accounts.
 func MayReply(reply, tenant, user string) bool {
 	return strings.HasPrefix(reply, "_R_.") || MayAnswer(reply, tenant, user)
 }

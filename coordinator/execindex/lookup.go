@@ -245,7 +245,8 @@ func (x *Index) readOld(ctx context.Context, k key) error {
 	return nil
 }
 
-// share runs f once for all concurrent callers with the same what. Each caller waits until its own ctx ends.
+// share runs f once for all concurrent callers that pass the same text in what. Each caller waits until its own ctx
+// ends.
 func share(ctx context.Context, group *singleflight.Group, what string, f func(ctx context.Context) error) error {
 	done := group.DoChan(what, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shareWithin)

@@ -270,7 +270,8 @@ func (k *kind) set(i int, fit float64) {
 	}
 }
 
-// best returns the index of the host that fits best, the first one of equals; -1 if all refuse.
+// best returns the index of the host that fits best, or the first such host if several fit equally well; -1 if all
+// refuse.
 func (k *kind) best() int {
 	if math.IsInf(k.fit[1], -1) || len(k.specs) == 0 {
 		return -1

@@ -114,8 +114,8 @@ func shortage(s *protocol.SandboxSpec, h *protocol.Host) string {
 	return ""
 }
 
-// unavailable returns why a host takes no sandbox now, or does not take this sandbox whatever its spec. It returns ""
-// if the host may take the sandbox.
+// unavailable returns why a host takes no sandbox now, or refuses this sandbox for a reason outside the sandbox's spec.
+// It returns "" if the host may take the sandbox.
 func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	switch {
 	case b.Resuming && b.HostID != h.HostID:

@@ -24,7 +24,7 @@ const pastOfGoals = 100000
 // measureAge measures how costs grow with the number of past execs of a sandbox: of an exec, of reading one exec, and
 // of restarting the worker.
 func measureAge(ctx context.Context, b *bench) (err error) {
-	r := b.role // without credentials, because none of the roles writes the past
+	r := b.role // without credentials, because no role has the right to write past execs
 	// Measure when a snapshot contains the past execs. In production a snapshot contains them some time after they have
 	// ended.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second

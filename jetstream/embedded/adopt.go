@@ -26,9 +26,10 @@ func (o *Operators) streams() string {
 }
 
 // adoptStreams gives the streams of a store to an account. A server keeps the streams of each account in a directory
-// with the account's name. No file in that directory names the account. So one rename moves them all, and a crash
-// leaves them in one place or the other. adoptStreams does nothing if the account already has the streams, if there are
-// no streams, or if account is empty. Error: failed_precondition if several accounts have streams.
+// with the account's name. No file in that directory names the account. So one rename moves all streams of an account,
+// and a crash leaves them all in the old directory or all in the new one. adoptStreams does nothing if the account
+// already has the streams, if there are no streams, or if account is empty. Error: failed_precondition if several
+// accounts have streams.
 func adoptStreams(dir, account string) error {
 	store := filepath.Join(dir, server.JetStreamStoreDir)
 	found, err := accountsWithStreams(store)
