@@ -35,8 +35,8 @@ func shareOfClaim(c *protocol.QuotaClaim) share {
 }
 
 // take claims room for a request, until the log shows what the request did. A repeated claim replaces the earlier one.
-// uploads is the size of the tenant's stored uploads. It returns an error that names the limit that leaves no room, or
-// nil if the room is taken.
+// uploads is the size of the tenant's stored uploads. If a limit leaves no room, take returns an error that names the
+// limit. It returns nil if the claim succeeded.
 func (w *workingState) take(
 	c *protocol.QuotaClaim, quota protocol.Quota, uploads protocol.Bytes, until time.Duration,
 ) *protocol.Error {

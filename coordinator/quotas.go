@@ -349,7 +349,7 @@ func (c *coordinator) neverFits(b *protocol.Sandbox) *protocol.Error {
 	return over
 }
 
-// overAlone returns an error that names a limit of a quota that is less than what a sandbox needs, or nil.
+// overAlone returns an error if a sandbox alone needs more than a limit of the quota allows. The error names the limit.
 func overAlone(tenant string, s *protocol.SandboxSpec, quota protocol.Quota) *protocol.Error {
 	over := overQuota(tenant, load{}, loadOf(placement.UsageOf(s)), quota)
 	if over != nil {
@@ -358,7 +358,7 @@ func overAlone(tenant string, s *protocol.SandboxSpec, quota protocol.Quota) *pr
 	return over
 }
 
-// heldBy returns an error that names the limit of the tenant's quota that a sandbox waits for, or nil.
+// heldBy returns an error if a sandbox waits because of its tenant's quota. The error names the limit.
 func (c *coordinator) heldBy(b *protocol.Sandbox) *protocol.Error {
 	quota := c.quota(b.Tenant)
 	if quota == (protocol.Quota{}) || !waitsForHost(b) {

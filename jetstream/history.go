@@ -52,8 +52,8 @@ func (r *historyReader) joins(e *entry) bool {
 	return e.record == r.vouched || e.afterKnown && e.after <= r.at
 }
 
-// confirmed returns the entry of a message. If its writer expected another last record than the one that was visited
-// last, confirmed makes sure that the server has checked this.
+// confirmed returns the entry of a message. If its writer expected another record than that of the last visited
+// message, confirmed makes sure that the server has checked the expected record.
 func (r *historyReader) confirmed(ctx context.Context, m *stored) (*entry, error) {
 	e := entryOf(m)
 	if !e.afterKnown || e.after == r.at {

@@ -32,7 +32,7 @@ type JournalConfig struct {
 	KeepEnded       int           // how many ended execs the state keeps; default 256
 
 	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if the snapshot is usable and the log
-	// has its last message. The state then lacks the ended execs that the snapshot lacks.
+	// has its last message. The state then lacks the ended execs that are not in the snapshot.
 	FromSnapshot bool
 
 	// OnApply is called after each batch was folded in, in order, with the resulting state. Callers use it to maintain

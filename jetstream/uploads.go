@@ -39,7 +39,8 @@ const (
 	uploadsAtOnce = 32
 	// uploadIdle is how long a coordinator waits for the next piece before it discards the upload.
 	uploadIdle = 30 * time.Second
-	// uploadFirst is how long it waits for the first piece: a client that lost the answer to its beginning begins again.
+	// uploadFirst is how long a coordinator waits for the first piece: a client that lost the answer to its beginning
+	// begins again.
 	uploadFirst = 5 * time.Second
 	// uploadsPerTenant bounds the uploads of one tenant through one coordinator.
 	uploadsPerTenant = 8
@@ -333,8 +334,8 @@ func tooMuch(most protocol.Bytes) error {
 		"upload less, for example by excluding files, or raise coordinator.upload_max_bytes", most)
 }
 
-// answerOutcome waits until storing has ended and answers how. It may have succeeded before all pieces arrived, because
-// another upload of the same content was faster.
+// answerOutcome waits until storing has ended, and answers with the outcome. Storing may have succeeded before all
+// pieces arrived, because another upload of the same content was faster.
 func (r *receiver) answerOutcome(m *nats.Msg) {
 	<-r.stored
 	r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
@@ -403,8 +404,8 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	return err
 }
 
-// begin begins an upload. It tries again while coordinators receive too many others and, for the connection's timeout,
-// while no coordinator answers.
+// begin begins an upload. It tries again while coordinators receive too many other uploads and, for the connection's
+// timeout, while no coordinator answers.
 func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Upload, error) {
 	since := time.Now()
 	giveUp, pause := since.Add(uploadTurns), backoff.New(busyPause, busyMost)
