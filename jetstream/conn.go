@@ -95,7 +95,7 @@ type connection struct {
 	user           string // as [Config.User]
 	withoutStreams bool   // as [Config.WithoutStreams]
 
-	life atomic.Uint64 // how often the connection was lost; after each loss, the next server may have another log
+	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
@@ -400,8 +400,8 @@ func (c *core) mayHaveGrown() {
 // errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
-// await limits the wait for one answer in the same way as the method bound. If the connection is lost, the returned
-// context ends with the cause errCutOff, so that the caller can repeat the call on the next connection.
+// await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
+// with the cause errCutOff, so that the caller can repeat the call on the next connection.
 func (c *connection) await(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)

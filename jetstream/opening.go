@@ -168,7 +168,7 @@ func (j *refresh) readOpening(ctx context.Context) error {
 }
 
 // lacksEvents reports whether events before a message are missing. A stored state may replace them. If the message must
-// be proven, lacksEvents returns true only if the history has an earlier message that the opening does not have.
+// be proven, lacksEvents believes it only if the history has a message before it that the opening does not have.
 func (j *refresh) lacksEvents(o *opening, e *entry) bool {
 	b := e.batch
 	if b == nil || b.First() <= o.state.Sandbox.Sequence+1 {
