@@ -69,8 +69,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// registerWriter registers the key with which the coordinator signs what it appends. While NATS does not answer, it
-// waits.
+// registerWriter registers the key with which the coordinator signs its messages. While NATS does not answer, it waits.
 func registerWriter(ctx context.Context, cfg *Config) error {
 	for {
 		err := cfg.Conn.RegisterWriter(ctx, protocol.OwnerCoordinator, cfg.Name, "")

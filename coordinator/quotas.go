@@ -412,8 +412,8 @@ func (c *coordinator) tenants() []*protocol.Tenant {
 	return all
 }
 
-// readTenant answers what a tenant may use and uses. Only the leader knows the sizes of stored output and uploads. If
-// no leader answers, readTenant leaves them out.
+// readTenant answers with the quota and the use of a tenant. Only the leader knows the sizes of stored output and
+// uploads. If no leader answers, readTenant leaves them out.
 func (rd *reader) readTenant(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	if rd.admitter.Load() == nil {
 		reply, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})

@@ -352,7 +352,8 @@ func TestASandboxThatNeverFitsAQuotaIsRefusedAtOnce(t *testing.T) {
 	d.eventually("a sandbox of exactly the quota has a host", func() bool { return d.assignedOf("acme") == 1 })
 }
 
-// A changed file applies without a restart. A quota below what a tenant uses ends nothing, and accepts nothing.
+// A changed file applies without a restart. If a tenant uses more than its new quota allows, nothing ends, and nothing
+// new is accepted.
 func TestAChangedQuotaAppliesWithoutARestart(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -143,7 +143,7 @@ var errRewound = protocol.Errorf(protocol.Unavailable, "rewound",
 	"the stream no longer has messages that were read from it")
 
 // IsRewound reports whether a follower ended because the log no longer has messages that it handled. The caller must
-// discard what it derived from them and follow the log from its beginning.
+// discard everything that it derived from these messages, and follow the log from its beginning.
 func IsRewound(err error) bool { return err == error(errRewound) }
 
 // check returns errRewound if the stream no longer has the last handled message.

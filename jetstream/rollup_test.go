@@ -94,7 +94,7 @@ func messages(t *testing.T, d *deployment, stream string) uint64 {
 	return s.CachedInfo().State.Msgs
 }
 
-// alone runs a test against a single server and against a cluster of three, both of its own.
+// alone runs a test against a single server and against a cluster of three servers. No other test uses these servers.
 func alone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
 	t.Parallel()

@@ -125,7 +125,7 @@ type forgery struct {
 	after      uint64 // record that the server is told to expect; 0: none
 	unsigned   bool
 	payload    []byte // instead of the batch
-	other      string // subject of which after is expected
+	other      string // subject that the server compares after with; empty: the history's
 }
 
 // forge prepares a message at the end of a sandbox's history. The message is valid if the worker w1 sends it.
@@ -306,7 +306,8 @@ func TestReadersStopAtACoordinatorsNewerVersion(t *testing.T) {
 	}
 }
 
-// follow has a journal receive what the log delivers. caughtUp waits until the journal has folded a record.
+// follow makes a journal receive the messages that the log delivers. caughtUp waits until the journal has folded a
+// record.
 func follow(t *testing.T, m *member, j *jetstream.Journal, tenant, sandbox string) (caughtUp func(record uint64)) {
 	t.Helper()
 	from, err := m.LastRecord(t.Context())

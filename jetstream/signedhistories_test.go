@@ -218,7 +218,7 @@ func TestAFloodOfForgeriesChangesNothing(t *testing.T) {
 	t.Logf("an append after %d forgeries took %v; refused %d", flood, decided, f.coordinator.Refused())
 }
 
-// Workers learn what a coordinator appended from a notification, and continue the chain from it.
+// A worker receives a coordinator's batch in a notification, and continues the chain from this batch.
 func TestANotificationContinuesTheChain(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")

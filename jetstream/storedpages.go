@@ -71,7 +71,7 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 		err = p.histories.ReadHistory(ctx, tenant, q.Sandbox, q.After, add)
 	}
 	if err != nil && ctx.Err() != nil && len(page.Batches) > 0 {
-		page.More = true // the time for the page is up: it has what was read
+		page.More = true // the time for the page is up: return the messages that were read
 		return reply, nil
 	}
 	if err != nil {
@@ -117,7 +117,7 @@ func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Que
 		return true
 	})
 	if err != nil && ctx.Err() != nil && len(page.Chunks) > 0 {
-		page.More = true // the time for the page is up: it has what was read
+		page.More = true // the time for the page is up: return the messages that were read
 		return &protocol.Reply{Chunks: page}, nil
 	}
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 // restart restarts it; otherwise restart is nil. In a cluster, WatchStore asks the log's leader to hand over to another
 // server. If the log is on a single separate server, WatchStore only logs that a person must restart that server.
 //
-// WatchStore also logs what [StoreHealth.Storage] reports as less safe than it should be, each time the report changes.
+// WatchStore also logs the problems and warnings that [StoreHealth.Storage] reports, each time they change.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)

@@ -220,7 +220,7 @@ func TestManySmallChunksAreReadInPages(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	receivesUploads(t, c)
-	const chunks = 15_000 // a multiple of the 1,000 after which acknowledgements are awaited
+	const chunks = 15_000 // a multiple of 1,000, because the loop waits for every thousandth chunk
 	var last <-chan error
 	for i := range int64(chunks) {
 		var err error

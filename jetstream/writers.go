@@ -55,7 +55,7 @@ type since struct {
 	Record  uint64 `json:"record"` // last record of the event log that may be unsigned
 }
 
-// registration is the message that says to whom a key belongs. Its subject says everything.
+// registration is the message that says to whom a key belongs. The message's subject names the writer and the key.
 type registration struct {
 	Version int `json:"v"`
 }

@@ -233,7 +233,7 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 		return s
 	}
 	s := stateAfter(t, situations["ready with no exec"])
-	for i := range 2 * usesBlock { // enough to fill a block, and to leave spare capacity in both lists at some length
+	for i := range 2 * usesBlock { // enough to fill a block of uses, and to leave spare capacity in the lists
 		id := fmt.Sprintf("e%d", i)
 		s = apply(s, "exec.accepted "+id, "exec.accepted a"+id, "exec.accepted b"+id, "exec.failed "+id)
 		before := canonical(*s)

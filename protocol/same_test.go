@@ -78,7 +78,7 @@ func wantError(t testing.TB, err error, code Code, reason, field string) {
 	}
 }
 
-// anyValue generates values of a wire type, with all of its fields and nested ones.
+// anyValue generates values of a wire type, including its nested fields.
 func anyValue[T any]() *rapid.Generator[T] {
 	return rapid.MakeCustom[T](rapid.MakeConfig{
 		Types: map[reflect.Type]*rapid.Generator[any]{

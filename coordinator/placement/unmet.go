@@ -151,7 +151,7 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 	return all
 }
 
-// unmetTotals lists the resources of which a sandbox and its services together reserve more than an empty host has. It
+// unmetTotals lists the resources that an empty host has too little of for a sandbox together with its services. It
 // returns nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was
 // lowered since.
 func unmetTotals(

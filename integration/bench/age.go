@@ -91,7 +91,7 @@ func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int
 	}
 }
 
-// agedExecs measures execs in the two sandboxes, alternately.
+// agedExecs measures execs in the sandboxes fresh and old, in turn.
 func (b *bench) agedExecs(ctx context.Context, fresh, old *sdk.Sandbox, n int) error {
 	m := &measurement{Name: fmt.Sprintf("exec p50 with %d past execs, relative to a fresh sandbox", n), Unit: "x",
 		Target: target{ofP50, 1.05}.at(n, pastOfGoals)}
