@@ -58,7 +58,8 @@ func (d *deployment) reservationsChecked(leader *coordinator) {
 }
 
 // notifierRan waits until the leader has notified the workers that registered or began to listen so far. It registers
-// another worker with a pending sandbox. The notifier also notifies that worker each time it begins to listen.
+// another worker with a pending sandbox. The notifier also notifies the other worker each time that worker begins to
+// listen.
 func (d *deployment) notifierRan() {
 	d.t.Helper()
 	notified := make(chan struct{}, 100)

@@ -208,7 +208,7 @@ func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
 }
 
 // unrecordedHolder returns the living sandbox that holds a name according to the log, if the bucket names another
-// sandbox or no sandbox. The two differ if the bucket was lost, or if the bucket or the log was rewound.
+// sandbox or no sandbox. Log and bucket differ if the bucket was lost, or if one of them was rewound.
 func (n *nameRegistry) unrecordedHolder(
 	ctx context.Context, tenant, name string, hold *protocol.NameHold,
 ) (id string, state protocol.SandboxState, err error) {

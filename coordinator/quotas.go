@@ -204,7 +204,7 @@ func (p *pass) take(ctx context.Context) error {
 		if reply, err = c.conn.AskLeader(ctx, &protocol.LeaderQuery{Claim: &p.claim}); err != nil {
 			e := protocol.AsError(err)
 			if e.Reason == protocol.ReasonNoLeader {
-				// Many requests may wait for the same leader. They must not all wait until a query to it fails.
+				// Many requests may wait for the same leader. They must not all wait until a query to the leader fails.
 				c.quotas.silent.Store(int64(c.conn.SinceBoot() + leaderPause))
 				return err
 			}

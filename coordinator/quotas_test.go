@@ -398,7 +398,7 @@ func TestAChangedQuotaAppliesWithoutARestart(t *testing.T) {
 	d.eventually("without a quota the fourth has a host", func() bool { return d.assignedOf("default") == 4 })
 }
 
-// After a restart and after a fail-over, the counts equal those of the log before anything is decided.
+// After a restart and after a failover, a coordinator decides nothing until its counts agree with the log.
 func TestTheCountsOfAQuotaSurviveARestartAndAFailover(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -441,7 +441,7 @@ func TestTheCountsOfAQuotaSurviveARestartAndAFailover(t *testing.T) {
 	full("end")
 }
 
-// Two coordinators have different files. The quotas of the leader apply at both.
+// Two coordinators have different files. The quotas of the leader apply at both coordinators.
 func TestTheQuotasOfTheLeaderApplyEverywhere(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -570,7 +570,7 @@ func TestUploadsBeyondAQuotaAreRefused(t *testing.T) {
 	}
 }
 
-// A claim counts until the log shows the request or the claim is dropped. A repeated claim counts once.
+// A claim counts until the log shows the request, or until the claim is dropped. A repeated claim counts once.
 func TestAClaimCountsUntilItsEventIsFolded(t *testing.T) {
 	t.Parallel()
 	p := newProjection(nil, nil, "c1", 0)
@@ -611,7 +611,7 @@ func TestAClaimCountsUntilItsEventIsFolded(t *testing.T) {
 	}
 }
 
-// The output of a tenant stays within its quota, and that of another tenant is kept.
+// The output of a tenant stays within its quota, and the output of another tenant is kept.
 func TestATenantsOldestOutputIsRemovedBeyondItsQuota(t *testing.T) {
 	t.Parallel()
 	const chunk = 64 << 10

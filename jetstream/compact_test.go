@@ -77,8 +77,8 @@ func rawHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, after u
 	return all
 }
 
-// sameFrom checks that a history still has these messages. It reads the history from its beginning, and from after each
-// message.
+// sameFrom checks that a history still has these messages. It reads the history from its beginning, and then again
+// after each of its messages.
 func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []rawMessage) {
 	t.Helper()
 	for from := -1; from < len(want); from++ {

@@ -595,8 +595,7 @@ func (j *commit) sign(a *attempt) (*nats.Msg, error) {
 }
 
 // outcome finds out whether a batch was stored. The batch won if it follows the expected position. It lost if another
-// message follows that position, or if the log does not have the position. If the log does not have the position, the
-// history is also folded again.
+// message follows that position. It also lost if the log does not have the position; the history is then folded again.
 func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 
 // puller requests the messages of a consumer. It does not use the client's own iterator, which takes a stored message
 // for a status of the server if the message has no payload and a header Status. A publisher could then hide messages
-// and end readers. A puller tells the two apart by the reply subject, which the server makes: a message of the stream
-// has one, for its acknowledgement, and a status has none.
+// and end readers. A puller tells messages and statuses apart by the reply subject, which the server sets: a message of
+// the stream has a reply subject for its acknowledgement, and a status has no reply subject.
 type puller struct {
 	connection *connection
 	doing      string // for errors
@@ -54,8 +54,8 @@ func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails only when the conne
 // errSilent says that two heartbeats are missing. The puller sends another request when next is called again.
 var errSilent = protocol.Errorf(protocol.Unavailable, "", "the server sends no heartbeats")
 
-// next waits for the next message. Errors: that of ctx; errSilent; unavailable if the consumer does not exist or the
-// server cannot answer.
+// next waits for the next message. Errors: the error of ctx; errSilent; unavailable if the consumer does not exist or
+// the server cannot answer.
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	for {
 		if err := p.ask(ctx); err != nil {
@@ -84,10 +84,10 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	}
 }
 
-// isStatus reports whether a message that arrived for a puller is no message of the stream.
+// isStatus reports whether a message for a puller is a status of the server instead of a message of the stream.
 func isStatus(m *nats.Msg) bool { return m.Reply == "" }
 
-// ask sends another request if less than half of the last one is open.
+// ask sends another request if at most half of the messages of a request are still to come.
 func (p *puller) ask(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -8,10 +8,10 @@ import (
 )
 
 // A server adds headers of its own to the stored messages that it sends, behind the headers of the publisher. The
-// publisher controls the raw bytes of its own headers, and the NATS client reads them less strictly than the server: it
-// ends a line at a single LF, and stops at the first blank line. So a publisher can hide the server's headers from the
-// client, show false ones, or show an expected sequence that the server never checked. The functions of this file tell
-// which headers can be believed.
+// publisher controls the raw bytes of its own headers, and the NATS client reads them less strictly than the server:
+// the client ends a line at a single LF, and stops at the first blank line. So a publisher can hide the server's
+// headers from the client, show false ones, or show an expected sequence that the server never checked. The functions
+// of this file tell which headers can be believed.
 
 // plainHeaders is the largest number of headers of a message that is believed. Boxfleet's own messages have at most 16
 // with those of the server.
@@ -27,7 +27,8 @@ func plain(m *nats.Msg) bool {
 }
 
 // status returns the status with which a server answers instead of a message, or "" if m is a message. A stored message
-// may have a header with the name Status too, but no inline status: the server removes that when it stores a message.
+// may have a header with the name Status too, but no inline status, because the server removes an inline status when it
+// stores a message.
 func status(m *nats.Msg) string {
 	code, text := m.Header.Get("Status"), m.Header.Get("Description")
 	if len(code) != 3 || len(m.Data) > 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Endpoint answers a query of the read service. [UserOf] returns the user in ctx who asks.
+// Endpoint answers a query of the read service. [UserOf] returns the asking user from ctx.
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
 type userKey struct{}

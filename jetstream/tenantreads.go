@@ -19,7 +19,7 @@ type TenantReads struct {
 // TenantReads returns the reads of one tenant.
 func (r *Queries) TenantReads(tenant string) *TenantReads { return &TenantReads{r, tenant} }
 
-// busyPause is the first pause before a coordinator that runs too many reads is asked again, and busyMost the longest.
+// While coordinators run too many reads, a query is sent again after pauses that grow from busyPause to busyMost.
 const (
 	busyPause = 50 * time.Millisecond
 	busyMost  = time.Second

@@ -44,8 +44,8 @@ const (
 	uploadFirst = 5 * time.Second
 	// uploadsPerTenant bounds the uploads of one tenant through one coordinator.
 	uploadsPerTenant = 8
-	// beginningsAtOnce bounds how many beginnings a coordinator answers at the same time, and lingering how many ended
-	// uploads still answer repeated messages.
+	// beginningsAtOnce bounds how many beginnings a coordinator answers at the same time. lingering bounds how many
+	// ended uploads still answer repeated messages.
 	beginningsAtOnce = 64
 	lingering        = 256
 	// receiverQueue is how many messages of one upload may wait while an earlier one is stored.
@@ -55,7 +55,7 @@ const (
 	uploadEnd   = "end"
 	uploadAbort = "abort"
 
-	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn, and uploadTurns how long a
+	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn. uploadTurns is how long a
 	// client tries. A client asks again after askAgain.
 	uploadTurn  = 1500 * time.Millisecond
 	uploadTurns = 2 * time.Minute
@@ -93,7 +93,7 @@ func (u *Uploads) stop() {
 	u.running.Wait()
 }
 
-// claim counts an upload of a tenant. It returns false if the tenant has too many.
+// claim counts an upload of a tenant. It returns false if the tenant has too many uploads.
 func (u *Uploads) claim(tenant string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -151,8 +151,8 @@ func errNoKey(who protocol.Writer) error {
 			"boxfleet auth add makes, with the setting creds", who.Role, who.Name)
 }
 
-// require reads since when the deployment requires signatures. If the deployment does not require them yet and first is
-// set, require makes it do so from now on.
+// require reads since when the deployment requires signatures. If the deployment requires no signatures yet and first
+// is set, require makes the deployment require them from now on.
 func (w *Writers) require(ctx context.Context, first bool) error {
 	for {
 		w.mu.Lock()

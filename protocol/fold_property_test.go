@@ -97,7 +97,7 @@ func (c rapidChoices) below(n int, what string) int {
 
 var execIDs = []string{"x1", "x2", "x3", ""}
 
-// anyEvent returns an event that may or may not be legal after s.
+// anyEvent returns an event, legal or illegal after s.
 func anyEvent(c choices, s *State) *Event {
 	id := execIDs[c.below(len(execIDs), "exec")]
 	kinds := []Kind{"sandbox.unheard_of"}

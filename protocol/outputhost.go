@@ -23,7 +23,7 @@ func (s *State) leave(e *Event) {
 	s.Left = left[max(0, len(left)-maxLeft):]
 }
 
-// OutputHost is a host whose worker may publish the output of a sandbox, and the time in which it may.
+// OutputHost is a host whose worker may publish the output of a sandbox, with the period in which this is allowed.
 type OutputHost struct {
 	ID          string
 	From, Until time.Time // by the store's clock; zero: no limit

@@ -40,8 +40,8 @@ const signedDomain = "boxfleet.v1.append"
 // the event log.
 const notifiedDomain = "boxfleet.v1.work"
 
-// SignedText returns the text that a writer signs. hash is the hash of the message's payload. Every part has its length
-// before it, 4 bytes with the most significant one first.
+// SignedText returns the text that a writer signs. hash is the hash of the message's payload. Before each part is its
+// length in 4 bytes, the most significant byte first.
 func SignedText(deployment, tenant, sandbox string, previous, hash Hash) []byte {
 	return textOf(signedDomain, deployment, tenant, sandbox, string(previous[:]), string(hash[:]))
 }

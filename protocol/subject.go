@@ -155,12 +155,12 @@ func ServiceOfLog(log string) (service string, ok bool) {
 const PrimaryLog = "@"
 
 // BlobSubject returns the subject of one message of an upload. upload is the digest of the content in the first
-// message, and the id of the upload afterwards. user is [NoUser] for a client without one. Arguments may be "*".
+// message, and the id of the upload afterwards. user is [NoUser] for a client without a user. Arguments may be "*".
 func BlobSubject(tenant, user, upload, piece string) string {
 	return root + "blob." + tenant + "." + user + "." + upload + "." + piece
 }
 
-// NoUser takes the place of the user in subjects of uploads if the client has none. It is no valid user name.
+// NoUser takes the place of the user in subjects of uploads if the client has no user. It is not a valid user name.
 const NoUser = "@"
 
 // SplitBlobSubject splits a subject of an upload. ok is false for any other subject.
@@ -229,7 +229,7 @@ func UserAPISubject(tenant, user, endpoint string) string {
 	return root + "api." + tenant + "." + user + "." + endpoint
 }
 
-// SplitAPISubject splits a subject of the read service. user is empty for the form without one; ok is false for any
+// SplitAPISubject splits a subject of the read service. user is empty if the subject names no user. ok is false for any
 // other subject.
 func SplitAPISubject(subject string) (tenant, user, endpoint string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"api.")
@@ -262,7 +262,7 @@ const (
 // AppendTransform maps subjects of [AppendFilter] to the subjects under which events are stored.
 const AppendTransform = root + "event.{{wildcard(2)}}.{{wildcard(3)}}"
 
-// SplitRequestSubject splits a request subject. user is empty for the form without one; ok is false for any other
+// SplitRequestSubject splits a request subject. user is empty if the subject names no user. ok is false for any other
 // subject.
 func SplitRequestSubject(subject string) (tenant, user, verb, sandbox string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"request.")

@@ -178,7 +178,7 @@ func WithoutExpiredRefusals(b *protocol.Sandbox, now time.Time) *protocol.Sandbo
 
 // headroom returns the free share of a host's scarcest resource among slots, memory, disk and cores. It is 1 for an
 // empty host and 0 for a host without free room; it is negative if more cores or pids are promised than the host has.
-// Sandboxes are promised far more pids than they use, so pids count only once more are promised than the host has. A
+// Sandboxes are promised far more pids than they use, so pids count only if more are promised than the host has. A
 // resource that a host does not report counts as not scarce.
 func headroom(h *protocol.Host) float64 {
 	free := func(used, all float64) float64 { return 1 - used/max(all, 1) }

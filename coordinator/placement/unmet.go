@@ -151,9 +151,8 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 	return all
 }
 
-// unmetTotals lists the resources that an empty host has too little of for a sandbox together with its services. It
-// returns nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was
-// lowered since.
+// unmetTotals lists the resources of which a sandbox and its services reserve more than an empty host has. It returns
+// nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was lowered since.
 func unmetTotals(
 	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
 ) (all []*protocol.Error) {
@@ -251,8 +250,8 @@ func prefixes(texts []string) (list []netip.Prefix) {
 	return list
 }
 
-// unregistered reports whether a host is known only from the sandboxes assigned to it. What such a host offers is not
-// known, because its worker has not registered.
+// unregistered reports whether a host is known only from the sandboxes assigned to it. The offer of such a host is
+// unknown, because its worker has not registered.
 func unregistered(h *protocol.Host) bool { return h.Instance == "" }
 
 // mountRefusal returns why a host does not allow a mount, and which field of the mount is at fault, or "" if the host

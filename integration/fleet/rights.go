@@ -39,7 +39,8 @@ func (f *Fleet) credsFor(r *Role) (file string, err error) {
 	return "", nil
 }
 
-// Options returns o with the fleet's servers and, unless o names credentials, those of a user of o's tenant.
+// Options returns o with the fleet's servers. If o names no credentials, Options adds the credentials of a user of o's
+// tenant.
 func (f *Fleet) Options(o sdk.Options) sdk.Options {
 	f.TB.Helper()
 	if o.URL == "" {

@@ -65,7 +65,8 @@ func inStore(t *testing.T, dir string, a *auth.Authority, before []string) (now 
 	return before
 }
 
-// A store keeps its streams when it gets an operator, gets another one, and loses it.
+// A store keeps its streams when it gets an operator, when the operator is replaced, and when the store has no operator
+// any more.
 func TestAStoreKeepsItsStreamsWhenItsAccountChanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
