@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// uploadUsage counts the stored uploads of each tenant. A leader reads the entries of all uploads once, and then
-// follows their changes.
+// uploadUsage counts the stored uploads of each tenant. A leader reads the entries of all uploads once, and then follows
+// them.
 type uploadUsage struct {
 	mu   sync.Mutex
 	life time.Duration // how long an upload is stored; 0: forever
@@ -43,8 +43,8 @@ func (u *uploadUsage) set(s jetstream.StoredUpload) {
 	}
 }
 
-// of returns the size of a tenant's uploads except the one with this digest, which a new upload replaces. Expired
-// uploads do not count: the server removes them without a message.
+// of returns the size of a tenant's uploads except the one with this digest, which a new upload replaces. The server
+// removes expired uploads without a message, so of leaves them out.
 func (u *uploadUsage) of(tenant, but string, now time.Time) (n protocol.Bytes) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

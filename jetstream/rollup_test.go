@@ -103,8 +103,8 @@ func alone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Run("cluster", func(t *testing.T) { test(t, startCluster(t)) })
 }
 
-// Keys and objects are written, replaced and removed often. Afterwards, the streams have one message for each remaining
-// key and object.
+// Keys and objects are written, replaced and removed often. Afterwards, the streams have only the messages of the last
+// writes.
 func TestReplacedKeysAndObjectsDoNotAccumulate(t *testing.T) {
 	alone(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()

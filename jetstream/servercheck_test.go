@@ -91,7 +91,7 @@ func TestJetStreamMayBeEnabledForTheAccountDuringProvisioning(t *testing.T) {
 	must(t, <-ended)
 }
 
-// A running process must not end because a restarted server has not set up the account yet.
+// A process that runs must not end because a server that restarts has not set up the account yet.
 func TestAnAccountWithoutJetStreamMayGetItLater(t *testing.T) {
 	t.Parallel()
 	s := startPlain(t, withoutJetStream)
