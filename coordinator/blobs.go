@@ -27,7 +27,7 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 				break
 			}
 			if err := l.conn.RenewBlob(ctx, upload.tenant, upload.digest); err != nil && ctx.Err() == nil {
-				l.log.Warn("could not renew an upload that a sandbox needs; it is renewed later",
+				l.log.Warn("could not renew an upload that a sandbox needs; trying again later",
 					"tenant", upload.tenant, "digest", upload.digest, "error", err)
 			}
 		}

@@ -164,7 +164,7 @@ func (w *Writers) require(ctx context.Context, first bool) error {
 		}
 		if !first {
 			return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
-				"this worker has a key to sign with, but no coordinator signs what it appends yet: "+
+				"this worker has a key to sign with, but no coordinator signs its messages yet: "+
 					"give credentials to the coordinators, or none to the worker")
 		}
 		last, err := w.lastSequence(ctx, protocol.StreamEvents)

@@ -123,7 +123,7 @@ func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	case h.Cordoned || h.Drain != nil:
 		return closedByOperator(h)
 	case h.State != protocol.HostReady && unregistered(h):
-		return fmt.Sprintf("the host is %s, and what it offers is not known until its worker is back", h.State)
+		return fmt.Sprintf("the host is %s, and its offer is unknown until its worker is back", h.State)
 	case h.State != protocol.HostReady:
 		if h.Problem != "" {
 			return fmt.Sprintf("the host is %s: %s", h.State, h.Problem)
@@ -158,7 +158,7 @@ func closedByOperator(h *protocol.Host) string {
 func returnedBy(b *protocol.Sandbox, h *protocol.Host) string {
 	for _, r := range b.Refusals {
 		if r.HostID == h.HostID {
-			return fmt.Sprintf("the host gave the sandbox back, and is passed over until %s: %s",
+			return fmt.Sprintf("the host gave the sandbox back, and gets it again at the earliest at %s: %s",
 				r.Until.UTC().Format(time.RFC3339), r.Reason)
 		}
 	}

@@ -75,7 +75,7 @@ func unmetNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 	}
 	if i := privateRangeNotAllowed(n, h); i >= 0 {
 		all = append(all, unmetError(protocol.PermissionDenied, protocol.ReasonPolicyDenied, allow(i),
-			"%s is private: the operator of %s would have to allow it with worker.allow_networks",
+			"%s is private, and the operator of %s does not allow it (worker.allow_networks)",
 			n.Allow[i], h.Worker))
 	}
 	return all
@@ -272,7 +272,7 @@ func mountRefusal(m protocol.Mount, h *protocol.Host) (field, reason string) {
 	}
 	for _, dir := range h.Mounts {
 		if (dir == narrowest || isBelow(dir, source)) && !slices.Contains(h.Writable, dir) {
-			return "writable", "may be mounted read-only by the allow-list"
+			return "writable", "may only be mounted read-only, according to the allow-list"
 		}
 	}
 	return "", ""
@@ -329,7 +329,7 @@ func mountAllowedNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.
 		if !slices.ContainsFunc(hosts, allows) {
 			reason := " is not below any host's allow-list"
 			if refused == "writable" {
-				reason = " may be mounted read-only at most, by every host's allow-list"
+				reason = " may only be mounted read-only, according to every host's allow-list"
 			}
 			return unmetError(protocol.PermissionDenied, protocol.ReasonMountDenied,
 				fmt.Sprintf("spec.mounts[%d].%s", i, refused), "%s%s", m.Source, reason)

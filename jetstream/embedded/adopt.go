@@ -41,8 +41,8 @@ func adoptStreams(dir, account string) error {
 	}
 	if len(found) > 1 {
 		return protocol.Errorf(protocol.FailedPrecondition, "",
-			"the store %s has streams of several accounts, %s: keep the directory of the one whose streams are to be used, "+
-				"and move the others out of the store", store, strings.Join(found, " and "))
+			"the store %s has streams of several accounts, %s: keep the directory of the account that you want, "+
+				"and move the other directories out of the store", store, strings.Join(found, " and "))
 	}
 	to := filepath.Join(store, account)
 	// The server leaves empty directories behind. A directory that is not empty stays, and the rename then fails.
