@@ -232,7 +232,7 @@ func (u *upload) awaitOutcomes() {
 	}
 }
 
-// send publishes a message and waits until no more messages are in flight than most allows.
+// send publishes a message, and then waits until the number of messages in flight is not above most.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	if err := u.progress(); err != nil {
 		return err

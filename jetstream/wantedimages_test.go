@@ -40,7 +40,7 @@ func wantedImages(t *testing.T, d *deployment, c *jetstream.Conn) (ref func(n in
 			refs = append(refs, ref(n))
 		}
 		// Without a message, a worker reads the list only once a minute. A worker that knows a change within ten
-		// seconds has heard of it.
+		// seconds has received the message.
 		for within := time.After(10 * time.Second); ; {
 			select {
 			case got := <-lists:

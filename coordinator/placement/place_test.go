@@ -393,7 +393,7 @@ func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 			t.Errorf("while a host is away, too much %s leads to the error %v", field, e)
 		}
 		_, refusals := Place(b, []*protocol.Host{small, large, away}, nil)
-		if r := refusals[0]; !strings.Contains(r.Reason, "not known until its worker is back") {
+		if r := refusals[0]; !strings.Contains(r.Reason, "its offer is unknown until its worker is back") {
 			t.Errorf("the host that is away refuses with %+v", r)
 		}
 	}
@@ -418,7 +418,7 @@ func TestAHostThatGaveASandboxBackIsPassedOverForAWhile(t *testing.T) {
 		t.Errorf("before the refusal expires, the refusals are %+v", refusals)
 	}
 	if chosen, _ := Place(WithoutExpiredRefusals(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {
-		t.Error("the host is still passed over after its refusal has expired")
+		t.Error("the host is still skipped after its refusal has expired")
 	}
 }
 
