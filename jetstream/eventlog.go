@@ -135,12 +135,11 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 // half as many.
 const republishedHeaders = 24
 
-// republished returns the record of a message that the server republished, and the record of the previous message in
-// the history. Both are 0 if the publisher may have forged them. The server appends its own headers to those of the
-// publisher. A publisher can therefore set headers with the same names first, or end its headers with an empty line,
-// where the client library stops reading. If the library has not read the server's headers, the raw headers are longer
-// than the headers in m. A publisher can write each of its headers a little shorter than republished expects. But there
-// are at most republishedHeaders of them, and together they save fewer bytes than the server's headers take.
+// republished returns the record of a message that the server republished, and the record of the message before it in
+// the history. Both are 0 if the publisher may have set them. The server appends its headers to the publisher's. The
+// publisher can name the same headers first, or hide the server's ones after an empty line: the client library reads no
+// further. Then the message is longer than the headers that the library has read. A publisher can make its own headers
+// shorter than they are when written again, but so few of them not by as much as the server's ones take.
 func republished(m *nats.Msg) (record, after uint64) {
 	count, size := 0, len("NATS/1.0\r\n\r\n")
 	for name, values := range m.Header {
