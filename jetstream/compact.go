@@ -290,7 +290,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	w.done.Waits = true
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // a compaction after the first snapshot will purge
+		return nil // there is no snapshot yet; a later compaction will purge
 	}
 	if err != nil {
 		return err

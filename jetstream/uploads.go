@@ -72,8 +72,8 @@ type Uploads struct {
 
 	mu      sync.Mutex
 	running sync.WaitGroup
-	stopped bool           // running takes no more; under mu
-	tenants map[string]int // uploads by tenant; under mu
+	stopped bool           // no more goroutines may start; guarded by mu
+	tenants map[string]int // number of uploads, by tenant; guarded by mu
 }
 
 // run starts a goroutine that ServeUploads waits for, unless ServeUploads is returning.
