@@ -31,7 +31,7 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 					"tenant", upload.tenant, "digest", upload.digest, "error", err)
 			}
 		}
-		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // uploads are renewed only in the second half of their life
+		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // uploads are renewed in the second half of their life
 			return ctx.Err()
 		}
 	}

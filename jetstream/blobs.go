@@ -101,7 +101,7 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 // RemoveUploadParts removes the chunks of interrupted uploads: chunks without an object, if the upload's last chunk is
 // older than age, normally [UploadPartsAge].
 func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) error {
-	ids := map[string]string{} // the ids of the stored objects, by the subjects of their entries
+	ids := map[string]string{} // the ids of stored objects, by the subject of the entry
 	entries := "$O." + protocol.BucketBlobs + ".M.*"
 	err := b.scan(ctx, "OBJ_"+protocol.BucketBlobs, entries, 1, func(m *stored) (bool, error) {
 		info := &jetstream.ObjectInfo{}
