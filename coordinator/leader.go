@@ -24,8 +24,8 @@ type leader struct {
 	lease *jetstream.Lease
 }
 
-// campaignPause is the time between two attempts to take the scheduler's lock. After a leader dies, the fleet is
-// without a scheduler for at most the time until its lease ends plus campaignPause.
+// campaignPause is the time between two attempts to take the scheduler's lock. After a leader dies, the fleet has no
+// scheduler until the leader's lease ends, and then for at most campaignPause.
 const campaignPause = 300 * time.Millisecond
 
 // campaign tries to take the scheduler's lock until ctx ends, and leads whenever it holds the lock.

@@ -329,8 +329,8 @@ func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Jo
 	return j, j.Refresh(ctx)
 }
 
-// findFresh does what find does, and also refreshes the journal from the log. If the log does not answer, the journal
-// keeps the state in memory.
+// findFresh is like find, but also refreshes the journal from the log. If the log does not answer, the journal keeps
+// the state in memory.
 func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	living := p.read.get(k) != nil
 	j, err := p.find(ctx, k, min)

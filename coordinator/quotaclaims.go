@@ -35,8 +35,8 @@ func shareOfClaim(c *protocol.QuotaClaim) share {
 }
 
 // take claims room for a request, until the log shows what the request did. A repeated claim replaces the earlier one.
-// uploads is the size of the tenant's stored uploads. It returns an error that names the limit that leaves no room, or
-// nil if the room is taken.
+// uploads is the size of the tenant's stored uploads. If a limit leaves no room, take returns an error that names the
+// limit. It returns nil if the claim succeeded.
 func (w *workingState) take(
 	c *protocol.QuotaClaim, quota protocol.Quota, uploads protocol.Bytes, until time.Duration,
 ) *protocol.Error {
@@ -87,7 +87,8 @@ func (w *workingState) dropClaimLocked(name claimName) {
 	}
 }
 
-// landClaimsLocked ends the claims of the requests that a folded batch accepted. Their sandbox's share counts them now.
+// landClaimsLocked ends the claims of the requests that are accepted by the events of a folded batch. Their sandbox's
+// share counts them now.
 func (w *workingState) landClaimsLocked(k key, events []protocol.Event) {
 	if len(w.tenants.claims) == 0 {
 		return
@@ -102,7 +103,7 @@ func (w *workingState) landClaimsLocked(k key, events []protocol.Event) {
 	}
 }
 
-// landClaimsInLocked ends the claims of all requests that a history accepted, after the whole history was read.
+// landClaimsInLocked ends the claims of all requests that are accepted in a history, after the whole history was read.
 func (w *workingState) landClaimsInLocked(k key, s *protocol.State) {
 	for name := range w.tenants.claims {
 		if name.key == k && name.upload == "" && (name.exec == "" || s.Execs[name.exec] != nil) {

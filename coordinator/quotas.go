@@ -204,7 +204,7 @@ func (p *pass) take(ctx context.Context) error {
 		if reply, err = c.conn.AskLeader(ctx, &protocol.LeaderQuery{Claim: &p.claim}); err != nil {
 			e := protocol.AsError(err)
 			if e.Reason == protocol.ReasonNoLeader {
-				// Many requests may wait for the same leader. They must not all wait until a query to it fails.
+				// Many requests may wait for the same leader. They must not all wait until a query to the leader fails.
 				c.quotas.silent.Store(int64(c.conn.SinceBoot() + leaderPause))
 				return err
 			}
@@ -349,7 +349,7 @@ func (c *coordinator) neverFits(b *protocol.Sandbox) *protocol.Error {
 	return over
 }
 
-// overAlone returns an error that names a limit of a quota that is less than what a sandbox needs, or nil.
+// overAlone returns an error if a sandbox alone needs more than a limit of the quota allows. The error names the limit.
 func overAlone(tenant string, s *protocol.SandboxSpec, quota protocol.Quota) *protocol.Error {
 	over := overQuota(tenant, load{}, loadOf(placement.UsageOf(s)), quota)
 	if over != nil {
@@ -358,7 +358,7 @@ func overAlone(tenant string, s *protocol.SandboxSpec, quota protocol.Quota) *pr
 	return over
 }
 
-// heldBy returns an error that names the limit of the tenant's quota that a sandbox waits for, or nil.
+// heldBy returns an error if a sandbox waits because of its tenant's quota. The error names the limit.
 func (c *coordinator) heldBy(b *protocol.Sandbox) *protocol.Error {
 	quota := c.quota(b.Tenant)
 	if quota == (protocol.Quota{}) || !waitsForHost(b) {
@@ -412,8 +412,8 @@ func (c *coordinator) tenants() []*protocol.Tenant {
 	return all
 }
 
-// readTenant answers what a tenant may use and uses. Only the leader knows the sizes of stored output and uploads. If
-// no leader answers, readTenant leaves them out.
+// readTenant answers with the quota and the use of a tenant. Only the leader knows the sizes of stored output and
+// uploads. If no leader answers, readTenant leaves them out.
 func (rd *reader) readTenant(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	if rd.admitter.Load() == nil {
 		reply, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})

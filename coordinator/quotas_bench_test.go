@@ -42,8 +42,8 @@ func BenchmarkFoldWithQuotas(b *testing.B) {
 }
 
 // BenchmarkExecsWithQuota accepts execs of 64 sandboxes, for a tenant with and without a limit of execs, by one
-// coordinator and by two. With two, about half of the claims go to the other coordinator. Run it with go test
-// ./coordinator -run - -bench ExecsWithQuota -benchtime 20000x.
+// coordinator and by two. With two coordinators, about half of the claims go to the other coordinator. Run it with go
+// test ./coordinator -run - -bench ExecsWithQuota -benchtime 20000x.
 func BenchmarkExecsWithQuota(b *testing.B) {
 	const sandboxes = 64
 	for _, coordinators := range []int{1, 2} {

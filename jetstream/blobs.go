@@ -140,8 +140,8 @@ func (b *BlobStore) HasBlob(ctx context.Context, tenant, digest string) (bool, e
 func (b *BlobStore) Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error) {
 	content, err := b.objects.openObject(ctx, protocol.BucketBlobs, blobName(tenant, digest))
 	if protocol.CodeOf(err) == protocol.NotFound && tenant == protocol.DefaultTenant {
-		// Clients of the version before stored uploads without a tenant. Only the default tenant may read these: another
-		// tenant could learn a digest and read what it did not upload.
+		// Clients of the previous version stored uploads without a tenant. Only the default tenant may read these
+		// uploads. Otherwise a tenant that learns a digest could read another tenant's upload.
 		return b.objects.openObject(ctx, protocol.BucketBlobs, digest)
 	}
 	return content, err

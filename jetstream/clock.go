@@ -122,7 +122,7 @@ func (s *storeClock) now() (now time.Time, measure bool) {
 	return s.epoch.Add(boot), measure
 }
 
-// measured ends a measurement that now asked for.
+// measured ends a measurement that the method now requested.
 func (s *storeClock) measured() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,11 +23,11 @@ type stored struct {
 	batch    *byte     // equal for all messages of one batched read; nil: the message was read alone
 
 	odd    bool // in a batched read: its headers cannot be believed, so it must be read from the leader
-	strict bool // header has what the server found in the raw headers
+	strict bool // header has the raw headers as the server reads them
 }
 
-// confirm reads a message again, with the headers as the server found them. A message that is no longer in the stream is
-// returned as it is.
+// confirm reads a message again, with the headers as the server reads them. If the message is no longer in the stream,
+// confirm returns m unchanged.
 func (s *streams) confirm(ctx context.Context, stream string, m *stored) (*stored, error) {
 	if m.strict {
 		return m, nil

@@ -95,8 +95,8 @@ func (ob *objectStore) renewObject(ctx context.Context, info *jetstream.ObjectIn
 func (ob *objectStore) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
-	// An entry that marks the object as removed decides between the removal and a writer that stores the object again.
-	// After that, no process needs the entry.
+	// The new entry marks the object as removed. It is refused if another process has stored the object again. Once the
+	// object is removed, no process needs the entry.
 	sequence, err := ob.writeEntry(ctx, &gone, expected)
 	if err != nil {
 		return translate(err, "remove "+info.Name)
@@ -232,7 +232,7 @@ func (u *upload) awaitOutcomes() {
 	}
 }
 
-// send publishes a message and waits until no more messages are in flight than most allows.
+// send publishes a message, and then waits until the number of messages in flight is not above most.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	if err := u.progress(); err != nil {
 		return err

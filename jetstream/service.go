@@ -19,12 +19,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Endpoint answers a query of the read service. [UserOf] returns the user in ctx who asks.
+// Endpoint answers a query of the read service. [UserOf] returns the asking user from ctx.
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
 type userKey struct{}
 
-// UserOf returns the user who asks an [Endpoint], as the server's permissions prove; empty: the client has no user.
+// UserOf returns the user who sent the query that an [Endpoint] answers. The server's permissions prove the name.
+// Empty: the client has no user.
 func UserOf(ctx context.Context) string {
 	user, _ := ctx.Value(userKey{}).(string)
 	return user
@@ -203,7 +204,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
 	known := user == "" || protocol.ValidateUser("user", user) == nil
 	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
-		s.queries.log.Warn("dropped a query that wants its answer outside its user's inbox, or that a stream sent",
+		s.queries.log.Warn("dropped a query: its answer would go outside its user's inbox, or a stream republished it",
 			"subject", m.Subject, "reply", m.Reply)
 		return
 	}
@@ -285,8 +286,8 @@ func headerText(s string) string {
 	}, s))
 }
 
-// isRepublished reports whether a stream sent the message on: its publisher then is the server, and its subject proves
-// nothing about who wrote it.
+// isRepublished reports whether a stream republished the message. Then the server published it, and its subject proves
+// nothing about its author.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
 // Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs.

@@ -50,7 +50,8 @@ type StoredUpload struct {
 }
 
 // FollowUploads calls handle with the entry of each stored upload, and then with each change, until ctx ends. Uploads
-// that expire are not reported. caughtUp is called once, after all uploads that were stored at the start.
+// that expire are not reported. caughtUp is called once, after the entries of all uploads that were stored at the
+// start.
 func (b *BlobStore) FollowUploads(ctx context.Context, handle func(StoredUpload), caughtUp func()) error {
 	filter := "$O." + protocol.BucketBlobs + ".M.>"
 	return b.follow(ctx, "OBJ_"+protocol.BucketBlobs, filter, 1, func(m *stored) {
