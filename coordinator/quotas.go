@@ -264,21 +264,22 @@ func (l *leader) admit(ctx context.Context) error {
 	group.Go(func() error {
 		return l.retry(ctx, "answer other coordinators", func() error {
 			defer l.admitter.Store(nil)
-			return l.conn.ServeLeader(ctx, a.answer, func() { l.admitter.Store(a) })
+			answer := func(q *protocol.LeaderQuery) *protocol.LeaderReply { return a.answer(ctx, q) }
+			return l.conn.ServeLeader(ctx, answer, func() { l.admitter.Store(a) })
 		})
 	})
 	return group.Wait()
 }
 
 // answer returns the answer to another coordinator, or nil if this coordinator does not lead.
-func (a *admitter) answer(q *protocol.LeaderQuery) *protocol.LeaderReply {
+func (a *admitter) answer(ctx context.Context, q *protocol.LeaderQuery) *protocol.LeaderReply {
 	switch {
 	case a.lease.Check() != nil:
 		return nil
 	case q.Claim != nil:
 		return a.claim(q.Claim)
 	case q.Release != nil:
-		a.projection.work.drop(nameOfClaim(q.Release))
+		a.release(ctx, nameOfClaim(q.Release))
 		return &protocol.LeaderReply{}
 	case q.Quotas:
 		return &protocol.LeaderReply{Quotas: a.allQuotas()}
@@ -311,17 +312,32 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
+// release ends a claim that its request has left.
+func (a *admitter) release(ctx context.Context, name claimName) {
+	if name.upload == "" {
+		a.projection.work.drop(name)
+		return
+	}
+	a.projection.work.expire(name)
+	a.dropUpload(ctx, name)
+}
+
 // dropExpired drops the claims that no coordinator may use any more. Before that, it waits until everything that was
 // appended while these claims could be used is folded.
-func (l *leader) dropExpired(ctx context.Context) error {
+func (a *admitter) dropExpired(ctx context.Context) error {
 	for {
-		if names := l.projection.work.expired(l.conn.SinceBoot()); len(names) > 0 {
-			l.awaitLog(ctx)
+		now := a.conn.SinceBoot()
+		if names := a.projection.work.expired(now); len(names) > 0 {
+			a.awaitLog(ctx)
 			for _, name := range names {
-				l.projection.work.drop(name)
+				if name.upload != "" {
+					a.dropUpload(ctx, name)
+				} else {
+					a.projection.work.dropExpired(name, now)
+				}
 			}
 		}
-		if !backoff.Sleep(ctx, l.cfg.Timing.Scan) {
+		if !backoff.Sleep(ctx, a.cfg.Timing.Scan) {
 			return ctx.Err()
 		}
 	}

@@ -141,6 +141,8 @@ func goldenValues() map[string]any {
 		"reply-tenant-parts":  &Reply{Version: 1, Tenant: tenant, Tenants: []*Tenant{tenant}},
 		"leaderquery-parts": &LeaderQuery{Version: 1, Claim: &QuotaClaim{Tenant: "acme", Sandbox: "sb-1", Exec: "ex-1"},
 			Release: &QuotaClaim{Tenant: "acme", Upload: "sha256-00ff", Bytes: 7}, Quotas: true, Tenant: "acme", Tenants: true},
+		"leaderquery-upload-parts": &LeaderQuery{Version: 1,
+			Claim: &QuotaClaim{Tenant: "acme", Upload: "sha256-00ff", UploadID: "up-1", Bytes: 7}},
 		"leaderreply-parts": &LeaderReply{Version: 1, Error: failure, Lasts: Duration(time.Second),
 			Quotas: map[string]Quota{"*": tenant.Quota}, Tenants: []*Tenant{tenant}},
 		"request-extend":  &Request{Version: 1, TTL: Duration(time.Hour)},

@@ -64,6 +64,9 @@ type QuotaClaim struct {
 	Exec    string `json:"exec,omitempty"`   // for an exec; empty: for a create of Sandbox
 	Upload  string `json:"upload,omitempty"` // for an upload: its digest
 	Bytes   Bytes  `json:"bytes,omitempty"`  // for an upload: its size so far
+
+	// UploadID is the id of the upload. Each upload has its own claim. Empty: the coordinator has an earlier version.
+	UploadID string `json:"upload_id,omitempty"`
 }
 
 // LeaderReply is the answer to a [LeaderQuery].
