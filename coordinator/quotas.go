@@ -254,7 +254,9 @@ type admitter struct {
 
 // admit answers questions about quotas while the lease lasts.
 func (l *leader) admit(ctx context.Context) error {
-	l.awaitLog(ctx)
+	if err := l.awaitLog(ctx); err != nil {
+		return err
+	}
 	l.projection.work.forgetClaims()
 	a := &admitter{leader: l, uploads: newUploadUsage()}
 	defer l.admitter.Store(nil)
@@ -296,7 +298,7 @@ func (a *admitter) answer(ctx context.Context, q *protocol.LeaderQuery) *protoco
 // is reading the log again.
 func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	trusted, err := a.lease.Trusted()
-	if _, settled := a.projection.generation(); err != nil || !settled {
+	if err != nil || !a.projection.isCurrent() {
 		return nil
 	}
 	now := a.conn.SinceBoot()
@@ -328,7 +330,9 @@ func (a *admitter) dropExpired(ctx context.Context) error {
 	for {
 		now := a.conn.SinceBoot()
 		if names := a.projection.work.expired(now); len(names) > 0 {
-			a.awaitLog(ctx)
+			if err := a.awaitLog(ctx); err != nil {
+				return err
+			}
 			for _, name := range names {
 				if name.upload != "" {
 					a.dropUpload(ctx, name)
