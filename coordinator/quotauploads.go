@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -88,6 +90,17 @@ func (u *uploadUsage) has(name claimName) bool {
 	return stored && s.id == name.upload
 }
 
+// ids returns the ids of the stored uploads.
+func (u *uploadUsage) ids() map[string]bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	ids := make(map[string]bool, len(u.stored))
+	for _, s := range u.stored {
+		ids[s.id] = true
+	}
+	return ids
+}
+
 // known reports whether the uploads have been read.
 func (u *uploadUsage) known() bool {
 	u.mu.Lock()
@@ -117,19 +130,37 @@ func (a *admitter) followUploads(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		unfinished, err := a.conn.UnfinishedUploads(ctx)
-		if err != nil {
-			return err
-		}
-		for _, u := range unfinished {
-			a.projection.work.found(nameOfUpload(u.Tenant, u.Digest, u.ID), protocol.Bytes(u.Bytes))
-		}
 		a.uploads.reset(life)
-		return a.conn.FollowUploads(ctx, func(s jetstream.StoredUpload) {
-			a.uploads.set(s)
-			a.projection.work.drop(nameOfUpload(s.Tenant, s.Digest, s.ID))
-		}, a.uploads.caughtUp)
+		group, ctx := errgroup.WithContext(ctx)
+		read := newSignal()
+		group.Go(func() error {
+			return a.conn.FollowUploads(ctx, func(s jetstream.StoredUpload) {
+				a.uploads.set(s)
+				a.projection.work.drop(nameOfUpload(s.Tenant, s.Digest, s.ID))
+			}, read.give)
+		})
+		group.Go(func() error {
+			if !await(ctx, read) {
+				return ctx.Err()
+			}
+			return a.findUnfinished(ctx)
+		})
+		return group.Wait()
 	})
+}
+
+// findUnfinished claims room for the unfinished uploads. The claim of an upload that ends meanwhile is dropped with the
+// expired ones.
+func (a *admitter) findUnfinished(ctx context.Context) error {
+	unfinished, err := a.conn.UnfinishedUploads(ctx, a.uploads.ids())
+	if err != nil {
+		return err
+	}
+	for _, u := range unfinished {
+		a.projection.work.found(nameOfUpload(u.Tenant, u.Digest, u.ID), protocol.Bytes(u.Bytes))
+	}
+	a.uploads.caughtUp()
+	return nil
 }
 
 // dropUpload drops the expired claim of an upload, unless the store has chunks of an upload that is not complete. So an

@@ -61,6 +61,8 @@ func (c *coordinator) tenants(q *protocol.Query) (page []*protocol.Tenant, next 
 		k.tenants(names)
 	}
 	delete(names, spec.EveryTenant)
+	_, after, _ := strings.Cut(q.Page, ".")
+	maps.DeleteFunc(names, func(tenant string, _ struct{}) bool { return tenant <= after }) // cheaper than to sort them
 	rows, waiting := map[string]*protocol.Tenant{}, sync.OnceValue(c.waitingByTenant)
 	size := func(tenant string) int {
 		rows[tenant] = c.tenant(tenant, waiting)

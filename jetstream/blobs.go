@@ -108,7 +108,11 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 // RemoveUploadParts removes the chunks of interrupted uploads: chunks without an object, if the upload's last chunk is
 // older than age, normally [UploadPartsAge].
 func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) error {
-	return b.eachUnfinished(ctx, func(id string, _ uint64, last *stored) error {
+	complete, err := b.entries(ctx)
+	if err != nil {
+		return err
+	}
+	return b.eachUnfinished(ctx, complete, func(id string, _ uint64, last *stored) error {
 		if b.Now().Sub(last.time) <= age {
 			return nil
 		}
@@ -123,9 +127,9 @@ type UnfinishedUpload struct {
 	Bytes          int64  // stored for it; at most one chunk more than it has
 }
 
-// UnfinishedUploads returns the unfinished uploads.
-func (b *BlobStore) UnfinishedUploads(ctx context.Context) (all []UnfinishedUpload, err error) {
-	err = b.eachUnfinished(ctx, func(id string, chunks uint64, last *stored) error {
+// UnfinishedUploads returns the unfinished uploads. complete has the ids of stored objects; it may lack some.
+func (b *BlobStore) UnfinishedUploads(ctx context.Context, complete map[string]bool) (all []UnfinishedUpload, err error) {
+	err = b.eachUnfinished(ctx, complete, func(id string, chunks uint64, last *stored) error {
 		tenant, digest := splitBlobName(last.header.Get(headerObject))
 		all = append(all, UnfinishedUpload{Tenant: tenant, Digest: digest, ID: id, Bytes: int64(chunks) * blobChunk})
 		return nil
@@ -142,8 +146,8 @@ func (b *BlobStore) HasChunks(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// eachUnfinished visits the unfinished uploads, with the number of their chunks and the last chunk.
-func (b *BlobStore) eachUnfinished(ctx context.Context, visit func(id string, chunks uint64, last *stored) error) error {
+// entries returns the ids of the stored objects.
+func (b *BlobStore) entries(ctx context.Context) (map[string]bool, error) {
 	ids := map[string]string{} // the ids of stored objects, by the subject of the entry
 	entries := "$O." + protocol.BucketBlobs + ".M.*"
 	err := b.scan(ctx, "OBJ_"+protocol.BucketBlobs, entries, 1, func(m *stored) (bool, error) {
@@ -155,13 +159,17 @@ func (b *BlobStore) eachUnfinished(ctx context.Context, visit func(id string, ch
 		ids[m.subject] = info.NUID
 		return true, nil
 	})
-	if err != nil {
-		return err
-	}
-	complete := map[string]bool{}
+	complete := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		complete[id] = true
 	}
+	return complete, err
+}
+
+// eachUnfinished visits the unfinished uploads, with the number of their chunks and the last chunk.
+func (b *BlobStore) eachUnfinished(ctx context.Context, complete map[string]bool,
+	visit func(id string, chunks uint64, last *stored) error,
+) error {
 	return b.objects.eachPart(ctx, protocol.BucketBlobs, complete, func(id string, chunks uint64, last *stored) error {
 		name := last.header.Get(headerObject)
 		if name == "" {
