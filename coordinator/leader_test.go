@@ -1,6 +1,8 @@
 package coordinator
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -157,5 +159,34 @@ func TestANewLeaderDoesNotWaitForMessagesThatNeverArrive(t *testing.T) {
 	d.mustCreateAs("acme", "b", small())
 	if r := d.createAs("acme", "c", small()); r.Error == nil || r.Error.Reason != protocol.ReasonQuotaWaiting {
 		t.Errorf("a create beyond the quota is answered with %+v", r)
+	}
+}
+
+// A leader whose log was rewound restores its memory, and then grants no room before it has followed the log to its end.
+func TestALeaderGrantsNoRoomWhileItsMemoryIsRestored(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	c1, stop := d.inMemory(quotasOf("acme: {waiting: 1}").config("c1"))
+	defer stop()
+	d.leads(c1)
+	from, err := c1.projection.restore(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := d.submit(d.answers(), "acme", protocol.VerbCreate, "a", "create-a", protocol.Request{Sandbox: small()})
+	if r := create.hears(t); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonNoLeader {
+		t.Errorf("before the log was followed, a create is answered with %+v", r)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	followed := make(chan error, 1)
+	go func() { followed <- c1.projection.follow(ctx, &from, func() {}) }()
+	defer func() {
+		cancel()
+		if err := <-followed; !errors.Is(err, context.Canceled) {
+			t.Errorf("the log was followed until %v", err)
+		}
+	}()
+	if r := create.outcome(t); r.Error != nil {
+		t.Errorf("once the log was followed, the create is answered with %v", r.Error)
 	}
 }
