@@ -27,8 +27,8 @@ func (d *deployment) hold(c *coordinator, sandbox string) (release func()) {
 	return sync.OnceFunc(func() { close(end) })
 }
 
-// behind runs two coordinators, of which the first leads. accept makes the first accept requests. Then the second leads,
-// but has not folded what was appended since before accept, until release is called.
+// behind runs two coordinators, of which the first leads. accept makes the first accept requests. Then the second
+// leads, but has not folded what was appended since before accept, until release is called.
 func (d *deployment) behind(f *file, accept func(first *coordinator)) (second *coordinator, release, stop func()) {
 	d.t.Helper()
 	first, stopFirst := d.inMemory(f.config("c1"))
@@ -162,7 +162,7 @@ func TestANewLeaderDoesNotWaitForMessagesThatNeverArrive(t *testing.T) {
 	}
 }
 
-// A leader whose log was rewound restores its memory, and then grants no room before it has followed the log to its end.
+// A leader whose log was rewound restores its memory. It grants no room before it has followed the log to its end.
 func TestALeaderGrantsNoRoomWhileItsMemoryIsRestored(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

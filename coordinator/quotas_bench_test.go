@@ -191,7 +191,8 @@ func storeUploads(b *testing.B, server *embedded.Server, uploads int) {
 	<-js.PublishAsyncComplete()
 }
 
-// BenchmarkManyTenants lists 100,000 tenants, page by page. Run it with go test ./coordinator -run - -bench ManyTenants.
+// BenchmarkManyTenants lists 100,000 tenants, page by page. Run it with go test ./coordinator -run - -bench
+// ManyTenants.
 func BenchmarkManyTenants(b *testing.B) {
 	const tenants = 100_000
 	server, err := embedded.Start(embedded.Config{Dir: b.TempDir(), SyncLazily: true})

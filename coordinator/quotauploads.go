@@ -122,8 +122,8 @@ func (u *uploadUsage) caughtUp() {
 	u.read = true
 }
 
-// followUploads counts uploads while the lease lasts. A stored upload needs no claim any more. Unfinished uploads, which
-// other coordinators receive for claims of an earlier leader, count as claims until they are renewed or end.
+// followUploads counts uploads while the lease lasts. A stored upload needs no claim any more. Unfinished uploads,
+// which other coordinators receive for claims of an earlier leader, count as claims until they are renewed or end.
 func (a *admitter) followUploads(ctx context.Context) error {
 	return a.retry(ctx, "follow the uploads", func() error {
 		life, err := a.conn.BlobLife(ctx)

@@ -108,8 +108,8 @@ func (rd *reader) listTenants(ctx context.Context, _ string, q *protocol.Query) 
 	return &protocol.Reply{Tenants: page, Next: next}, err
 }
 
-// theLeadersPage returns the page that a query asks for from the leader's answer. A leader of an earlier version answers
-// with all tenants.
+// theLeadersPage returns the page that a query asks for from the leader's answer. A leader of an earlier version
+// answers with all tenants.
 func theLeadersPage(r *protocol.LeaderReply, q *protocol.Query) (*protocol.Reply, error) {
 	order := func(a, b *protocol.Tenant) int { return strings.Compare(a.Tenant, b.Tenant) }
 	token := func(t *protocol.Tenant) string { return tenantToken(t.Tenant) }

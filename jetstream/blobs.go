@@ -37,7 +37,8 @@ func (b *BlobStore) putBlobAs(ctx context.Context, tenant, digest, id string, r 
 	return b.storeBlob(ctx, tenant, digest, id, r)
 }
 
-// storeBlob stores content as an object with an id. It replaces a stored copy with the same digest that is no longer fresh.
+// storeBlob stores content as an object with an id. It replaces a stored copy with the same digest that is no longer
+// fresh.
 func (b *BlobStore) storeBlob(ctx context.Context, tenant, digest, id string, r io.Reader) error {
 	name := blobName(tenant, digest)
 	old, sequence, err := b.objects.objectAt(ctx, protocol.BucketBlobs, name)
@@ -128,8 +129,9 @@ type UnfinishedUpload struct {
 }
 
 // UnfinishedUploads returns the unfinished uploads. complete has the ids of stored objects; it may lack some.
-func (b *BlobStore) UnfinishedUploads(ctx context.Context, complete map[string]bool) (all []UnfinishedUpload, err error) {
-	err = b.eachUnfinished(ctx, complete, func(id string, chunks uint64, last *stored) error {
+func (b *BlobStore) UnfinishedUploads(ctx context.Context, complete map[string]bool) ([]UnfinishedUpload, error) {
+	var all []UnfinishedUpload
+	err := b.eachUnfinished(ctx, complete, func(id string, chunks uint64, last *stored) error {
 		tenant, digest := splitBlobName(last.header.Get(headerObject))
 		all = append(all, UnfinishedUpload{Tenant: tenant, Digest: digest, ID: id, Bytes: int64(chunks) * blobChunk})
 		return nil
