@@ -325,11 +325,13 @@ func (d *deployment) process(quotas string) (kill func()) {
 		d.t.Fatal(err)
 	}
 	kill = sync.OnceFunc(func() {
+		clients := d.server.NumClients()
 		if err := cmd.Process.Kill(); err != nil {
 			d.t.Error(err)
 		}
 		_ = stdin.Close() // the process is dead
 		_ = cmd.Wait()    // fails, because the process was killed
+		d.eventually("the server knows that the process has ended", func() bool { return d.server.NumClients() < clients })
 	})
 	d.t.Cleanup(kill)
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
