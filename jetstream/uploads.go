@@ -117,8 +117,9 @@ type UploadLimits struct {
 	MaxBytes protocol.Bytes // size of the content
 	Idle     time.Duration  // longest pause between two pieces; default 30 s
 
-	// Room returns the room that a tenant has for an upload. It may be nil: the tenants have no limits.
-	Room func(tenant, digest string) UploadRoom
+	// Room returns the room that a tenant has for an upload. id is the id of the object that the upload becomes. Room may
+	// be nil: the tenants have no limits.
+	Room func(tenant, digest, id string) UploadRoom
 }
 
 // ServeUploads receives uploads until ctx ends, and then discards those that are not complete.
@@ -233,7 +234,7 @@ func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 type receiver struct {
 	uploads        *Uploads
 	tenant, digest string
-	id             string
+	id             string // of the upload, and of the object that it becomes
 	idle           *time.Timer
 	to             *io.PipeWriter
 	from           *io.PipeReader
@@ -262,12 +263,12 @@ func (r *receiver) store(ctx context.Context) {
 	content := io.Reader(&verified{r: r.from, sum: sha256.New(), digest: r.digest})
 	var room UploadRoom
 	if r.uploads.limits.Room != nil {
-		room = r.uploads.limits.Room(r.tenant, r.digest)
+		room = r.uploads.limits.Room(r.tenant, r.digest, r.id)
 		content = &metered{ctx: ctx, r: content, room: room}
 	}
-	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, content)
+	r.err = r.uploads.blobs.putBlobAs(ctx, r.tenant, r.digest, r.id, content)
 	if room != nil {
-		room.Leave(r.err == nil)
+		room.Leave(context.WithoutCancel(ctx))
 	}
 	if r.err != nil && ctx.Err() != nil {
 		r.err = protocol.Errorf(protocol.Unavailable, "", "the coordinator that received the upload stops")

@@ -94,7 +94,7 @@ const (
 	EndpointUploaded = "uploaded" // Digest
 
 	EndpointTenant  = "tenant"  // no fields
-	EndpointTenants = "tenants" // no fields; for operators and fleet viewers
+	EndpointTenants = "tenants" // Limit, Page; for operators and fleet viewers
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
