@@ -258,7 +258,8 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 				subject = sub.Subject
 			}
 			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
-			if errors.Is(err, nats.ErrSlowConsumer) && !isUnder(subject, protocol.BlobFilter) {
+			asked := isUnder(subject, protocol.BlobFilter) || isUnder(subject, protocol.APISubject("*", "*"))
+			if errors.Is(err, nats.ErrSlowConsumer) && !asked { // those who asked ask again
 				go c.reconnected() // messages were dropped: followers must read them from the streams
 			}
 		}),
