@@ -86,10 +86,17 @@ func kindOf(share rights.Share) jwt.ExportType {
 	return jwt.Service
 }
 
+// answeredWithin is how long a server remembers that a message from another account awaits its answer. Each such message
+// takes about a kilobyte of the server until then, also if nobody answers it. Nobody waits longer than 10 s for an answer.
+const answeredWithin = 30 * time.Second
+
 func export(from *jwt.AccountClaims, share rights.Share) {
 	e := &jwt.Export{Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share)}
-	if share.Way == rights.AskedFor {
+	switch share.Way {
+	case rights.AskedFor:
 		e.ResponseType = jwt.ResponseTypeStream
+	case rights.Asked:
+		e.ResponseThreshold = answeredWithin
 	}
 	from.Exports.Add(e)
 }
