@@ -186,7 +186,8 @@ func (a *Authority) load() (*state, error) {
 	}
 	s := &state{}
 	if err := json.Unmarshal(data, s); err != nil {
-		return nil, internal("read the authority in "+filepath.Join(a.dir, stateFile), err)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "%s is damaged: restore it from a backup: %v",
+			filepath.Join(a.dir, stateFile), err)
 	}
 	if s.Version != stateVersion {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion,

@@ -118,7 +118,7 @@ func (s *state) mayIssue(id rights.Identity, again bool, now time.Time) error {
 			return e
 		case !again:
 			e := protocol.Errorf(protocol.AlreadyExists, "", "%s %s has valid credentials: revoke them first, or ask for "+
-				"further ones", id.Role, id.Name)
+				"further ones with --again", id.Role, id.Name)
 			e.Field = "name"
 			return e
 		}

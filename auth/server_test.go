@@ -482,3 +482,41 @@ func waitRefused(t *testing.T, s *testServer, c *auth.Credentials) {
 		return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthRevoked)
 	})
 }
+
+// A server remembers each message of a client until its answer. Without a bound of ours it does so for two minutes, and a
+// flood of messages that nobody answers fills its memory.
+func TestAServerForgetsUnansweredMessagesSoon(t *testing.T) {
+	t.Parallel()
+	a, signed := newAuthority(t)
+	part, err := auth.StaticConfig([]auth.StaticUser{
+		{Identity: rights.Identity{Role: rights.Coordinator, Name: "c1", Key: keyOfUser(t)}},
+		{Identity: rights.Identity{Role: rights.User, Name: "anna", Tenant: "blue", Key: keyOfUser(t)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]*testServer{trust(t, a).Streams: signed, "boxfleet": startServer(t, part)} {
+		account, err := s.LookupAccount(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, subject := range []string{"boxfleet.v1.api.>", "boxfleet.v1.request.>", "boxfleet.v1.blob.>"} {
+			if kept, err := account.ServiceExportResponseThreshold(subject); err != nil || kept > time.Minute {
+				t.Errorf("%s: a server remembers a message for %s, %v", subject, kept, err)
+			}
+		}
+	}
+}
+
+func keyOfUser(t *testing.T) string {
+	t.Helper()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := pair.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}

@@ -178,8 +178,6 @@ func (c *core) measureClock() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), measureWithin)
 	defer cancel()
-	ctx, end := c.await(ctx)
-	defer end()
 	if _, err := c.readStream(ctx, protocol.StreamEvents); err != nil {
 		c.log.Debug("could not measure the store's clock", "error", err)
 	}

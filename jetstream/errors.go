@@ -70,7 +70,7 @@ func translate(err error, doing string) error {
 		return protocol.Errorf(protocol.Cancelled, "", "%s: %v", doing, err)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %v", doing, err)
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrPermissionViolation):
+	case isRefusal(err), errors.Is(err, nats.ErrPermissionViolation):
 		return protocol.Errorf(protocol.PermissionDenied, "", "%s: %v", doing, err)
 	case errors.Is(err, jetstream.ErrBucketNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
 		return notProvisioned(doing)

@@ -37,12 +37,12 @@ type RequestQueue struct {
 func (q *RequestQueue) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
 	ctx, done := q.quorum.whileQuorum(ctx)
 	defer done()
-	ctx, cancel := q.await(ctx)
-	defer cancel()
 	subject := protocol.RequestSubject(tenant, verb, sandbox)
 	if q.user != "" {
 		subject = protocol.UserRequestSubject(tenant, q.user, verb, sandbox)
 	}
+	ctx, cancel := q.await(ctx, subject)
+	defer cancel()
 	m := nats.NewMsg(subject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	if inbox != "" {

@@ -43,10 +43,6 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
-// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait in the NATS client.
-// The client drops queries beyond its own limit, which also limits the memory that a flood of queries takes.
-const answersAtOnce = 256
-
 const serviceDescription = "Boxfleet: reads"
 
 // Queries serves and sends the queries of the read service.
@@ -105,7 +101,7 @@ func (s *readService) drain() {
 	}
 }
 
-// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time.
+// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time. The tenants take turns.
 func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint Endpoint) error {
 	stats := &micro.EndpointStats{
 		Name:       name,
@@ -113,16 +109,9 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 		QueueGroup: micro.DefaultQueueGroup,
 	}
 	s.endpoints = append(s.endpoints, stats)
-	slots := make(chan struct{}, answersAtOnce)
+	queue := newTurns(func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
-		err := s.subscribe(subject, stats.QueueGroup, func(m *nats.Msg) {
-			slots <- struct{}{}
-			go func() {
-				defer func() { <-slots }()
-				s.answer(ctx, m, endpoint, stats)
-			}()
-		})
-		if err != nil {
+		if err := s.subscribe(subject, stats.QueueGroup, queue.add); err != nil {
 			return err
 		}
 	}
