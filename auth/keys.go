@@ -52,7 +52,8 @@ func (a *Authority) key(public string) (nkeys.KeyPair, error) {
 	return pair, nil
 }
 
-// writeFile replaces a file at once: after a crash it has the old content or the new one. Only its owner can read it.
+// writeFile replaces a file in one step: after a crash the file has either the old or the new content. Only the owner
+// of the file can read it.
 func writeFile(name string, content []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // with mode 0600
 	if err != nil {

@@ -48,14 +48,14 @@ const (
 	Heard    Way = "heard" // the other account subscribes
 	Told     Way = "told"  // the other account publishes, all accounts may subscribe, and nobody answers
 
-	// Shown is for a subject that is also Asked: the other accounts without streams may subscribe to the messages of
-	// this account.
+	// Shown is for a subject that is also Asked: every other account without streams may subscribe to the messages that
+	// this share's account publishes.
 	Shown Way = "shown"
 )
 
-// Hears reports whether the account to may subscribe to the messages that the account from publishes on the subject.
-func (s Share) Hears(to, from Account) bool {
-	return to != from && (s.Way == Told || s.Way == Shown && to != Streams)
+// Hears reports whether one account may subscribe to the messages that another account publishes on the subject.
+func (s Share) Hears(subscriber, publisher Account) bool {
+	return subscriber != publisher && (s.Way == Told || s.Way == Shown && subscriber != Streams)
 }
 
 // Shared returns the subjects that pass between the account and the account of the streams. There are none for the

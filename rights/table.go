@@ -63,7 +63,7 @@ func follow(stream string, filters ...string) (subjects []string) {
 	return append(subjects, "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
 }
 
-// queue returns the subjects needed to take requests through a consumer with a name, and to settle them.
+// queue returns the subjects needed to take requests through each named consumer, and to acknowledge them.
 func queue(consumers ...string) (subjects []string) {
 	for _, c := range consumers {
 		of := protocol.StreamRequests + "." + c
