@@ -161,9 +161,9 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 	s.learn(&info)
 }
 
-// WaitReady waits until the sandbox is ready. It also notices changes since the last call on this handle. Ending ctx
-// ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason sandbox_stopped
-// or sandbox_deleted if the sandbox is stopped or deleted; not_found.
+// WaitReady waits until the sandbox is ready. It also returns for a change that happened between the last call on this
+// handle and this call. Ending ctx ends only the wait. Errors: the error that the sandbox failed with;
+// failed_precondition with reason sandbox_stopped or sandbox_deleted if the sandbox is stopped or deleted; not_found.
 func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
 
 // WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are the same as for [Sandbox.WaitReady].

@@ -200,7 +200,8 @@ func (f *feed) receiveLocked(b *protocol.Batch) {
 	case b.First() != f.last+1:
 		f.repair()
 	case f.record != 0 && b.Proof != nil && b.Proof.After > f.record:
-		f.repair() // b was stored after records that the feed has not read, and may be a copy of one of their batches
+		// the feed lacks the records before b, and b may be a copy of a batch in one of these records
+		f.repair()
 	default:
 		f.deliver(b)
 	}
@@ -382,7 +383,8 @@ func (f *feed) repairOnce() bool {
 }
 
 // learn asks the coordinators who owns the keys of doubted batches that are part of the history. The feed can then
-// believe later batches of the same writers. Without an answer, it reads these batches from the history, too.
+// believe later batches of the same writers. Without an answer, the feed does not believe these later batches and reads
+// them from the history.
 func (f *feed) learn(batches []*protocol.Batch) {
 	f.mu.Lock()
 	keys := f.unknownKeys(batches)

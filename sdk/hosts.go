@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so its methods are for
-// operators. The methods accept the name of a host's worker or a host id.
+// Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so the methods of Hosts
+// are for operators. The methods accept the name of a host's worker or a host id.
 type Hosts struct{ client *Client }
 
 // Hosts gives access to the calls about hosts.

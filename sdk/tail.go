@@ -232,8 +232,8 @@ func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
 			return e, nil
 		}
 	}
-	return nil, protocol.Errorf(protocol.Internal, "", "exec %s: record %d does not contain the event that ended it",
-		info.ID, info.Record)
+	return nil, protocol.Errorf(protocol.Internal, "",
+		"exec %s: record %d does not contain the event that ended the exec", info.ID, info.Record)
 }
 
 // take passes the new part of a chunk to the sink. If bytes before the chunk are missing, take drops the chunk and

@@ -78,7 +78,7 @@ func serverWithRights(t *testing.T, users map[string]string) (url string) {
 	return s.ClientURL()
 }
 
-// asUser connects a user and fails the test if the server refuses a subject to it.
+// asUser connects a user and fails the test if the server refuses the user a subject.
 func asUser(t *testing.T, url, tenant, user string) *sdk.Client {
 	t.Helper()
 	conn, err := jetstream.Connect(t.Context(), jetstream.Config{

@@ -2,8 +2,8 @@ package sdk
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// The types below are aliases of types in package protocol, which documents their fields. Values of either name can be
-// used for the other.
+// The types below are aliases of types in package protocol, which documents their fields. The two names of a type mean
+// the same type.
 
 // SandboxSpec says what a sandbox is: image, command, resources, network, mounts, services. Only Image is required.
 // Disk needs a host with a storage driver that supports quotas. A create is refused early if no host has such a driver.

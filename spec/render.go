@@ -49,8 +49,8 @@ func Origins(resolved protocol.SandboxSpec, layers ...Layer) map[string]string {
 	return origins
 }
 
-// YAML encodes the document so that [Parse] returns it again. comments, by wire name, become line comments of
-// their fields.
+// YAML encodes the document so that [Parse] returns it again. The parameter comments maps wire names of fields to
+// comments for the fields' lines.
 func (d *Document) YAML(comments map[string]string) []byte {
 	fields := &yaml.Node{Kind: yaml.MappingNode}
 	if d.ID != "" {

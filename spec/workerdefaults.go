@@ -62,7 +62,7 @@ func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protoco
 // Says reports whether a resolved spec contains everything that a layer sets. The resolved spec may contain more.
 func Says(resolved, layer protocol.SandboxSpec) bool {
 	full := Merge(layer, protocol.SandboxSpec{})
-	full.Resolve() // fills in the defaults within its fields
+	full.Resolve() // fills in the defaults inside the fields that the layer sets
 	set, wanted := reflect.ValueOf(layer), reflect.ValueOf(full)
 	has := reflect.ValueOf(Merge(resolved, protocol.SandboxSpec{}))
 	for i := range set.NumField() {
