@@ -136,7 +136,7 @@ func (a *Authority) makeRoom(replace bool) error {
 		return internal("look for an authority", err)
 	case !replace:
 		return protocol.Errorf(protocol.AlreadyExists, "",
-			"%s has an authority: all its credentials would become useless if it were replaced", a.dir)
+			"%s has an authority: a replacement would make all credentials of this authority useless", a.dir)
 	}
 	if err := os.Rename(file, filepath.Join(a.dir, replacedFile)); err != nil {
 		return internal("move the replaced authority aside", err)

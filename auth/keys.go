@@ -103,7 +103,7 @@ func checkPrivate(dir string) error {
 	}
 	if info.Mode().Perm()&fs.FileMode(0o077) != 0 {
 		return protocol.Errorf(protocol.FailedPrecondition, "",
-			"%s holds keys, and others than its owner have access to it: run chmod 700 %s", dir, dir)
+			"%s holds keys, and users other than its owner have access to it: run chmod 700 %s", dir, dir)
 	}
 	return nil
 }

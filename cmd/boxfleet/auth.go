@@ -49,7 +49,7 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// of opens the authority and calls do with it and with the identity of the holder that args and flags name.
+// of opens the authority. It calls do with the authority and with the identity of the holder that args and flags name.
 func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
 ) ([]auth.Issued, error) {
 	id, err := h.identity(args)
@@ -67,7 +67,7 @@ func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&h.tenant, "tenant", "", "`tenant` of a user or viewer; required for them")
+	cmd.Flags().StringVar(&h.tenant, "tenant", "", "`tenant` of a user or viewer; required for these roles")
 }
 
 // identity returns the identity that arguments and flags name, without a worker's host.
@@ -93,7 +93,7 @@ func roleNames(_ *cobra.Command, args []string, _ string) ([]string, cobra.Shell
 
 // tellServers tells the user to pass the change of the accounts to the servers.
 func (cmds authCommands) tellServers() {
-	cmds.note("servers do not know this yet: run boxfleet auth push")
+	cmds.note("the servers do not know of this change yet: run boxfleet auth push")
 }
 
 // describe names a holder for people.

@@ -238,8 +238,8 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// because returns the error of a wait that this client ended. If err has a reason why the fleet has not decided the
-// request yet, because adds that reason and its message.
+// The function because returns the error of a wait that this client ended. If err says why the fleet has not decided
+// the request yet, the returned error has that reason and its message, too.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -254,8 +254,8 @@ func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context running ends, or when the
-// exec has had its grace period and endMargin to end.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context named running ends, or when
+// the exec has had its grace period and endMargin to end.
 func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {

@@ -79,8 +79,8 @@ func (c *config) commonSettings() []setting {
 		{"output", outputText, "output format: text or json",
 			everyCommand, "o", oneOf(&c.Output, outputText, outputJSON)},
 		{"deadline", "0s",
-			"how long a client command may take; the fleet continues its request after that, except that boxfleet run " +
-				"deletes its sandbox; 0s: no limit",
+			"how long a client command may take; after that time the fleet continues the command's request, but " +
+				"boxfleet run deletes its sandbox; 0s: no limit",
 			everyCommand, "", parsed(&c.Deadline, notNegative)},
 		{"log_level", "warn", "log messages of this level and above to stderr: debug, info, warn or error",
 			everyCommand, "", oneOf(&c.LogLevel, logLevels...)},
