@@ -275,8 +275,8 @@ func (f *feed) coverFrom(sequence, record uint64) {
 	}
 }
 
-// replay delivers again everything after an event. A caller needs it if the feed may have delivered those batches
-// before the caller registered.
+// replay delivers again everything after an event. A caller calls replay if the feed may have delivered those
+// batches before the caller registered.
 func (f *feed) replay(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

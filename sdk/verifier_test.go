@@ -10,7 +10,7 @@ import (
 )
 
 // Somebody signs a batch in the name of another worker. If the history then has a batch of that worker at the same
-// record, the client must not take the host of the forger's key for the sandbox's host.
+// record, the client must not conclude from the forger's key that the sandbox is on the forger's host.
 func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	t.Parallel()
 	signed := func(record uint64, key, writer string) *protocol.Batch {

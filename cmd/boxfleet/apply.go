@@ -161,8 +161,8 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	return r, "", nil
 }
 
-// carryOut creates the missing sandboxes and, with wait, waits until all are ready. If one document fails, it continues
-// with the others, and it returns the error of the first document that failed.
+// carryOut creates the missing sandboxes and, if wait is true, waits until all sandboxes are ready. If one document
+// fails, it continues with the others, and it returns the error of the first document that failed.
 func (cmds applyCommands) carryOut(
 	ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string),
 ) error {

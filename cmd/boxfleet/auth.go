@@ -80,7 +80,7 @@ func (h *holder) identity(args []string) (rights.Identity, error) {
 	return id, full.Validate()
 }
 
-// roleNames completes the first argument.
+// roleNames completes the first argument with the names of the roles.
 func roleNames(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var all []string
 	if len(args) == 0 {
@@ -96,7 +96,7 @@ func (cmds authCommands) tellServers() {
 	cmds.note("the servers do not know of this change yet: run boxfleet auth push")
 }
 
-// describe names a holder for people.
+// describe returns text that names the holder of credentials for people.
 func describe(c *auth.Issued) string {
 	if c.Tenant != "" {
 		return fmt.Sprintf("%s %s of tenant %s", c.Role, c.Name, c.Tenant)

@@ -91,8 +91,8 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds the flags of settings: those that the named command has or, if command is "", those that every command
-// has.
+// addFlags adds the flags of the settings that belong to a command. If command is "", it adds the flags that all
+// commands have.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {

@@ -108,8 +108,8 @@ func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	return stop
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready,
-// and the ping finds the credentials for it through the connection file.
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before the worker of up is
+// ready, and the ping finds the credentials for the server through the connection file.
 func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)
