@@ -66,7 +66,7 @@ type SigningKey struct {
 	AcceptedUntil time.Time `json:"accepted_until,omitzero"`
 }
 
-// Replace says that [Init] may replace an existing authority.
+// Replace is true if [Init] may replace an existing authority.
 type Replace bool
 
 // Init makes an authority in a directory, with a new operator, and returns it. It makes the directory if it does not

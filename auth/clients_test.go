@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// world has one connection of each of these roles to one server. The server has the streams that the clients try to
-// reach.
+// world has a connection to one server for each role that a field names. The server has the streams that the clients
+// try to reach.
 type world struct {
 	coordinator, user, viewer, fleetViewer, worker *client
 }

@@ -71,7 +71,7 @@ func (d *deciding) run(ctx context.Context, maxAge time.Duration) (stop func() e
 	}
 }
 
-// everything makes the coordinator do everything that it does in the life of a deployment.
+// everything is the whole life of a deployment.
 func (d *deciding) everything(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

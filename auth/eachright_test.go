@@ -64,8 +64,8 @@ var withoutTrial = map[rights.Role][]right{
 	},
 }
 
-// withoutKey has the rights that only a connection with a key needs, because it signs what it appends. The connections
-// of trials have no key.
+// withoutKey has the rights that only a connection with a key needs, because only such a connection signs the events
+// that it appends. The connections of trials have no key.
 var withoutKey = map[rights.Role][]right{
 	rights.Coordinator: {
 		{rights.Publish, protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},

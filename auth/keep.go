@@ -12,7 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// UnknownHost is the host in the credentials of a worker that has not learned the id of its Docker host. No host has it.
+// UnknownHost is the host in the credentials of a worker that has not learned the id of its Docker host. No host has
+// this id.
 const UnknownHost = "-"
 
 // Keep makes sure that a file has credentials that servers accept for an identity. It makes new credentials if the file
@@ -86,8 +87,8 @@ func readCredentials(file string) (rights.Identity, error) {
 	return id, nil
 }
 
-// isValid reports whether held, the identity of some credentials, is the wanted identity, and whether servers accept
-// these credentials and the present signing key of the role signed them.
+// isValid reports whether held, the identity in a credentials file, is good for the wanted identity: the two are equal,
+// servers accept the credentials, and the present signing key of the role signed them.
 func (s *state) isValid(wanted, held rights.Identity, a *Authority) bool {
 	wanted.Key = held.Key
 	return wanted == held && slices.ContainsFunc(s.Issued, func(c Issued) bool {

@@ -92,7 +92,7 @@ func syncDir(name string) error {
 	return err
 }
 
-// checkPrivate refuses a directory that others can read: it holds seeds.
+// checkPrivate refuses a directory that other users can read, because the directory holds seeds.
 func checkPrivate(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {

@@ -91,7 +91,7 @@ func (c *roleConn) refusals(t *testing.T) []string {
 	return slices.Clone(c.refused[:at])
 }
 
-// runCoordinator runs a coordinator on its connection until the test ends.
+// runCoordinator runs a coordinator on the connection until the test ends.
 func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.Assets) {
 	t.Helper()
 	ready, ended := make(chan struct{}), make(chan error, 1)

@@ -4,9 +4,9 @@ import "github.com/boxfleet/boxfleet/protocol"
 
 // Account is one of the accounts of a deployment. A server publishes its answers to any reply subject that a message
 // names, and does not check whether the sender may publish there. So everybody in the account with the streams can have
-// answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. The
-// others are in accounts without streams, which share only the subjects of [Account.Shared] with it. If the sender is
-// in such an account, the answer stays in that account and reaches no stream.
+// answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. All
+// other roles are in accounts without streams, which share only the subjects of [Account.Shared] with the account of
+// the streams. If the sender is in such an account, the answer stays in that account and reaches no stream.
 type Account string
 
 // The accounts. Their texts are part of the names that servers and tools show.
@@ -69,7 +69,8 @@ func (a Account) Shared() (shared []Share) {
 	switch a {
 	case Clients:
 		add(Asked, root+"api.>", root+"blob.>", root+"request.>")
-		// Accounts subscribe to the answers to requests, because these come long after the acknowledgement.
+		// The account subscribes to the answers to requests, because an answer comes long after the acknowledgement of
+		// the request.
 		add(Heard, "_INBOX.>", root+"live.>", protocol.StatusSubject)
 	case Workers:
 		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>",

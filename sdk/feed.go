@@ -34,7 +34,7 @@ const (
 // recheckPause is the current pause between two rechecks of a feed.
 type recheckPause time.Duration
 
-// next returns the pause until the next recheck. silent means that nothing has arrived since the last recheck.
+// next returns the pause until the next recheck. silent is true if nothing has arrived since the last recheck.
 func (p *recheckPause) next(silent bool) time.Duration {
 	d := minRecheck
 	if silent {
@@ -289,7 +289,7 @@ func (f *feed) rewind(sequence, record uint64) {
 	if f.first == 0 || f.first > sequence+1 {
 		f.first = sequence + 1
 	}
-	f.early = nil // the repair reads them
+	f.early = nil // the repair reads these batches from the history
 	if f.last == 0 || f.last > sequence {
 		f.last, f.record, f.chain.Unknown = sequence, record, true
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// followerBuffer is how many live batches a follower holds for a slow reader. It drops further batches and reads them
-// from the history later, so a slow reader uses a bounded amount of memory.
+// followerBuffer is how many live batches a follower holds for a slow reader. The follower drops further batches and
+// reads them from the history later, so a slow reader uses a bounded amount of memory.
 const followerBuffer = 256
 
 // follower returns the batches of a sandbox's history after an event: in order, and each batch once. It never ends by

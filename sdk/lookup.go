@@ -71,7 +71,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 }
 
 // isDone reports whether a sandbox or exec has reached the state that a request of this verb asks for, or is changing
-// to it.
+// to that state.
 func isDone(reply *protocol.Reply, verb string) bool {
 	switch verb {
 	case protocol.VerbCancel:

@@ -69,7 +69,7 @@ func (c *Client) ask(ctx context.Context, r Request, mode submitMode) (*protocol
 	return sub.wait(ctx)
 }
 
-// wait returns the outcome. If the outcome is an error, wait returns it as its error.
+// wait returns the outcome: the reply or, if the outcome is an error, that error.
 func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	for {
 		var reply *protocol.Reply
@@ -135,7 +135,7 @@ func (s *submission) check(reply *protocol.Reply) error {
 		s.request.Sandbox)
 }
 
-// withIDField sets the field of the error for an id that was used before. Coordinators do not set it.
+// withIDField sets the field of the error for an id that was used before. Coordinators leave this field empty.
 func withIDField(e *Error) *Error {
 	if e.Code != protocol.AlreadyExists || e.Field != "" {
 		return e

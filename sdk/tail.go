@@ -288,7 +288,7 @@ func (t *tail) readLog(ctx context.Context) error {
 }
 
 // takeStored takes a chunk that was read from the log. The chunk says how much of each stream had been stored before
-// it. If that includes the missing bytes, they have expired.
+// it. If the missing bytes had been stored, they have expired.
 func (t *tail) takeStored(k jetstream.Chunk) error {
 	if at := t.offset[k.Stream]; k.Offset > at {
 		stored := map[string]int64{Stdout: k.NextStdout, Stderr: k.NextStderr}[k.Stream]

@@ -28,7 +28,7 @@ const (
 	rulesAge = 5 * time.Second
 )
 
-// current returns the rules of the deployment, if the client knows them. stale means that the client should ask again.
+// current returns the rules of the deployment, if the client knows them. stale is true if the client should ask again.
 func (w *writers) current() (rules protocol.Rules, known, stale bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

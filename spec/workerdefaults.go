@@ -7,8 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ParseWorkerDefaults parses the defaults of a worker's operator for its sandboxes. It returns nil if the text sets no
-// default. Errors: invalid_argument, or permission_denied for a forbidden network range, with line, column and field.
+// ParseWorkerDefaults parses the defaults that the operator of a worker sets for the worker's sandboxes. It returns nil
+// if the text sets no default. Errors: invalid_argument, or permission_denied for a forbidden network range, with line,
+// column and field.
 func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) {
 	var s protocol.SandboxSpec
 	d, err := parseInto(data, o, "worker.defaults", reflect.ValueOf(&s).Elem())

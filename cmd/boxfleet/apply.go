@@ -228,7 +228,7 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 	return nil
 }
 
-// await waits for a sandbox that exists already. An interrupted apply may have created it.
+// await waits for a sandbox that exists already. An interrupted apply may have created the sandbox.
 func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ bool) error {
 	box := c.Sandbox(r.ID)
 	return r.ended(box, box.WaitReady(ctx))

@@ -40,8 +40,8 @@ func (o *execOptions) add(cmd *cobra.Command) {
 	o.line.of(cmd, "SANDBOX")
 }
 
-// spec returns the spec of the exec. If no id is given, it chooses one: messages can then name the exec, and an
-// interrupted client can cancel the exec before it is accepted.
+// spec returns the spec of the exec. If no id is given, spec chooses one: messages can then name the exec, and an
+// interrupted client can cancel the exec before a coordinator has accepted it.
 func (o *execOptions) spec(cmd *cobra.Command, stdin io.Reader) (*protocol.ExecSpec, error) {
 	spec, err := o.execFlags.spec(stdin, o.line.command)
 	if err != nil {
@@ -209,8 +209,8 @@ const (
 	endMargin    = 15 * time.Second // how long the exec may take to end after its cancel, beyond its grace period
 )
 
-// execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until it
-// has ended. The client's deadline ends only the wait.
+// execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until the
+// command has ended. The client's deadline ends only the wait.
 func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
 	opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))

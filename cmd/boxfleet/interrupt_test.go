@@ -27,8 +27,8 @@ import (
 // asProgram is an environment variable. If it is set, the test binary runs as the boxfleet program.
 const asProgram = "BOXFLEET_TEST_PROGRAM"
 
-// TestAsProgram is not a test. Other tests start the test binary with [asProgram] set; then it runs the program with
-// the arguments after "--".
+// TestAsProgram is not a test. Other tests start the test binary with [asProgram] set; the test binary then runs the
+// program with the arguments after "--".
 func TestAsProgram(t *testing.T) {
 	if os.Getenv(asProgram) == "" {
 		t.Skip("other tests run it")

@@ -206,8 +206,8 @@ func (c *config) storageSettings() []setting {
 	}
 }
 
-// historySettings say which messages of a sandbox's history stay in the event log. The others are compressed and moved
-// out of the log.
+// historySettings say which messages of a sandbox's history stay in the event log. All other messages are compressed
+// and moved out of the log.
 func (c *config) historySettings() []setting {
 	k := &c.Coordinator
 	return []setting{
