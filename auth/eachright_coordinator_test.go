@@ -180,7 +180,7 @@ func (d *deciding) sandbox(ctx context.Context, name string) error {
 	return errors.Join(err, err2, err3, err4)
 }
 
-// deleted makes a sandbox as the method sandbox does, deletes it, and waits until nothing of it is stored.
+// deleted makes a sandbox as the method sandbox does, deletes it, and waits until nothing of the sandbox is stored.
 func (d *deciding) deleted(ctx context.Context) error {
 	if err := d.sandbox(ctx, "gone"); err != nil {
 		return err

@@ -117,7 +117,7 @@ type trials struct {
 const unused = "nobody.uses.this"
 
 // startTrials runs a server whose configuration lists the members, each without the right that it lacks. The user root,
-// in the account of the streams, may do everything, because its configuration lists no permissions.
+// in the account of the streams, may do everything, because the configuration lists no permissions for root.
 func startTrials(t *testing.T, members ...*member) *trials {
 	t.Helper()
 	users := make([]auth.StaticUser, len(members))
@@ -268,8 +268,8 @@ func (s *trials) judge(t *testing.T, m *member, run scenario) {
 // trialTime is the longest time for one scenario.
 const trialTime = 30 * time.Second
 
-// eachRight returns members of a role: one with all rights, and for each right one that lacks it. The parameter make
-// returns the identity of the member with a number.
+// eachRight returns members of a role: one with all rights, and for each right one that lacks it. The function make
+// returns the identity of member number n.
 func eachRight(t *testing.T, role rights.Role, make func(n int) rights.Identity) (members []*member) {
 	t.Helper()
 	for n, lacks := range append([]right{{}}, usual(role)...) {

@@ -43,8 +43,8 @@ type Options struct {
 	RequestTimeout time.Duration
 
 	// IDPrefixes lets callers pass the beginning of a generated sandbox id instead of the whole id: at least
-	// [protocol.MinPrefix] characters, with which the id of exactly one sandbox begins. It is meant for people who type
-	// ids.
+	// [protocol.MinPrefix] characters, and enough to tell the sandbox from all others. This option is meant for people
+	// who type ids.
 	IDPrefixes bool
 
 	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open

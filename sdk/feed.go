@@ -17,9 +17,10 @@ const (
 	// server later than the batches of a request that was sent after the subscription. That server does not deliver
 	// these batches.
 	firstCheck = 500 * time.Millisecond
-	// minRecheck is how long a feed with users may be silent before it reads the history. The leader of the log first
-	// stores a batch and then publishes it. If the leader dies in between, subscribers do not get the batch. The pause
-	// doubles after each silent pause.
+	// minRecheck is the shortest pause between two rechecks of a feed. A recheck reads the history if the feed has
+	// users and nothing has arrived since the last recheck. Subscribers may have missed a batch, because the leader of
+	// the log first stores a batch and then publishes it, and may die in between. The pause doubles after each recheck
+	// that finds the feed silent.
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
 	// A batch that the client does not believe makes the feed read the history. doubtPause is the shortest pause
@@ -275,7 +276,7 @@ func (f *feed) coverFrom(sequence, record uint64) {
 	}
 }
 
-// replay delivers again everything after an event. A caller calls replay if the feed may have delivered those
+// replay delivers all batches after an event again. A caller calls replay if the feed may have delivered some of these
 // batches before the caller registered.
 func (f *feed) replay(sequence, record uint64) {
 	f.mu.Lock()

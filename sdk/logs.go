@@ -211,7 +211,8 @@ func isSilent(state SandboxState) bool {
 	return state == protocol.StateFailed || state == protocol.StateDeleted
 }
 
-// untilSilent follows a sandbox's events, starting with number from, until the sandbox has failed or is deleted.
+// untilSilent follows a sandbox's events, starting with the event that has the number from, until the sandbox has
+// failed or is deleted.
 func untilSilent(ctx context.Context, c *Client, sandbox string, from uint64) error {
 	for {
 		var err error

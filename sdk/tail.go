@@ -202,7 +202,8 @@ func (t *tail) catchUpAndFollow(ctx context.Context, info *ExecInfo) (*Event, er
 	}
 }
 
-// newest reads the exec again. If no coordinator answers, it returns info; the history then provides everything newer.
+// newest reads the exec again. If no coordinator answers, it returns info, and the caller learns all later changes from
+// the history.
 func (t *tail) newest(ctx context.Context, info *ExecInfo) (*ExecInfo, error) {
 	if info.State.Terminal() {
 		return info, nil

@@ -222,8 +222,8 @@ func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	wantError(t, err, protocol.NotFound, "")
 }
 
-// No inbox and no user that a client can name may make the server close the connection of a coordinator. Otherwise such
-// a request would end each coordinator that receives it.
+// A client can put any inbox and any user into a request. None of these names may make the server close the connection
+// of a coordinator. Otherwise the request would end each coordinator that receives it.
 func TestNoNameEndsACoordinator(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -122,8 +122,8 @@ func (o *old) findsTheEnd() {
 	}
 }
 
-// The feed receives a copy of an old batch. The record of the copy is newer than the batches that the feed has yet to
-// read. The feed must still read them.
+// The feed receives a copy of an old batch. The copy has a newer record than batches that the feed has not read yet.
+// The feed must still read those batches.
 func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)

@@ -44,7 +44,7 @@ func (w *writers) of(key string) (protocol.RegisteredWriter, bool) {
 	return writer, known
 }
 
-// learn asks the coordinators for the rules of the deployment and for the writers that own some keys.
+// learn asks the coordinators for the rules of the deployment and for the writers that own the given keys.
 func (w *writers) learn(ctx context.Context, keys []string) error {
 	for first := true; first || len(keys) > 0; first = false {
 		n := min(len(keys), protocol.MaxKeys)

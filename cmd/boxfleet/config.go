@@ -261,9 +261,9 @@ func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.y
 // dataDir returns the default data directory of up, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
-// userDir returns the path of name in the directory boxfleet of a user directory. The user directory is the value of
-// the XDG variable or, if the variable is not set, the subdirectory of the home directory that the parameter below
-// names. If there is no home directory either, userDir returns "", so that nothing is written to the root directory.
+// userDir returns the path DIR/boxfleet/name. DIR is the value of the environment variable or, if the variable is not
+// set, the directory HOME/below. Without a home directory, userDir returns "", so that nothing is written to the root
+// directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)

@@ -108,9 +108,9 @@ machine goes down.`,
 	return cmd
 }
 
-// withHint adds to the error of an exec the command that the user may have meant. If the sandbox is stopped, this is
-// `boxfleet sandbox resume`. If the user typed `boxfleet exec list web` and no sandbox is called list, this is
-// `boxfleet execs list web`.
+// withHint adds a command that the user may have meant to the error of an exec. If the sandbox is stopped, the command
+// is `boxfleet sandbox resume`. If the user typed `boxfleet exec list web` and no sandbox is called list, the command
+// is `boxfleet execs list web`.
 func withHint(err error, line *commandLine) error {
 	verb := line.ids[0]
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
