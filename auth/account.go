@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// name is the name of the operator, and of the account of the streams, as servers and tools show it.
+// name is how servers and tools name the operator and the account of the streams.
 const name = "boxfleet"
 
 // signOperator signs the operator and the system account with the operator's key.
@@ -38,8 +38,8 @@ func (a *Authority) signOperator(s *state) error {
 	return nil
 }
 
-// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares. It keeps a
-// stored account that has all of them already.
+// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares. A stored
+// account with the same content is not signed again.
 func (a *Authority) signAccounts(s *state) error {
 	signed := make([]*jwt.AccountClaims, len(s.Accounts))
 	for i, of := range s.Accounts {
@@ -197,7 +197,7 @@ func (s *state) claims(of account, now time.Time) (*jwt.AccountClaims, error) {
 // account subscribe to, and could connect clients of its own. MQTT would make streams that Boxfleet does not know.
 var connections = jwt.StringList{jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket, jwt.ConnectionTypeInProcess}
 
-// sameAccount reports whether two accounts have the same content, whenever they were signed.
+// sameAccount reports whether two accounts have the same content. It ignores when they were signed.
 func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
 	texts := [2][]byte{}
 	for i, account := range []*jwt.AccountClaims{a, b} {

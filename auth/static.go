@@ -30,7 +30,7 @@ func (u *StaticUser) User() string {
 }
 
 // HashPassword returns the bcrypt hash of a password. Error: invalid_argument with field password unless the password
-// has 16 to 72 bytes; bcrypt ignores further ones.
+// has 16 to 72 bytes; bcrypt ignores bytes after the 72nd.
 func HashPassword(password string) (string, error) {
 	if len(password) < 16 || len(password) > 72 {
 		return "", protocol.Invalid("password", "must have 16 to 72 bytes, got %d", len(password))

@@ -123,7 +123,8 @@ func (w *followed) sees(seen <-chan sdk.Event, want protocol.Kind, within time.D
 	}
 }
 
-// The server publishes to clients every message that a worker stores in a history. A client believes only proven ones.
+// The server publishes to clients every message that a worker stores in a history. A client believes only messages
+// whose writer is proven.
 func TestAClientNeverSeesWhatAWorkerOfAnotherHostForges(t *testing.T) {
 	t.Parallel()
 	w := newFollowed(t)

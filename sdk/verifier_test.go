@@ -10,7 +10,7 @@ import (
 )
 
 // Somebody signs a batch in the name of another worker. If the history then has a batch of that worker at the same
-// record, the client must not take the host of the forger's key for the sandbox's host.
+// record, the client must not conclude from the forger's key that the sandbox is on the forger's host.
 func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	t.Parallel()
 	signed := func(record uint64, key, writer string) *protocol.Batch {
@@ -122,8 +122,8 @@ func (o *old) findsTheEnd() {
 	}
 }
 
-// The feed receives a copy of an old batch. The record of the copy is newer than the batches that the feed has yet to
-// read. The feed must still read them.
+// The feed receives a copy of an old batch. The copy has a newer record than batches that the feed has not read yet.
+// The feed must still read those batches.
 func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)

@@ -120,7 +120,7 @@ func TestLostAndDamagedFilesOfUpAreNamed(t *testing.T) {
 		"lost authority":      {authority, 0, "", "is lost: restore it from a backup"},
 		"damaged authority":   {authority, 0o600, "{", "is damaged"},
 		"lost credentials":    {user, 0, "", ""},
-		"damaged credentials": {user, 0o600, "x", "user.creds has no usable credentials: remove it"},
+		"damaged credentials": {user, 0o600, "x", "user.creds has no usable credentials: remove the file"},
 		"readable by others":  {user, 0o644, "x", "run chmod 600"},
 	} {
 		t.Run(name, func(t *testing.T) {
