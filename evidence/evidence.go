@@ -41,7 +41,7 @@ func (e *Evidence) digest() string {
 	bare.Digest = ""
 	data, err := json.Marshal(&bare)
 	if err != nil {
-		return "" // a year beyond 9999 has no JSON form; no digest is empty
+		return "" // a year beyond 9999 has no JSON form; the empty text never matches a digest
 	}
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
