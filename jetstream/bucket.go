@@ -149,7 +149,7 @@ func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle
 		if !IsRewound(err) {
 			return err
 		}
-		b.streams.log.Warn("a bucket was recreated, or lost changes that were already read; reading it from its beginning",
+		b.streams.log.Warn("a bucket lacks changes that were read before; reading the whole bucket again",
 			"bucket", b.name)
 		after = 0
 	}

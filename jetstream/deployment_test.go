@@ -152,7 +152,7 @@ func (d *deployment) connTo(t testing.TB, url string) *jetstream.Conn {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	c, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Logger: quiet, Options: func(o *nats.Options) {
-		o.IgnoreDiscoveredServers = true // connections to their addresses would bypass a proxy
+		o.IgnoreDiscoveredServers = true // connections to discovered addresses would bypass a test's proxy
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func readHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*prot
 	return s, batches
 }
 
-// same compares two values by their JSON.
+// same fails the test if the two values differ in JSON.
 func same(t testing.TB, what string, got, want any) {
 	t.Helper()
 	g, err := json.Marshal(got)

@@ -190,7 +190,7 @@ func (f *follower) nextOf(ctx context.Context, messages *puller) (*nats.Msg, err
 	return messages.next(ctx)
 }
 
-// progress calls caughtUp, once, when the follower has caught up.
+// progress calls the function caughtUp when the follower has caught up. It calls caughtUp only once.
 func (f *follower) progress() {
 	if f.caughtUp != nil && f.next > f.target && f.pending == 0 {
 		f.caughtUp()

@@ -349,11 +349,12 @@ func (g *Growth) mark(ctx context.Context) error {
 	return err
 }
 
-// nearlyAll and all report whether a copy has enough messages of its origin.
+// The functions nearlyAll and all report whether a copy has enough messages of its origin.
 func nearlyAll(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= from.Msgs }
 func all(from, to jetstream.StreamState) bool       { return to.LastSeq >= from.LastSeq }
 
-// copied waits until a copy has enough messages of its origin.
+// copied waits until the function enough reports that a copy has enough messages of its origin. The parameter copied is
+// the name of the copy.
 func (g *Growth) copied(ctx context.Context, copied, origin string,
 	enough func(from, to jetstream.StreamState) bool) error {
 	for {

@@ -364,7 +364,7 @@ func (l *load) count() int {
 	return len(l.confirmed)
 }
 
-// end stops the load and checks that the log has every confirmed exec.
+// The method end stops the load and checks that the log has every confirmed exec.
 func (l *load) end(t *testing.T, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
 	l.stop.Store(true)
