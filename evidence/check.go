@@ -189,7 +189,7 @@ func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protoco
 	case !required:
 		return nil
 	case p.Signature != nil && !known:
-		return notProven("it does not name the message that it follows")
+		return notProven("it does not expect a last message")
 	case begins:
 		return c.chain.Verify(c.rules, nil, b, p)
 	case b.First() != next && p.Fault == nil:

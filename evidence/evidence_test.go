@@ -308,8 +308,7 @@ func TestMissingMessagesAreFound(t *testing.T) {
 	}
 }
 
-// visit calls the function change for each value in the JSON form of the evidence. It passes a function that replaces
-// the value.
+// visit calls change for each value in the JSON form of the evidence, with a function that replaces the value.
 func visit(path string, v any, set func(any), change func(path string, v any, set func(any))) {
 	switch v := v.(type) {
 	case map[string]any:

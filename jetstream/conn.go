@@ -400,9 +400,8 @@ func (c *core) mayHaveGrown() {
 // errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
-// await limits the wait for one answer to the connection's timeout, as [connection.bound] does. If the connection is
-// lost, the returned context ends with the cause errCutOff, so that the caller can repeat the call on the next
-// connection.
+// await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
+// with the cause errCutOff, so that the caller can repeat the call on the next connection.
 func (c *connection) await(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)

@@ -135,14 +135,11 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 // half as many.
 const republishedHeaders = 24
 
-// republished returns the record of a message that the server republished, and the record of the message before that
-// message in the history. Both records are 0 if the publisher may have set them.
-//
-// The server appends its headers to those of the publisher. A publisher can try two forgeries. If it sets headers with
-// the server's names, these headers appear twice. If it ends its own headers with an empty line, the client library
-// does not read the server's headers after that line, and the message is longer than the headers that the library has
-// read. The publisher cannot hide this length: it can write each of its own headers slightly shorter than republished
-// counts, but republishedHeaders headers save fewer bytes than the server's headers take.
+// republished returns the record of a message that the server republished, and the record of the message before it in
+// the history. Both are 0 if the publisher may have set them. The server appends its headers to the publisher's. The
+// publisher can name the same headers first, or hide the server's ones after an empty line: the client library reads no
+// further. Then the message is longer than the headers that the library has read. A publisher can make its own headers
+// shorter than they are when written again, but so few of them not by as much as the server's ones take.
 func republished(m *nats.Msg) (record, after uint64) {
 	count, size := 0, len("NATS/1.0\r\n\r\n")
 	for name, values := range m.Header {

@@ -16,7 +16,7 @@ type fold struct {
 	last    time.Time      // time of the last event; zero after a snapshot
 	chain   protocol.Chain // what the next message must follow
 	refused recordRanges   // messages that are not part of the history
-	skipped bool           // a message beyond at was received live and refused, and is not in the list refused
+	skipped bool           // a message after at was received and refused, but is not in the list refused
 }
 
 // opening is the fold of a history that is being read from its beginning or from a snapshot. It becomes the journal's
@@ -167,10 +167,8 @@ func (j *refresh) readOpening(ctx context.Context) error {
 	return r.all(ctx)
 }
 
-// lacksEvents reports whether the events before a message are missing from the opening, so that a stored state must
-// replace them. The first event number of the message shows this. If the message must be proven, its event numbers are
-// not enough: its signature must be right, and the message before it in the history must be beyond the opening's
-// position.
+// lacksEvents reports whether events before a message are missing. A stored state may replace them. If the message must
+// be proven, lacksEvents believes it only if the history has a message before it that the opening does not have.
 func (j *refresh) lacksEvents(o *opening, e *entry) bool {
 	b := e.batch
 	if b == nil || b.First() <= o.state.Sandbox.Sequence+1 {
@@ -223,8 +221,7 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 	if (s == nil || s.State == nil) && isTombstone(e.batch) {
 		return nil // the history was purged
 	}
-	// If the state reaches the message before e, no event is missing, and e has false event numbers.
-	covered := e.proof.Signature != nil && s != nil && s.Record >= e.after
+	covered := e.proof.Signature != nil && s != nil && s.Record >= e.after // no event is missing: e numbers its events falsely
 	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() && !covered {
 		return protocol.Errorf(protocol.Internal, "", "the history of %s lacks the events before event %d",
 			j.cfg.Sandbox, e.batch.First())
@@ -327,8 +324,7 @@ func (j *Journal) judgeLocked(f *fold, e *entry) (refused, err error) {
 		}
 		return nil, e.broken
 	case e.proof.Signature != nil && !e.afterKnown && !e.proof.Notified:
-		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven,
-			"it does not name the message that it follows"), nil
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven, "it does not expect a last message"), nil
 	}
 	state, next := f.state, f.state.Sandbox.Sequence+1
 	if b.First() > next && e.after > f.at.Record {

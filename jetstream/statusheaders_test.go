@@ -81,7 +81,7 @@ func TestAFollowerPassesMessagesThatLookLikeAStatus(t *testing.T) {
 			hostile("evil2")
 			readySandbox(t, c, d.tenant, "s2")
 			for _, want := range []string{"s1", "s2"} {
-				for receive(t, 5*time.Second, "a batch of "+want, heard) != want { // each sandbox has several batches
+				for receive(t, 5*time.Second, "a batch of "+want, heard) != want { // each has several batches
 				}
 			}
 		})
