@@ -122,8 +122,8 @@ func (c *checker) message(m *protocol.StoredMessage) {
 	c.record, c.at = m.Record, m.At
 }
 
-// order checks that no message is missing before a message. It returns the record that the message's writer expected to
-// be the history's last.
+// order checks that a message comes after the previous one, by its record and its time. It returns the record that the
+// message's writer expected to be the history's last. known is false if the message names no such record.
 func (c *checker) order(m *protocol.StoredMessage) (expected uint64, known bool) {
 	if m.Record <= c.record {
 		c.problem("record %d comes after record %d", m.Record, c.record)
@@ -176,7 +176,7 @@ func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protoco
 	begins := b.First() > next && known && expected > c.record
 	if begins { // a purged history has only its last message
 		if b.Events[len(b.Events)-1].Kind != protocol.SandboxDeleted || c.record != 0 {
-			c.problem("messages are missing between records %d and %d: the one at %d expects record %d before it",
+			c.problem("messages are missing between records %d and %d: record %d expects record %d before it",
 				c.record, m.Record, m.Record, expected)
 		}
 	} else if known && expected != c.record {
@@ -235,7 +235,7 @@ func (c *checker) fold(b *protocol.Batch, p *protocol.Proof) {
 	c.state.Trim(1)
 }
 
-// output records the output of an exec that an event has ended.
+// output adds the output of an exec to the report if the event has ended the exec.
 func (c *checker) output(e *protocol.Event) {
 	d := e.Exec
 	if d == nil || !d.State.Terminal() || d.StdoutSHA256 == "" && d.StderrSHA256 == "" {
