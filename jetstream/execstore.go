@@ -106,10 +106,10 @@ func (x *ExecIndex) ExecPages(ctx context.Context, tenant, sandbox string, h *Ex
 var ErrIndexRemoved = errors.New("the index of execs was removed")
 
 // StoreExecs adds entries to a sandbox's index and returns the stored head. known is the head that the caller last read
-// or stored, or nil. last is the position of the last message with an exec's event that the index covers once these
-// entries are added. complete says that the entries cover the entire history; StoreExecs may then replace missing
-// pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex] if a
-// page is lost.
+// or stored, or nil. With the new entries, the index covers the history up to last, the position of the last message
+// that has an exec's event. If complete is true, the new entries cover the entire history, and StoreExecs may replace
+// missing pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex]
+// if a page is lost.
 //
 // Pages are written before the head that refers to them, so that a reader of a head finds every entry in the head or on
 // one of its pages. If another process replaces the head at the same time, StoreExecs starts again from the new head.

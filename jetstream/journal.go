@@ -401,8 +401,8 @@ type commit struct {
 	within *patience
 }
 
-// run lets a group of decisions decide and appends their events. It does both again each time another process writes
-// first.
+// run lets a group of decisions decide and appends their events. Each time another process writes first, run lets them
+// decide again and appends the new events.
 func (j *commit) run(group []*decision) {
 	defer func() { j.within.end() }()
 	confirm, confirmed := false, false
@@ -637,8 +637,9 @@ func isOwn(e *entry, batch *protocol.Batch) bool {
 		(own == nil) == (stored == nil) && (own == nil || *own == *stored)
 }
 
-// foldNext folds in the message that follows a position, unless the fold's position has changed in the meantime.
-// Thousands of refused messages may follow a refused one. They are then read together before the next append.
+// foldNext folds in the message that follows a position, unless the fold's position has changed in the meantime. If the
+// message is refused, thousands of other refused messages may follow. The next append then reads them together, because
+// foldNext marks the journal as stale.
 func (j *commit) foldNext(ctx context.Context, at Position, e *entry) error {
 	if err := j.journals.writers.prove(ctx, e); err != nil {
 		return err

@@ -171,8 +171,8 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 		})
 		must(t, err)
 
-		// A decision without events must see the newest state too. This decision stops the sandbox, which another
-		// writer has resumed. The journal has not received the resume yet.
+		// Every decision must see the newest state, even one that appends no events. This decision stops the sandbox,
+		// which another writer has resumed. The journal has not received the resume yet.
 		stop := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State == protocol.StateStopped {
 				return nil, nil

@@ -54,8 +54,8 @@ func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 	}
 }
 
-// A leader that dies may have stored messages without publishing them. Clients of other servers do not lose their
-// connection then.
+// A leader that dies may have stored messages without publishing them. The clients of the other servers keep their
+// connections when that happens.
 func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)

@@ -31,8 +31,8 @@ func (ob *objectStore) objectInfo(ctx context.Context, bucket, name string) (*je
 	return info, err
 }
 
-// objectAt is like objectInfo, but also returns the sequence of the object's entry. A removed object may have an entry
-// that says so. The sequence is 0 if the object was never stored.
+// objectAt is like objectInfo, but also returns the sequence of the object's entry. A removed object may still have an
+// entry, which marks the object as removed. The sequence is 0 if the object was never stored.
 func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
 	m, err := ob.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {

@@ -42,9 +42,9 @@ const (
 // OutputLog stores and reads the output of execs.
 type OutputLog struct{ *streams }
 
-// PublishOutput sends a chunk from a host and returns before the chunk is acknowledged; the channel delivers the
-// result. Chunks of one exec are stored in the order in which they are sent, except as described at [OutputWindow]. log
-// is an exec's id, a [protocol.ServiceLog] or [protocol.PrimaryLog].
+// PublishOutput sends a chunk from a host and returns before the chunk is acknowledged; the returned channel delivers
+// the result. Chunks of one exec are stored in the order in which they are sent, except as described at [OutputWindow].
+// log is an exec's id, a [protocol.ServiceLog] or [protocol.PrimaryLog].
 func (o *OutputLog) PublishOutput(host, tenant, sandbox, log string, k Chunk) (<-chan error, error) {
 	m := nats.NewMsg(protocol.OutputSubject(host, tenant, sandbox, log))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}

@@ -67,7 +67,8 @@ func (s *outputSource) covers(m *stored) bool {
 	return len(s.times) == 0
 }
 
-// over reports whether a message was stored too late to be output of the sandbox. Then all later messages were too.
+// over reports whether a message was stored too late to be output of the sandbox. In that case, all later messages are
+// too late as well.
 func (s *outputSource) over(m *stored) bool {
 	for _, t := range s.times {
 		if t.Until.IsZero() || !m.storedAt().After(t.Until) {

@@ -138,7 +138,7 @@ func (d *Delivery) CheckOrigin() error {
 			"a stream republished the request: publish it directly")
 	case d.User != "" && d.inbox != "" && !protocol.MayAnswer(d.inbox, d.Tenant, d.User):
 		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox,
-			"the answer is wanted at %.80q: want a subject below %s", d.inbox, protocol.Inbox(d.Tenant, d.User))
+			"the request asks for its answer at %.80q: want a subject below %s", d.inbox, protocol.Inbox(d.Tenant, d.User))
 	}
 	return nil
 }

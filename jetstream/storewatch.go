@@ -25,9 +25,9 @@ const (
 
 // WatchStore checks until ctx ends whether the event log accepts writes. If the log accepts no writes, WatchStore
 // recovers it. A server's file store remembers a write error, such as a full disk, and refuses all later writes. If the
-// server runs in this process, restart restarts it; otherwise restart is nil. In a cluster, WatchStore asks the log's
-// leader to hand over to another server. If the log is on a single separate server, WatchStore only logs that a person
-// must restart that server.
+// server runs in this process, WatchStore calls restart to restart the server; otherwise restart is nil. In a cluster,
+// WatchStore asks the log's leader to hand over to another server. If the log is on a single separate server,
+// WatchStore only logs that a person must restart that server.
 //
 // WatchStore also logs the problems and warnings that [StoreHealth.Storage] reports, each time they change.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {

@@ -34,8 +34,8 @@ const (
 	uploadPiece = 256 << 10
 	// uploadWindow is how many pieces a client sends before the first of them is acknowledged.
 	uploadWindow = 4
-	// uploadsAtOnce bounds the uploads through one coordinator, and so its memory: each holds at most uploadWindow
-	// pieces.
+	// uploadsAtOnce bounds how many uploads one coordinator receives at the same time. This also bounds the memory that
+	// uploads take: the coordinator holds at most uploadWindow pieces of each upload.
 	uploadsAtOnce = 32
 	// uploadIdle is how long a coordinator waits for the next piece before it discards the upload.
 	uploadIdle = 30 * time.Second
@@ -55,8 +55,8 @@ const (
 	uploadEnd   = "end"
 	uploadAbort = "abort"
 
-	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn. uploadTurns is how long a
-	// client tries. A client asks again after askAgain.
+	// uploadTurn is how long a coordinator lets a new upload wait while it receives too many others. uploadTurns is how
+	// long a client tries to begin an upload. The client asks again after askAgain.
 	uploadTurn  = 1500 * time.Millisecond
 	uploadTurns = 2 * time.Minute
 )
@@ -211,7 +211,7 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 	u.answer(m, &protocol.Upload{ID: r.id}, u.Flush(ctx))
 }
 
-// answer sends the reply to a message of an upload. It may be lost.
+// answer sends the reply to a message of an upload. The reply may be lost.
 func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 	if tenant, user, _, _, _ := protocol.SplitBlobSubject(m.Subject); !protocol.MayReply(m.Reply, tenant, user) {
 		return
@@ -298,7 +298,7 @@ func (r *receiver) receive(m *nats.Msg) {
 	n, err := strconv.ParseUint(piece, 10, 64)
 	switch {
 	case err != nil || n >= r.next+2*uploadWindow:
-		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not among the next %d after %d", piece,
+		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not one of the %d pieces from piece %d on", piece,
 			2*uploadWindow, r.next))
 		return
 	case len(m.Data) == 0:

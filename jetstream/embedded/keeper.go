@@ -189,7 +189,7 @@ func (k *Keeper) hold(bytes int64) {
 		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, bytes), f.Close())
 	}
 	if err != nil {
-		k.log.Warn("could not make the ballast on the disk of the NATS store", "error", err)
+		k.log.Warn("could not reserve room on the disk of the NATS store", "error", err)
 		k.release()
 		return
 	}
@@ -198,7 +198,7 @@ func (k *Keeper) hold(bytes int64) {
 
 func (k *Keeper) release() {
 	if err := os.Remove(k.file); err != nil && !os.IsNotExist(err) {
-		k.log.Warn("could not remove the ballast on the disk of the NATS store", "error", err)
+		k.log.Warn("could not remove the file that reserves room on the disk of the NATS store", "error", err)
 	}
 	k.held = false
 }
