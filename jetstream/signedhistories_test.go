@@ -258,7 +258,7 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 	type notice struct {
 		by                          *member
 		deployment, worker, sandbox string
-		record                      uint64 // record in the content; the signature is for last.Record
+		record                      uint64 // in the content; the signature is for last.Record
 	}
 	fits := notice{f.coordinator, f.coordinator.Deployment(), "w1", "s1", last.Record}
 	for name, change := range map[string]func(n *notice){
