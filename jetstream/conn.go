@@ -397,7 +397,7 @@ func (c *core) mayHaveGrown() {
 	}
 }
 
-// errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
+// errCutOff ends a call whose connection was lost, because the answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
 // await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends

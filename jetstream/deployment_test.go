@@ -182,8 +182,8 @@ func (d *deployment) raw(t testing.TB) *nats.Conn {
 	return nc
 }
 
-// restart stops the single server and starts it again with the same port and store. It returns the time after the
-// start.
+// restart stops the single server and starts it again with the same port and store. It returns the time at which the
+// server was running again.
 func (d *deployment) restart(t testing.TB) time.Time {
 	t.Helper()
 	d.servers[0].Stop()

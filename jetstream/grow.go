@@ -122,8 +122,8 @@ func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 }
 
 // growLogs replaces the output's stream with a stream that has replicas and no async mode. It moves the output to a
-// second stream, which begins as a mirror of the first, and back. Each step depends only on the current state, so an
-// interrupted move can be continued at any point.
+// second stream and back. The second stream begins as a mirror of the first. Each step depends only on the current
+// state, so an interrupted move can be continued at any point.
 func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
 		existing, err := g.provisioner.found(ctx, &Assets{})

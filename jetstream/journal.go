@@ -179,7 +179,7 @@ func (j *Journal) Snapshot() *Snapshot {
 }
 
 // Receive folds in a batch that the caller received, if it is the next batch of the history and its writer is proven.
-// gap says that earlier batches may be missing; [Journal.Refresh] reads them.
+// gap is true if earlier batches may be missing; [Journal.Refresh] reads them.
 func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	p := b.Proof
 	if p == nil {

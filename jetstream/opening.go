@@ -388,7 +388,7 @@ func (j *refresh) caughtUp(doubt Position) {
 	}
 }
 
-// readOn folds in the messages after a position, up to the last entry. broken says that these messages do not follow
+// readOn folds in the messages after a position, up to the last entry. broken is true if these messages do not follow
 // the position.
 func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record

@@ -68,9 +68,10 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 	return ctx.Err()
 }
 
-// RecoverStore recovers an event log that refuses writes although it has room. It calls restart unless restart is nil.
-// Otherwise, in a cluster, it asks the log's leader to hand over to another server. Error: failed_precondition with
-// reason server_settings if there is only one server; the message names the server, which a person must restart.
+// RecoverStore recovers an event log that refuses writes although it has room. If restart is not nil, it calls restart.
+// If restart is nil and the servers form a cluster, it asks the log's leader to hand over to another server. Error:
+// failed_precondition with reason server_settings if there is only one server; the message names the server, which a
+// person must restart.
 func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)

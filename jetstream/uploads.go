@@ -404,8 +404,8 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	return err
 }
 
-// begin begins an upload. It tries again while coordinators receive too many other uploads and, for the connection's
-// timeout, while no coordinator answers.
+// begin asks the coordinators to receive an upload. It asks again while they receive too many other uploads. While no
+// coordinator answers, it asks again only until the connection's timeout.
 func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Upload, error) {
 	since := time.Now()
 	giveUp, pause := since.Add(uploadTurns), backoff.New(busyPause, busyMost)

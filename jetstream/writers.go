@@ -13,8 +13,8 @@ import (
 )
 
 // Writers knows which key belongs to which coordinator or worker. It also knows since when the deployment requires
-// signatures. Each coordinator and worker writes once which key it signs with; the server's permissions prove its name
-// and its key.
+// signatures. Each coordinator and worker writes once which key it signs with; the server's permissions prove the
+// writer's name and key.
 type Writers struct {
 	*streams
 
