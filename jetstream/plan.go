@@ -116,8 +116,8 @@ func (a *asset) sized() bool {
 	return false
 }
 
-// changed returns the new configuration of an existing stream, or nil if the stream needs no change. late says that the
-// only change is a new default limit.
+// changed returns the new configuration of an existing stream, or nil if the stream needs no change. late is true if
+// the only change is a new default limit.
 func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, late bool, err error) {
 	c, want := old.config, a.config
 	c.Metadata = maps.Clone(old.config.Metadata)

@@ -61,8 +61,8 @@ func (pr *Provisioner) provision(ctx context.Context, a Assets, deliberate bool)
 // accountWithin is how long servers have to set up the account before its lack of JetStream is an error.
 const accountWithin = 3 * time.Second
 
-// awaitAccount waits while the server that leads JetStream answers that the account has no JetStream. When that server
-// hears of an account for the first time, it gives this answer until it has set the account up.
+// awaitAccount waits while the server that leads JetStream answers that the account has no JetStream. The server says
+// so until it has set up an account that it hears of for the first time.
 func (pr *Provisioner) awaitAccount(ctx context.Context) error {
 	for began := pr.sinceBoot(); ; {
 		try, end := pr.awaitOnce(ctx)
