@@ -106,8 +106,8 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 	return b.PutBlob(ctx, tenant, digest, content)
 }
 
-// RemoveUploadParts removes the chunks of interrupted uploads: chunks without an object, if the upload's last chunk is
-// older than age, normally [UploadPartsAge].
+// RemoveUploadParts removes the chunks of interrupted uploads. An upload counts as interrupted if no object refers to
+// its chunks and its last chunk is older than age. Callers normally pass [UploadPartsAge].
 func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) error {
 	complete, err := b.entries(ctx)
 	if err != nil {

@@ -33,14 +33,14 @@ type Config struct {
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called when the connection is lost or restored; may be nil
 
-	// Tenant and User are the names under which the connection sends requests and queries. The inboxes in which it
-	// receives answers contain them. The user of a role that belongs to no tenant begins with @. If `boxfleet auth`
-	// made the file Creds, both come from that file, and other names are refused. Without a user, the connection uses
-	// subjects that name no user.
+	// Tenant and User are the names under which the connection sends requests and queries. The connection receives the
+	// answers in inboxes whose subjects contain both names. The user of a role that belongs to no tenant begins with @.
+	// If `boxfleet auth` made the file Creds, Tenant and User are taken from that file, and other names are refused.
+	// Without a user, the connection uses subjects that name no user.
 	Tenant, User string
 
-	// WithoutStreams says that the user has no right to JetStream's API, so the connection never calls it. It can
-	// send requests and queries, and receive what is published.
+	// WithoutStreams says that the user has no right to JetStream's API. The connection then never calls this API. It
+	// can still send requests and queries, and receive published messages.
 	WithoutStreams bool
 
 	Clock   Clock               // for tests: the machine's clocks
@@ -349,8 +349,8 @@ func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
 }
 
 func (c *core) reconnected() {
-	if err := c.checkPayload(); err != nil { // this may be another server, or the server may have new settings
-		c.log.Error("NATS does not accept all of Boxfleet's messages", "error", err)
+	if err := c.checkPayload(); err != nil { // this may be another server, or the same server with new settings
+		c.log.Error("the NATS server refuses Boxfleet's largest messages", "error", err)
 	}
 	c.clock.distrust()
 	c.call(c.onReconnect)
@@ -408,7 +408,7 @@ func (c *core) mayHaveGrown() {
 	}
 }
 
-// errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
+// errCutOff ends a call whose connection was lost, because the answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
 // await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
@@ -520,9 +520,9 @@ func (c *connection) sleep(ctx context.Context, d time.Duration) bool {
 // askAgain is how long a question waits for its answer before it is repeated.
 const askAgain = 2 * time.Second
 
-// ask sends an idempotent question and waits for the answer. Both are core NATS messages, which are lost if a
-// connection breaks or a server dies. Until the connection's timeout, ask repeats the question, on the next connection
-// if necessary.
+// ask sends an idempotent question and waits for the answer. The question and the answer are core NATS messages. Such
+// messages are lost if a connection breaks or a server dies. Until the connection's timeout, ask repeats the question,
+// on the next connection if necessary.
 func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()

@@ -55,7 +55,7 @@ func (l *EventLog) batch(e *entry) (*protocol.Batch, error) {
 	return e.batch, e.broken
 }
 
-// Record reads the batch at one record. It does not verify who wrote the batch. Error: not_found.
+// Record reads the batch that is stored at a record. It does not verify who wrote the batch. Error: not_found.
 func (l *EventLog) Record(ctx context.Context, record uint64) (*protocol.Batch, error) {
 	m, err := l.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": record})
 	if err != nil {
@@ -194,7 +194,8 @@ func (c *connection) Flush(ctx context.Context) error {
 	return translate(c.nc.FlushWithContext(ctx), "flush the connection to NATS")
 }
 
-// purge removes all messages of a subject except the newest. keep is the number of messages that stay.
+// purge removes the messages of a subject, but lets the newest ones stay. The parameter keep is the number of messages
+// that stay.
 func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) error {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()

@@ -32,7 +32,7 @@ func unreadable(file string, err error) error {
 }
 
 // identify takes the tenant and the user from the credentials file. It refuses a configured tenant or user that differs
-// from them.
+// from the one in the file.
 func (cfg *Config) identify() error {
 	if cfg.Creds == "" {
 		return nil

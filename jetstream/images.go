@@ -123,8 +123,8 @@ func (i *ImageStore) imageFiles(ctx context.Context) (jetstream.ObjectStore, err
 	return store, translate(err, "open "+protocol.BucketImageFiles)
 }
 
-// RemoveUnwantedFiles removes the files of replaced images and the remains of interrupted imports that are older than
-// age, normally [UnwantedAge].
+// RemoveUnwantedFiles removes the files of replaced images and the remains of interrupted imports, if they are older
+// than age. Callers normally pass [UnwantedAge].
 func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error {
 	store, err := i.imageFiles(ctx)
 	if err != nil {

@@ -182,7 +182,7 @@ func (s *streams) scanBatch(ctx context.Context, stream, subject string, from ui
 				return next, false, err
 			}
 		} else if m.sequence < next {
-			continue // visited in place of an odd message that was removed
+			continue // this message was already visited, in place of an odd message that was removed
 		}
 		next = m.sequence + 1
 		if proceed, err := visit(m); err != nil || !proceed {

@@ -184,8 +184,8 @@ func isTombstone(b *protocol.Batch) bool {
 	return b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted
 }
 
-// startFromSnapshot starts the opening from the stored snapshot, if the snapshot is usable and newer than the opening,
-// and the log has the snapshot's last message.
+// startFromSnapshot replaces the opening's fold with the stored snapshot, if three conditions hold: the snapshot is
+// usable, it covers more messages than the opening has read, and the log or a segment has the snapshot's last message.
 func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	j.noSnapshot = true // search for a snapshot only once
 	s, err := j.journals.snapshots.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
@@ -246,7 +246,7 @@ func (j *refresh) opened() {
 	j.opening, j.noSnapshot = nil, false
 	defer j.reportOpenLocked()
 	if !o.again && j.at.Record > o.at.Record {
-		return // newer batches were received meanwhile
+		return // the journal has received newer batches in the meantime
 	}
 	j.fold, j.scratch = o.fold, nil
 	j.begun++
@@ -388,7 +388,7 @@ func (j *refresh) caughtUp(doubt Position) {
 	}
 }
 
-// readOn folds in the messages after a position, up to the last entry. broken says that these messages do not follow
+// readOn folds in the messages after a position, up to the last entry. broken is true if these messages do not follow
 // the position.
 func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record

@@ -214,7 +214,8 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 		cfg.Name, protocol.Bytes(cfg.MaxBytes))
 }
 
-// provisioned calls make, which makes or changes a stream. It retries while the cluster has no leader for the stream.
+// provisioned calls the function make, which creates or changes a stream. It retries while the cluster has no leader
+// for the stream.
 func (pr *Provisioner) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)

@@ -143,7 +143,7 @@ func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, e
 	}
 	moved := c.clock.take(sent, c.sinceBoot(), stream.CachedInfo().TimeStamp)
 	if moved.Abs() > protocol.MaxSkew {
-		c.log.Warn("the store's clock was set, or a NATS server with another clock leads now",
+		c.log.Warn("the store's clock jumped: it was set, or another NATS server now leads the event log",
 			"by", moved.Round(time.Millisecond))
 	}
 	return stream, nil

@@ -13,7 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// plainServer runs a NATS server after set has changed its settings, as an operator may. It returns the server's URL.
+// plainServer runs a NATS server and returns the URL of the server. Before the start, the function set can change the
+// server's settings, as an operator can.
 func plainServer(t *testing.T, set func(*server.Options)) string {
 	t.Helper()
 	return startPlain(t, set).ClientURL()

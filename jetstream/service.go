@@ -53,7 +53,7 @@ type Queries struct {
 }
 
 // ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them.
-// version is a semantic version. serving is called once queries are received; it may be nil.
+// version is a semantic version. ServeReads calls serving when it has begun to receive queries. serving may be nil.
 func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
 	s := &readService{
 		queries: r,
@@ -193,7 +193,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
 	known := user == "" || protocol.ValidateUser("user", user) == nil
 	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
-		s.queries.log.Warn("dropped a query: its answer would go outside its user's inbox, or a stream republished it",
+		s.queries.log.Warn("dropped a query: the reply subject is not in the user's inbox, or a stream republished the query",
 			"subject", m.Subject, "reply", m.Reply)
 		return
 	}
@@ -275,8 +275,8 @@ func headerText(s string) string {
 	}, s))
 }
 
-// isRepublished reports whether a stream republished the message. Then the server published it, and its subject proves
-// nothing about its author.
+// isRepublished reports whether a stream republished the message. In that case the server published the message, and
+// the message's subject proves nothing about the author.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
 // Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs.

@@ -125,7 +125,7 @@ type forgery struct {
 	after      uint64 // record that the server is told to expect; 0: none
 	unsigned   bool
 	payload    []byte // instead of the batch
-	other      string // subject that the server compares after with; empty: the history's
+	other      string // subject whose last record the server compares with after; empty: the history's subject
 }
 
 // forge prepares a message at the end of a sandbox's history. The message is valid if the worker w1 sends it.
@@ -293,7 +293,8 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 	}
 }
 
-// A coordinator of a newer version has made a decision that this version does not understand, so its readers must stop.
+// A coordinator of a newer version has made a decision that this version does not understand, so readers of this
+// version must stop.
 func TestReadersStopAtACoordinatorsNewerVersion(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")

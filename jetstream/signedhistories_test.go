@@ -91,7 +91,7 @@ func TestAnUnsignedHistoryIsContinuedWithSignatures(t *testing.T) {
 
 // A process without a key must not append messages that all other processes would refuse.
 func TestAWriterWithoutAKeyFailsAtItsStart(t *testing.T) {
-	// The server takes tokens, so nobody has a key. The message makes the deployment require signatures.
+	// The server takes tokens, so nobody has a key. The raw request below makes the deployment require signatures.
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	must(t, c.RegisterWriter(t.Context(), protocol.OwnerCoordinator, "c1", ""))

@@ -57,7 +57,7 @@ func (b *BlobStore) FollowUploads(ctx context.Context, handle func(StoredUpload)
 	return b.follow(ctx, "OBJ_"+protocol.BucketBlobs, filter, 1, func(m *stored) {
 		info := &jetstream.ObjectInfo{}
 		if err := json.Unmarshal(m.data, info); err != nil {
-			b.log.Warn("could not decode the entry of an upload; it does not count in a quota", "error", err)
+			b.log.Warn("could not decode the entry of an upload; the upload counts in no quota", "error", err)
 			return
 		}
 		tenant, digest := splitBlobName(info.Name)

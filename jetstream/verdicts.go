@@ -105,7 +105,8 @@ type recordRanges []recordRange
 // between two messages of the history.
 const rangesKept = 1000
 
-// with returns the ranges extended by a later record. previous is the record before it in the history.
+// The method with returns the ranges with one more record, which must be later than all of them. The parameter previous
+// is the record before that record in the history.
 func (r recordRanges) with(previous, record uint64) recordRanges {
 	if n := len(r); n > 0 && r[n-1][1] == previous {
 		r[n-1][1] = record
