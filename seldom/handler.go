@@ -161,7 +161,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail does at debug level what may does at other levels.
+// mayInDetail takes the place of the method may for records at debug level. It limits only records about a sandbox.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true

@@ -6,9 +6,9 @@
 //	                             |          +--> tree (TERM, grace, KILL by group)
 //	                             +<-- outbox <-- Result           reaper (wait)
 //
-// The supervisor needs nothing from the image: no shell, no /etc/passwd, no C library. After the first Welcome, it can
-// also continue without a worker. While no worker is connected, no exec starts, but running execs continue. Their
-// results are sent on the next connection.
+// The supervisor needs nothing from the image: no shell, no /etc/passwd, no C library. After the first Welcome, running
+// execs continue even while no worker is connected, and their results are sent on the next connection. No exec starts
+// without a worker.
 //
 // Four facts shape the package:
 //

@@ -26,7 +26,7 @@ const (
 
 // primary is the primary command: the sandbox's own command, if its spec has one, or the command of a service
 // container. The first Welcome of a boot starts the command. After each end, the command is started again with backoff.
-// It gets the signals that PID 1 gets.
+// PID 1 also passes the signals that it gets to the command.
 type primary struct {
 	s     *supervisor
 	group uint32 // one group for all runs: no process of a run is left when the next run starts
@@ -49,7 +49,8 @@ func newPrimary(s *supervisor) *primary {
 	return &primary{s: s, group: s.launcher.group(), stopping: make(chan struct{}), done: make(chan struct{})}
 }
 
-// begin starts the command. The command's output goes to files. begin takes over the descriptors in files.
+// begin starts the command. The parameter files has the descriptors of the files for the command's output; begin takes
+// them over.
 func (p *primary) begin(w *control.Welcome, files []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

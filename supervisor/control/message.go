@@ -28,8 +28,8 @@ const (
 // space of earlier bytes is freed, and they read as zeros. Offsets in the file do not change.
 const PrimaryWindow = 1 << 20
 
-// The worker opens the files that a supervisor writes. It sends their descriptors in the socket message that carries
-// the frame. The frame says how many descriptors there are.
+// The worker opens the files that a supervisor writes. It sends their descriptors together with a frame, in the same
+// socket message. The frame says how many descriptors there are.
 const (
 	ExecFiles    = 3 // files with a Start: stdout, stderr, and the exit record
 	PrimaryFiles = 2 // files with a Welcome: stdout and stderr of the primary command
@@ -95,7 +95,7 @@ type Welcome struct {
 	Command     []string          `json:"command,omitempty"`     // the primary command; empty: no such command
 	Env         map[string]string `json:"env,omitempty"`         // variables added to the primary command's environment
 	Grace       time.Duration     `json:"grace,omitempty"`       // time between TERM and KILL for the primary command
-	StopSignal  int               `json:"stop_signal,omitempty"` // to the primary command; default TERM to its tree
+	StopSignal  int               `json:"stop_signal,omitempty"` // asks the primary command to end; 0: TERM to its tree
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
 	Files       int               `json:"files,omitempty"` // [PrimaryFiles], or 0 if the primary command already runs

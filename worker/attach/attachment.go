@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	connectTimeout = 20 * time.Second       // limit for a supervisor to connect once its container runs
+	connectTimeout = 20 * time.Second       // how long a supervisor may take to connect after its container was started
 	alivePeriod    = 250 * time.Millisecond // pause between two checks of the supervisor's process
 	linkPeriod     = time.Second            // pause between two checks of the connection
 )
@@ -199,7 +199,7 @@ func (a *Attachment) onEnd(result control.Result) {
 	if command != nil {
 		select {
 		case command <- result:
-		default: // the supervisor reported the result before
+		default: // the supervisor has already reported this result
 		}
 	}
 	a.cfg.Events.Ended(result)

@@ -26,14 +26,14 @@ const eventOverlap = 2 * time.Second
 // eventStreams has the methods that follow the engine's events.
 type eventStreams struct{ *connection }
 
-// Events follows the containers of this deployment until ctx ends. It calls begun and returns when the stream has
-// started, or when the stream has not started within the time limit of a read.
+// Events follows the containers of this deployment until ctx ends. It waits until the stream has started, but not
+// longer than the time limit of a read. Then it calls the function begun and returns.
 //
 // When the stream ends, exactly one error is sent, and then both channels are closed. The error is cancelled if ctx
 // ended, and unavailable otherwise. After unavailable, the caller should call Events again and list the containers.
 //
-// Events calls lost as soon as the stream breaks, even if the caller is not receiving events at that time. It sends the
-// error after that. So lost is called before a restarted engine can answer the caller.
+// Events calls the function lost as soon as the stream breaks, even if the caller is not receiving events at that time.
+// It sends the error after that. So lost is called before a restarted engine can answer the caller.
 func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)

@@ -56,8 +56,8 @@ func (l *ledger) markGone(bridge string) {
 // clear forgets all networks.
 func (l *ledger) clear() { clear(l.known) }
 
-// update processes a list of the engine's networks. The list was read after the clock showed mark. Changes since mark
-// take precedence over the list.
+// update processes a list of the engine's networks. The parameter mark is a value that the clock had before the list
+// was read. Changes since then take precedence over the list.
 func (l *ledger) update(mark uint64, listed []Network) {
 	present := map[string]bool{}
 	for _, n := range listed {
