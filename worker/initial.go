@@ -31,7 +31,7 @@ func newInitialInspection() *initialInspection {
 
 // begin starts the wait for the sandboxes that were found on the host. Only the first call has an effect, because this
 // worker created the sandboxes that later calls find. If some sandboxes are not settled in time, the inspection stops
-// waiting for them and calls late with their keys.
+// waiting for them and calls the function late with their keys.
 func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []protocol.SandboxKey)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

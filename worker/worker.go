@@ -35,7 +35,7 @@ type worker struct {
 	instance string    // id of this run
 	started  time.Time // the start of this run, by the store's clock
 
-	// The following fields describe the engine and its host. identify and prepare set them.
+	// The following fields describe the engine and its host. The methods identify and prepare set them.
 	engine     *docker.Engine
 	info       docker.Info
 	address    string
@@ -298,7 +298,7 @@ func (w *worker) stopForDisk(k protocol.SandboxKey, why *protocol.Error) {
 	}
 }
 
-// newMailboxes returns the mailboxes of a worker. prepare must have run.
+// newMailboxes returns the mailboxes of a worker. The method prepare must have run.
 func (w *worker) newMailboxes() *mailboxes {
 	host := w.sandboxHost()
 	return &mailboxes{

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Archive writes an image with one name, in the format of docker save. While it writes a layer, it calls moved with the
-// number of bytes of that layer written so far.
+// Archive writes an image with one name, in the format of docker save. While it writes a layer, it calls the function
+// moved with the number of bytes of that layer written so far.
 type Archive func(ctx context.Context, w io.Writer, moved func(layer string, done, total int64)) error
 
 // TakeImage loads an image from an archive, under the name in the archive. Callers use it for images that the engine

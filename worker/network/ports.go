@@ -60,8 +60,8 @@ func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port
 // maxCandidates limits how many ports are tried to find a free port.
 const maxCandidates = 1024
 
-// portCandidates returns ports of a range, except those for which taken returns true. The order is random, so that
-// sandboxes that start at the same time do not try the same ports.
+// portCandidates returns ports of a range, except those for which the function taken returns true. The order is random,
+// so that sandboxes that start at the same time do not try the same ports.
 func portCandidates(r protocol.PortRange, taken func(port int) bool) (candidates []int) {
 	for _, at := range rand.Perm(r.Len()) {
 		if port := r.First + at; !taken(port) && len(candidates) < maxCandidates {

@@ -48,7 +48,8 @@ func (r *rules) Restore(n firewall.Network) error {
 }
 
 // RestoreExisting is like Restore, for the network of a sandbox that was created earlier. Since then the operator may
-// have turned the firewall off. find returns the engine's network, and false if the network does not exist.
+// have turned the firewall off. The function find returns the engine's network, and false if the network does not
+// exist.
 func (i *Isolation) RestoreExisting(s *protocol.SandboxSpec, find func() (docker.Network, bool, error)) error {
 	if _, err := i.enforceable(s); err != nil || !i.required {
 		return err

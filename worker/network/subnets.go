@@ -21,7 +21,7 @@ type Subnets struct {
 	pool    netip.Prefix
 	ours    map[netip.Prefix]bool // subnets that this worker took; true if the engine has had a network with the subnet
 	foreign map[netip.Prefix]bool // subnets that others used at the last update; disjoint from ours
-	moved   map[netip.Prefix]bool // subnets taken or released since begin; the list being read may be wrong about them
+	moved   map[netip.Prefix]bool // subnets taken or released since begin; the list for update may be wrong about them
 	next    uint32                // where the next search begins, so that a released subnet is reused as late as possible
 }
 

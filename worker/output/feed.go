@@ -124,8 +124,8 @@ func (p *feed) skipOverwritten(s *stream, size int64) {
 	}
 }
 
-// send sends the chunk at an offset of the file, and returns the offset of the next chunk. t must be granted. If the
-// file cannot be read at this offset, send skips to size in a rolling file, and ends the stream otherwise.
+// send sends the chunk at an offset of the file, and returns the offset of the next chunk. The turn t must be granted.
+// If the file cannot be read at this offset, send skips to size in a rolling file, and ends the stream otherwise.
 func (p *feed) send(
 	f *os.File, i int, inFlight *chunks, t *turn, at, size int64, o observer,
 ) (next int64, err error) {

@@ -323,8 +323,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 }
 
 // ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
-// machine's wall clock, which may have been set meanwhile. ranBetween therefore limits them to the time between started
-// and now. started is the time of exec.started in the log. An unknown time is zero.
+// machine's wall clock, which may have been changed during the exec. ranBetween therefore limits them to the time from
+// the parameter started, the time of exec.started in the log, until now. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {

@@ -47,7 +47,7 @@ type Host struct {
 
 // Images gets images for containers.
 type Images interface {
-	// Get returns an image, and prevents its removal until release is called.
+	// Get returns an image, and keeps it on the host until the caller calls release.
 	Get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (
 		_ docker.Image, release func(), err error)
 }

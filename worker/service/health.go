@@ -134,9 +134,9 @@ func (h *health) firstTest(ctx context.Context, p *control.Primary, first *first
 	return false, next, nil
 }
 
-// steady waits until the command has run for decide.SteadyFor. tested is the report on the command from before its
-// health test. If this run of the command has ended, steady returns false. A test may pass although the command ended
-// at once, and the service must not become ready then.
+// steady waits until the command has run for decide.SteadyFor. The parameter tested is the supervisor's report from
+// before the health test. If the run of the command in this report has ended since, steady returns false: a test may
+// pass although the command ended at once, and the service must not become ready then.
 func (h *health) steady(ctx context.Context, tested *control.Primary) (bool, error) {
 	v := h.v
 	for {

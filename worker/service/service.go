@@ -99,8 +99,8 @@ func (v *Service) Inspect() {
 	v.changed.Wake()
 }
 
-// Container returns the connection to the supervisor, or nil if there is no connection. down says that the container
-// does not run. givenUp says that the worker will not start the container again.
+// Container returns the connection to the supervisor, or nil if there is no connection. The result down is true if the
+// container does not run. The result givenUp is true if the worker will not start the container again.
 func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

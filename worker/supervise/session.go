@@ -110,8 +110,8 @@ func (s *session) next(n *control.Notice) error {
 	return err
 }
 
-// read delivers replies to the calls that wait for them, and calls notice with all other notices, until the connection
-// ends.
+// read delivers replies to the calls that wait for them, and calls the function notice with all other messages, until
+// the connection ends.
 func (s *session) read(notice func(*control.Notice)) error {
 	for {
 		n := &control.Notice{}
@@ -168,8 +168,8 @@ func (s *session) write() {
 	}
 }
 
-// send writes commands as frames. If a command may not be sent, send answers it with an error. Frames without files are
-// written together.
+// send writes commands as frames. If a command must not be sent, send answers the command with an error. Frames without
+// files are written together.
 func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	for i := range commands {
 		c := &commands[i].Command
