@@ -125,8 +125,9 @@ func (h *Handler) words(r slog.Record) string {
 	return words.String()
 }
 
-// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. It
-// calls words only if the line may be logged, so that a flood of records costs little.
+// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. The
+// function words returns the complete line. The method may calls it only if the number of similar lines allows one
+// more, so that a flood of records costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -102,7 +102,7 @@ func (b *outbox) add(e entry) {
 	b.changed.Broadcast()
 }
 
-// flush waits until all entries are written, but not longer than bound.
+// flush waits until all entries are written, but not longer than the given time.
 func (b *outbox) flush(bound time.Duration) {
 	mark := entry{written: make(chan struct{})}
 	b.mu.Lock()

@@ -156,8 +156,8 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 	return true
 }
 
-// attach puts the Hello into box, and makes box the destination of all notices. It holds the lock until both are done,
-// so every change that is missing from the Hello is reported by a later notice.
+// attach puts the Hello into the outbox of a new connection, and makes that outbox the destination of all notices. It
+// holds the lock until both are done, so every change that is missing from the Hello is reported by a later notice.
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,8 +220,8 @@ func (s *supervisor) tellOutput(e *exec) {
 	}
 }
 
-// accept creates the exec of a Start, or returns the exec if it already exists. If created is true, the exec takes over
-// the files. Otherwise the files still belong to the caller.
+// accept creates the exec of a Start, or returns the exec if it already exists. If the result created is true, the exec
+// has taken over the files. Otherwise the files still belong to the caller.
 func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, created bool, refused *protocol.Error) {
 	if err := protocol.ValidateID("exec_id", start.ID); err != nil {
 		return nil, false, protocol.AsError(err)
@@ -242,7 +242,7 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 		)
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
-			"the sandbox's supervisor already has %d execs that are not forgotten", control.MaxExecs)
+			"the sandbox's supervisor already has %d execs that run or are not forgotten yet", control.MaxExecs)
 	case start.Number != 0 && !s.numbers.take(start.Number):
 		return nil, false, startedBefore(start.ID)
 	}

@@ -82,7 +82,7 @@ type Config struct {
 
 	// The worker appends an exec's last event after it has stored the exec's output. It gives up the rest of the output
 	// if the log has stored nothing for OutputPatience, or when OutputWithin has passed since the end of the exec's
-	// timeout and grace. Both default to 30 s.
+	// timeout and grace. Both times default to 30 s.
 	OutputPatience, OutputWithin time.Duration
 
 	// A sandbox may publish OutputBurst of output (default 256 MiB) as fast as the log takes it. After that it may

@@ -238,7 +238,7 @@ func (w *worker) registerWriter(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.log.Warn("waiting to register the worker's key", "error", err)
+		w.log.Warn("could not register the worker's key; retrying", "error", err)
 		w.cfg.OnState(false, "waits to register its key: "+err.Error())
 		if !pause.Wait(ctx) {
 			return ctx.Err()

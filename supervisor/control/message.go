@@ -19,13 +19,14 @@ const (
 	RecordName  = "exit" // the exit record of an exec
 	ContainerAt = "/.boxfleet"
 
-	// OwnCapability is a capability of a privileged supervisor. The commands do not have it, so they cannot trace the
-	// supervisor. It allows waking a suspended machine by a timer, which the supervisor never does.
+	// OwnCapability is a capability that a privileged supervisor has, and that the sandbox's commands do not have.
+	// Without this capability, the commands cannot trace the supervisor. It is the permission to wake a suspended
+	// machine by a timer, which the supervisor never uses.
 	OwnCapability = "WAKE_ALARM"
 )
 
-// PrimaryWindow is the number of bytes that can be read at the end of each output file of the primary command. The disk
-// space of earlier bytes is freed, and they read as zeros. Offsets in the file do not change.
+// PrimaryWindow is the number of bytes that can be read at the end of each output file of the primary command. Earlier
+// bytes are freed on disk, and read as zeros. Offsets in the file do not change.
 const PrimaryWindow = 1 << 20
 
 // The worker opens the files that a supervisor writes. It sends their descriptors together with a frame, in the same

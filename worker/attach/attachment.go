@@ -46,8 +46,8 @@ type Events interface {
 // Attachment is the connection to the supervisor of one start of a container.
 type Attachment struct {
 	Link *supervise.Link
-	// Run is the run directory, which the container writes to. Execs may still read from it after Close, so Close
-	// leaves it open. The garbage collector closes it when the attachment is no longer referenced.
+	// Run is the run directory, which the container writes to. Close leaves the directory open, because execs may still
+	// read from it afterwards. The garbage collector closes the directory when the attachment is no longer referenced.
 	Run  *os.Root
 	Home string // directory of the container on the host
 	Key  []byte // authenticates the supervisor's exit records
@@ -155,8 +155,8 @@ func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, conte
 	return ctx, cancel
 }
 
-// Up reports whether the supervisor is connected. If it is not, the supervisor's last report may be out of date. a may
-// be nil.
+// Up reports whether the supervisor is connected. Without a connection, the supervisor's last report may be out of
+// date. a may be nil.
 func (a *Attachment) Up() bool { return a != nil && a.Link.Up() }
 
 // EndAll tells the supervisor to end every command in the container, and reports whether the supervisor did so.

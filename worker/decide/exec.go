@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// endExecs returns the ends of all active execs, ordered by id. An exec that never started ends as cancelled. An exec
-// that was running ends as failed, because it was interrupted.
+// endExecs returns the events that end all active execs, ordered by id. An exec that never started ends as cancelled.
+// An exec that was running ends as failed, because it was interrupted.
 func endExecs(st *protocol.State, reason string) []protocol.Event {
 	var events []protocol.Event
 	active := st.Active()

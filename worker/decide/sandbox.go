@@ -31,8 +31,8 @@ func Refused(st *protocol.State, why string) []protocol.Event {
 }
 
 // Phases adds missing phases to the given events. The parameter unreported has the phases of a create that the worker
-// has entered, but may not have appended yet. If the create has not ended, Phases puts those of them that are missing
-// from the log before the events. Otherwise it returns the events unchanged.
+// has entered, but may not have appended yet. If the create has not ended, Phases puts the phases that the log lacks
+// before the events. Otherwise it returns the events unchanged.
 func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return events

@@ -50,7 +50,7 @@ func (r *reserve) lastMark() time.Time {
 	return time.Now()
 }
 
-// hold takes the complete reserve. If it fails, it releases what it has taken.
+// hold takes the complete reserve. After a failure, hold releases the part that it has taken.
 func (r *reserve) hold(on room) error {
 	if r.held {
 		return nil

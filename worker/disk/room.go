@@ -16,8 +16,8 @@ type room struct {
 	allInodes int64 // 0 if the file system does not limit inodes
 }
 
-// readRoom reads the free space of dir's file system. ok is false if dir cannot be read. The engine's directory cannot
-// be read, for example, if the worker runs in a container that has only the engine's socket.
+// readRoom reads the free space of dir's file system. The result ok is false if the directory cannot be read. The
+// engine's directory cannot be read, for example, if the worker runs in a container that has only the engine's socket.
 func readRoom(dir string) (_ room, ok bool) {
 	var fs unix.Statfs_t
 	var stat unix.Stat_t

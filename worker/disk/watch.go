@@ -133,8 +133,8 @@ func (d *Watch) Track(k protocol.SandboxKey, pid int, home string) {
 func (d *Watch) AllTracked() { d.allKnown.Store(true) }
 
 // Copy watches a copy into a container of a sandbox. The caller also writes the copied bytes to the returned counter,
-// and calls done at the end. If the copy fills the disk, the returned context ends, and its cause is the error with
-// which the sandbox fails.
+// and calls the returned function done at the end. If the copy fills the disk, the returned context ends, and its cause
+// is the error with which the sandbox fails.
 func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &copying{key: k, cancel: cancel}

@@ -36,8 +36,8 @@ const (
 	byRecent  = "it has the most recently written data on that disk"
 )
 
-// fastestWriter returns the sandbox that added the most to a device between two samples. It counts inodes if inodes is
-// set, and bytes otherwise.
+// fastestWriter returns the sandbox that added the most to a device between two samples. It counts inodes if the
+// parameter inodes is true, and bytes otherwise.
 //
 // fastestWriter compares how much the files of each sandbox grew. A process may write the same bytes again and again
 // without filling the disk. Therefore the bytes that processes wrote count only if no growth explains the lost space.

@@ -188,8 +188,9 @@ func (cs *containers) StartContainer(ctx context.Context, id string) error {
 		})
 }
 
-// StopContainer sends TERM, and sends KILL if the container still runs after grace, rounded up to a full second. It
-// waits until the container has ended. A container that is stopped already or does not exist is no error.
+// StopContainer sends TERM, and sends KILL if the container still runs after the grace period, which is rounded up to a
+// full second. It waits until the container has ended. A container that is stopped already or does not exist is no
+// error.
 func (cs *containers) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
 	limit := cs.runLimit() + time.Duration(seconds)*time.Second

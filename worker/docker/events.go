@@ -19,8 +19,9 @@ type Event struct {
 	Time   time.Time
 }
 
-// eventOverlap is how far in the past a stream of events begins. The engine answers the request before it subscribes to
-// its events. Without the overlap, a caller that lists the containers right after the answer would miss events.
+// eventOverlap is how far in the past a stream of events begins. The engine answers the request for events a moment
+// before it begins to record events for the stream. Without the overlap, a caller that lists the containers right after
+// the answer would miss events.
 const eventOverlap = 2 * time.Second
 
 // eventStreams has the methods that follow the engine's events.
@@ -60,9 +61,9 @@ func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan 
 	return out, failed
 }
 
-// FollowImages calls changed whenever any client of the engine may have added, removed or renamed an image. It returns
-// when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check for changes that
-// occurred before a call of FollowImages.
+// FollowImages calls the function changed whenever any client of the engine may have added, removed or renamed an
+// image. It returns when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check
+// for changes that occurred before a call of FollowImages.
 func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error {
 	c := call{verb: "follow", kind: kindImage, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
@@ -83,8 +84,9 @@ func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error 
 	}
 }
 
-// forward sends the events of a stream to out until the stream fails. Then it calls lost and returns the stream's
-// error. It keeps reading the stream while nobody receives from out, so that it notices the failure at once.
+// forward sends the events of a stream to the channel out until the stream fails. Then it calls the function lost and
+// returns the stream's error. It keeps reading the stream while nobody receives from the channel, so that it notices
+// the failure at once.
 func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event,
 	lost func()) error {
 	defer lost()

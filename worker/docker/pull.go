@@ -257,7 +257,7 @@ var (
 )
 
 // causes translate the engine's text for a failed pull. Callers must not see the engine's own text: it may quote the
-// answer of any server that the engine took for the registry. That text appears only in the worker's log.
+// answer of any server that the engine took for the registry. The engine's text appears only in the worker's log.
 var causes = []struct {
 	engine *regexp.Regexp
 	text   string

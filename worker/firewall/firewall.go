@@ -169,9 +169,9 @@ func (f *Firewall) Forget(bridge string) error {
 	return f.table.forget([]string{bridge})
 }
 
-// Gone records that the engine has removed a network. The caller must have called [Firewall.Forget] before. It removes
-// the network's rules again, because a Sync between Forget and Gone may have restored them from a list that still had
-// the network.
+// Gone records that the engine has removed a network. The caller must have called [Firewall.Forget] before. Gone
+// removes the network's rules once more, because a Sync between Forget and Gone may have restored them from a list that
+// still had the network.
 func (f *Firewall) Gone(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -77,7 +77,7 @@ func (h *Homes) Of(
 		return "/root", "/root", nil
 	}
 	return "", "", protocol.Invalid("spec.user",
-		"%s has no home directory in the image's /etc/passwd, which tools need; set HOME in spec.env", name)
+		"tools need a home directory, and the image's /etc/passwd has none for %s; set HOME in spec.env", name)
 }
 
 func checkHome(field, home string) (string, error) {

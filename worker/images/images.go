@@ -139,7 +139,7 @@ func (m *Images) Run(ctx context.Context, dataDir string) error {
 	defer tick.Stop()
 	for {
 		if err := sweeper.sweep(ctx); err != nil && ctx.Err() == nil {
-			m.log.Warn("the search for unused images, or the removal of one, failed; retrying later", "error", err)
+			m.log.Warn("could not find unused images, or could not remove one of them; retrying later", "error", err)
 		}
 		select {
 		case <-ctx.Done():

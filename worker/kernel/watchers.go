@@ -124,7 +124,7 @@ func relieve(containers map[int]string, least int) (name string, killed int) {
 	return name, killed
 }
 
-// findHolders returns, by sandbox, the processes in containers that hold file watchers of root.
+// findHolders returns, by sandbox, the processes in the given containers that hold file watchers of root.
 func findHolders(containers map[int]string) map[string][]holder {
 	inside := map[string]string{} // names of sandboxes, by PID namespace
 	for pid, name := range containers {

@@ -32,8 +32,8 @@ type orphanBridges struct {
 	dryRun   bool          // only report orphans, and remove none
 }
 
-// remove removes bridges that an engine left behind because it was killed while it created their networks. It lists the
-// bridges before the engine's networks. So a network that is created between the two lists does not make its bridge
+// remove removes bridges that an engine left behind because it was killed while it created their networks. It first
+// lists the bridges, and then the engine's networks. So a network that is created in between does not make its bridge
 // look like an orphan.
 func (o *orphanBridges) remove(ctx context.Context) error {
 	abandoned, err := o.firewall.Abandoned()

@@ -25,8 +25,9 @@ func CheckPorts(allowed protocol.PortRange, spec *protocol.SandboxSpec) error {
 func portField(i int) string { return fmt.Sprintf("spec.ports[%d].host", i) }
 
 // ChoosePorts returns the ports of a spec. For host ports that the spec leaves open, it chooses free ports that the
-// operator allows. If the engine chose the ports, they would change at each start. A port in the container's
-// configuration does not change when the sandbox is stopped and resumed, or the engine is restarted.
+// operator allows. If the engine chose the ports, they would change at each start. The ports that ChoosePorts returns
+// become part of the container's configuration, so they stay the same when the sandbox is stopped and resumed, or the
+// engine is restarted.
 //
 // A chosen port may be taken before the container starts. The engine then refuses the start. If the engine's network
 // namespace cannot be entered, ChoosePorts chooses without knowing whether a port is free. ChoosePorts also works if

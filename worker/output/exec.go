@@ -175,8 +175,9 @@ func (p *Exec) delayed(err error) error {
 
 func isDelayed(err error) bool { return errors.As(err, new(*delayedError)) }
 
-// Publish publishes both streams up to these sizes. If again is not 0, call Publish again after this time, because the
-// log did not store all output, or because published output must still be freed on disk.
+// Publish publishes both streams up to these sizes. If the result again is not 0, the caller must call Publish once
+// more after this time, because the log did not store all output, or because published output must still be freed on
+// disk.
 func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Duration, err error) {
 	err = p.publish(ctx, stdout, stderr)
 	switch {

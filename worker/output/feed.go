@@ -152,8 +152,7 @@ func (p *feed) send(
 }
 
 // chunk returns the chunk with the bytes at an offset of a stream. The chunk says how much of each stream the log has.
-// It counts its own bytes only if it follows the last acknowledged byte. Otherwise, earlier chunks are in flight, and
-// may be lost.
+// The chunk's own bytes count only if no earlier chunk is in flight, because such a chunk may be lost.
 func (p *feed) chunk(i int, at int64, data []byte) jetstream.Chunk {
 	var next [2]int64
 	for j, s := range p.streams {

@@ -133,7 +133,7 @@ func (o *turns) ask(k protocol.SandboxKey, size int64) *turn {
 	return t
 }
 
-// done ends a turn: the log has answered, or the chunk will not be sent. It may be called twice, and on nil.
+// done ends a turn: the log has answered, or the chunk will not be sent. done may be called twice, and on nil.
 func (t *turn) done() {
 	if t == nil {
 		return

@@ -85,8 +85,8 @@ func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	return nil
 }
 
-// Missing returns the pending phases that come after logged, the newest phase in the log. The log may already have
-// pending phases if a message was stored but its acknowledgement was lost.
+// Missing returns the pending phases that come after the newest phase in the log, which is the parameter logged. The
+// log may already have pending phases if a message was stored but its acknowledgement was lost.
 func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	i := 0
 	for i < len(pending) && slices.Index(names, pending[i].Phase.Phase) <= slices.Index(names, logged) {

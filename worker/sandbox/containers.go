@@ -19,7 +19,7 @@ import (
 )
 
 // containers makes and finds the sandbox's containers on the engine: the primary container and the containers of
-// services. It implements service.Containers.
+// services. The type implements service.Containers.
 type containers struct{ s *Sandbox }
 
 func (s *Sandbox) containers() containers { return containers{s} }

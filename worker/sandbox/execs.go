@@ -184,8 +184,8 @@ func (e *execs) abandon() {
 	}
 }
 
-// awaitEnds waits until the goroutines have appended the ends of their execs. With primaryOnly, it waits only for execs
-// in the primary container.
+// awaitEnds waits until the goroutines have appended the events that end their execs. With primaryOnly, it waits only
+// for execs in the primary container.
 func (e *execs) awaitEnds(ctx context.Context, grace time.Duration, primaryOnly bool) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+10*time.Second)
 	defer cancel()

@@ -47,7 +47,7 @@ func (c *createPhases) enter(b *protocol.Sandbox, phase string) error {
 	return nil
 }
 
-// run appends the phases of a create that takes long, until stop is called.
+// run appends the phases of a create that takes long, until the caller calls the returned function stop.
 func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func()) {
 	running, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})

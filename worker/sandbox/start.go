@@ -168,7 +168,7 @@ func (t *starter) again(ctx context.Context) (*primary, error) {
 }
 
 // attachRunning connects to the supervisor of a running container after a restart of the worker. If the log does not
-// have the container's last start, attachRunning appends it.
+// have the container's last start, attachRunning appends an event for this start.
 func (t *starter) attachRunning(ctx context.Context) error {
 	if p := t.s.conn.get(); p != nil {
 		return t.appendRestarted(ctx, p)
@@ -224,7 +224,7 @@ func (t *starter) resume(ctx context.Context) error {
 }
 
 // revivals counts how often a container was started again in quick succession, each time after its engine or machine
-// had ended the container. A container that always ends soon after its start is in the end not started any more.
+// had ended the container. After maxRevivals such starts, the container is not started any more.
 type revivals struct {
 	n    int
 	last time.Time

@@ -89,7 +89,8 @@ func (h *health) await(ctx context.Context) error {
 	}
 }
 
-// steadyNow reports whether a service without a health test is ready. If not, next is the pause before the next check.
+// steadyNow reports whether a service without a health test is ready. If not, the result next is the pause before the
+// next check.
 func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) {
 	v := h.v
 	if left := time.Until(p.Since.Add(decide.SteadyFor)); left > 0 {
@@ -282,8 +283,8 @@ func (h *health) assess(ctx context.Context) {
 	}
 }
 
-// countFor resets the number of failed tests if the tests ran before the present run of the command. The present run
-// began at since.
+// countFor resets the number of failed tests if the tests ran before the present run of the command. The parameter
+// since is when the present run began.
 func (h *health) countFor(since time.Time) {
 	if !since.Equal(h.run) {
 		h.failures, h.run = 0, since

@@ -33,7 +33,7 @@ func Socket(tb testing.TB) string {
 	return socket
 }
 
-// RequireImage fails the test if the engine at socket does not have [Image].
+// RequireImage fails the test if the engine at the given socket does not have [Image].
 func RequireImage(tb testing.TB, socket string) {
 	tb.Helper()
 	if status, err := get(socket, "/images/"+Image+"/json"); err != nil || status != http.StatusOK {

@@ -48,7 +48,7 @@ type Proxy struct {
 }
 
 // NewProxy starts a proxy. The parameter upstream is the path of the unix socket to which the proxy forwards requests,
-// and the parameter listen is the path of its own unix socket.
+// and the parameter listen is the path of the proxy's own unix socket.
 func NewProxy(upstream, listen string) (*Proxy, error) {
 	listener, err := net.Listen("unix", listen)
 	if err != nil {
