@@ -73,8 +73,8 @@ func onAllThreads(option int, arg uintptr) error {
 	return nil
 }
 
-// keepOnly reduces the permitted and effective sets of every thread to mask. It empties the inheritable set, because
-// execve gives uid 0 the capabilities in that set too.
+// keepOnly reduces the permitted and effective sets of every thread to the capabilities in mask. It empties the
+// inheritable set, because execve gives uid 0 the capabilities in that set too.
 func keepOnly(mask uint32) error {
 	return setCapabilities([2]unix.CapUserData{{Effective: mask, Permitted: mask}})
 }

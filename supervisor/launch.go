@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// defaultPath is where programs are searched if the environment has no PATH.
+// defaultPath lists the directories in which programs are searched for if the environment has no PATH.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // command describes a process to start.

@@ -1,7 +1,7 @@
 package supervisor
 
-// startWindow is how many numbers startedNumbers keeps track of: the highest number and the numbers just below. It
-// needs more than the highest number, because the Start commands of one sandbox may arrive out of order: each exec has
+// startWindow is how many numbers startedNumbers keeps track of: the highest number and the numbers just below. The
+// highest number alone is not enough, because the Start commands of one sandbox may arrive out of order: each exec has
 // its own goroutine in the worker.
 const startWindow = 1 << 16
 

@@ -42,8 +42,8 @@ func (t *trees) find(match func(group uint32) bool) []int {
 	return pids
 }
 
-// scan returns the processes of each group. It reads the process table after the call has begun. Concurrent callers
-// share one reading: when hundreds of trees end at once, the table is read only a few times.
+// scan returns the processes of each group, from a process table that is read after the call has begun. Calls that wait
+// at the same time share one reading: when hundreds of trees end at once, the table is read only a few times.
 func (t *trees) scan() map[uint32][]int {
 	called := time.Now()
 	t.mu.Lock()

@@ -17,7 +17,7 @@ func Here(st *protocol.State, hostID string, generation uint64, decide Decision)
 	return decide(st)
 }
 
-// Decision returns the events to append to a history with this state. It returns no events if the events do not fit
+// Decision returns the events to append to a history with this state. It returns no events if the decision does not fit
 // this state.
 type Decision func(st *protocol.State) []protocol.Event
 

@@ -275,7 +275,7 @@ func (d *Watch) fullForNoSandbox(s shortage, now time.Time) {
 	}
 }
 
-// chooseWriter returns the sandbox to stop. found is false if no sandbox should be stopped.
+// chooseWriter returns the sandbox to stop. The result found is false if no sandbox should be stopped.
 func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	if s.level < low {
 		return writer{}, false

@@ -18,7 +18,7 @@ import (
 )
 
 // CoverInodes is a mount option. In a container's mount table, it identifies the file systems of
-// [ContainerSpec.Covers]: no other file system of a container has this limit.
+// [ContainerSpec.Covers]: no other file system of a container is limited to this number of inodes.
 const CoverInodes = "nr_inodes=1000003"
 
 // ContainerSpec describes a container. For settings without a field, the engine's defaults apply, with four exceptions:

@@ -284,8 +284,8 @@ func causeOf(message, otherwise string) string {
 	return otherwise
 }
 
-// pullError translates the error of a failed pull, and leaves out the engine's text. known says whether the pull was
-// made with credentials.
+// pullError translates the error of a failed pull, and leaves out the engine's text. The parameter known is true if the
+// pull was made with credentials.
 func pullError(ref string, err error, known bool) error {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Code == protocol.Cancelled {
@@ -316,8 +316,8 @@ func pullError(ref string, err error, known bool) error {
 		causeOf(e.Message, "the engine could not pull the image; its error is in the worker's log"))
 }
 
-// credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine.
-// known is false, and the pull is anonymous, if there are no credentials or they cannot be read.
+// credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine. If
+// there are no credentials, or if they cannot be read, the result known is false and the pull is anonymous.
 func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, known bool) {
 	found, err := loginFor(ctx, ps.dockerConfig, host)
 	if err != nil {

@@ -181,7 +181,7 @@ func (v *inventory) hold(full string) (release func()) {
 	})
 }
 
-// pin keeps a name on the host until [inventory.unpinUnwanted], and returns its record.
+// pin keeps a name on the host until [inventory.unpinUnwanted] unpins the name, and returns the record of the name.
 func (v *inventory) pin(name, origin string) *record {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// orphanPasses is the number of intervals Config.Reconcile during which a bridge must have been an orphan before it is
-// removed. The wait is necessary after a worker was killed: the engine may still be creating the network of a bridge
-// that looks like an orphan.
+// A bridge is removed after it was an orphan for the time Config.Reconcile multiplied by orphanPasses. The wait is
+// necessary after a worker was killed: the engine may still be creating the network of a bridge that looks like an
+// orphan.
 const orphanPasses = 4
 
 // orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The

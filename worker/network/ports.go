@@ -103,8 +103,8 @@ func PublishedPorts(spec, bound []protocol.Port) ([]protocol.Port, error) {
 
 var portInMessage = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:(\d+)`)
 
-// PortConflict adds the spec's field to an error of the engine about a port that is taken or cannot be published. retry
-// is true if the spec left the port open, so that a start with another port may succeed.
+// PortConflict adds the spec's field to an error of the engine about a port that is taken or cannot be published. The
+// result retry is true if the spec left the port open, so that a start with another port may succeed.
 func PortConflict(err error, spec []protocol.Port) (named error, retry bool) {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Reason != docker.ReasonPortTaken && e.Reason != protocol.ReasonUnsupported {

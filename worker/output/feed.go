@@ -58,7 +58,8 @@ type observer interface {
 // retryPause is the pause before a retry after the log did not store output.
 const retryPause = 500 * time.Millisecond
 
-// publishFile publishes a stream up to size, with several chunks in flight, and counts the acknowledged bytes.
+// publishFile publishes a stream up to the given size, with several chunks in flight, and counts the acknowledged
+// bytes.
 func (p *feed) publishFile(ctx context.Context, f *os.File, i int, size int64, o observer) (err error) {
 	s := &p.streams[i]
 	var sent chunks
@@ -117,7 +118,8 @@ func (p *feed) window() int {
 	return jetstream.OutputWindow
 }
 
-// skipOverwritten skips the bytes that a rolling file has overwritten. size is how many bytes were ever written to it.
+// skipOverwritten skips the bytes that were overwritten in a rolling file. The parameter size is the number of bytes
+// that were ever written to the file.
 func (p *feed) skipOverwritten(s *stream, size int64) {
 	if p.rolling {
 		s.published = max(s.published, size-control.PrimaryWindow)

@@ -220,8 +220,8 @@ func (r *execRun) await(ctx context.Context, a *attach.Attachment, p *output.Exe
 	}
 }
 
-// refused returns the result of an exec that the supervisor refused to start because of why. If a retry may succeed,
-// refused returns an error instead.
+// refused returns the result of an exec that the supervisor refused to start with the error why. If a retry may
+// succeed, refused returns an error instead.
 func refused(id string, why *protocol.Error) (*control.Result, error) {
 	switch {
 	case why.Code == protocol.Unavailable:

@@ -316,8 +316,8 @@ func (h *health) recovered(ctx context.Context) {
 	}
 }
 
-// due returns the pause before the next assessment of the service, or 0 if only a report or an event makes an
-// assessment necessary.
+// due returns the pause before the next assessment of the service, or 0 if no assessment is due before the next report
+// or event.
 func (h *health) due() time.Duration {
 	v := h.v
 	v.mu.Lock()

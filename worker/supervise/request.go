@@ -67,7 +67,8 @@ type prepared struct {
 }
 
 // Prepare creates the files of an exec in the background, before [Link.Start] is called for the exec. On a busy disk,
-// creating the files takes longer than starting the process. cancel removes the files if Start was not called.
+// creating the files takes longer than starting the process. The returned function cancel removes the files if Start
+// was not called.
 func (l *Link) Prepare(execID string) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -74,8 +74,8 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 	}
 	c := control.Command{Welcome: &w}
 	if s.lease != nil {
-		// If the lease has ended, until is in the past, so the supervisor does not start the primary command. The Welcome
-		// is sent nevertheless, because adopting running processes needs no lease.
+		// If the lease has ended, the time until is in the past, so the supervisor does not start the primary command.
+		// The Welcome is sent nevertheless, because adopting running processes needs no lease.
 		until, _ := s.lease()
 		c.Until = control.Until(until)
 	}
@@ -221,8 +221,8 @@ func (s *session) end() {
 	s.out = nil
 }
 
-// ask sends a command with its files, and waits for the reply. If the connection ends first, lost is true, and whether
-// the command was carried out is unknown.
+// ask sends a command with its files, and waits for the reply. If the connection ends first, the result lost is true,
+// and whether the command was carried out is unknown.
 func (s *session) ask(
 	ctx context.Context,
 	c control.Command,
