@@ -5,9 +5,9 @@ package supervisor
 // its own goroutine in the worker.
 const startWindow = 1 << 16
 
-// startedNumbers remembers, in constant memory, the numbers of the Start commands that were accepted; see
-// [control.Start]. It is a bitmap over a window of startWindow numbers that ends at the highest number. IPsec uses the
-// same method against replayed packets.
+// startedNumbers remembers, in constant memory, the numbers of the Start commands that were accepted; see Start.Number
+// in package control. It is a bitmap over a window of startWindow numbers that ends at the highest number. IPsec uses
+// the same method against replayed packets.
 type startedNumbers struct {
 	highest uint64
 	taken   [startWindow / 64]uint64
