@@ -13,7 +13,7 @@ const (
 	repeatFirst = time.Minute      // pause before the same line is logged again; it doubles each time
 	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
-	alikeMost   = 20  // lines with the same message within alikeIn
+	alikeMost   = 20  // maximum lines with the same message within alikeIn
 	oneMost     = 6   // like alikeMost, for one sandbox; lower, so that lines of other sandboxes are logged too
 	debugMost   = 600 // like oneMost, at debug level
 	linesKept   = 2000

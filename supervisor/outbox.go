@@ -19,7 +19,7 @@ const (
 // wait.
 type outbox struct {
 	mu      sync.Mutex
-	changed sync.Cond // signals changes of entries, due and closed
+	changed sync.Cond // signals that entries, due or closed has changed
 	entries []entry
 	due     bool           // the entries should be written now
 	soon    bool           // a timer runs that will make the entries due

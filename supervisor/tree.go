@@ -139,7 +139,7 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 		if err == unix.EINTR {
 			continue
 		}
-		if size += max(n, 0); n <= 0 || size < len(buf) { // only the end of the status leaves room in the buffer
+		if size += max(n, 0); n <= 0 || size < len(buf) { // room left in the buffer means that the status was read to its end
 			return buf[:size], buf
 		}
 	}

@@ -40,7 +40,7 @@ func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []
 	}
 	i.begun, i.left = true, map[protocol.SandboxKey]bool{}
 	for _, k := range found {
-		if !i.early[k] { // a sandbox that settled early may already be waiting for the others
+		if !i.early[k] { // has settled already, and may now be waiting in Admit for the other sandboxes
 			i.left[k] = true
 		}
 	}

@@ -93,7 +93,7 @@ func (v *inventory) save() {
 	if err == nil {
 		err = os.WriteFile(v.file+".tmp", data, 0o600)
 	}
-	if err == nil { // after a failed write, as on a full disk, half a file would replace the complete file
+	if err == nil { // after a failed write, as on a full disk, a rename would replace the old file by half a file
 		err = os.Rename(v.file+".tmp", v.file)
 	}
 	if err != nil {

@@ -23,7 +23,7 @@ type CommandLog struct {
 	mu    sync.Mutex
 	sizes [2]int64 // sizes of stdout and stderr, as the supervisor reported
 
-	known bool // begin has succeeded; used by Run, and by Finish after Run has returned
+	known bool // the method begin has succeeded; used by Run, and by Finish after Run has returned
 }
 
 // CommandLogConfig describes a container's command. All fields but Earlier are required.
