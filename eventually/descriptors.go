@@ -20,8 +20,8 @@ const descriptorsWithin = 5 * time.Second
 const memoryLimit = 1 << 30
 
 // DescriptorsClosed records which descriptors are open, and returns a function for goleak.Cleanup. After the tests,
-// that function waits until all descriptors that were opened since are closed. If some stay open, it prints their files
-// and sets the exit code 1. In any case it ends the process.
+// that function waits until all descriptors that were opened since then are closed. If some stay open, it prints their
+// files and sets the exit code 1. In any case it ends the process.
 //
 // DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced.
 // The collector would hide that a test, or the tested code, has forgotten to close a file.
@@ -57,9 +57,9 @@ func ClosesDescriptors(t testing.TB, except ...string) (check func()) {
 	}
 }
 
-// leftOpen waits until no unexpected descriptor is open. Expected are the descriptors in the parameter before, and
-// those of files below the directories in the parameter except. leftOpen returns the unexpected descriptors that are
-// still open after the given time.
+// leftOpen waits until no unexpected descriptor is open. The descriptors in the parameter before are expected, and so
+// are those of files below the directories in the parameter except. leftOpen returns the unexpected descriptors that
+// are still open after the given time.
 func leftOpen(before map[string]bool, within time.Duration, except ...string) []string {
 	for deadline := time.Now().Add(within); ; time.Sleep(period) {
 		now := openDescriptors()

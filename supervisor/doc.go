@@ -21,9 +21,9 @@
 //     calls is limited.
 //   - Nothing in the container gives access to the host's disk. Output goes to files that the worker opened and sent
 //     with the command. The worker never sends a directory, because an exec could use it as its working directory.
-//   - Some kernel objects are limited only for the whole machine. No process of the sandbox can create them: this
-//     package installs a filter of system calls, in addition to the engine's filter; see seccomp.go. Limits of each
-//     process are in limits.go.
+//   - Some kernel objects are limited only for the whole machine. No process of the sandbox can create such objects:
+//     this package installs a filter of system calls, in addition to the engine's filter; see seccomp.go. Limits of
+//     each process are in limits.go.
 //
 // The package imports protocol and supervisor/control. It imports neither NATS nor the Engine's client.
 package supervisor

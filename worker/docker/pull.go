@@ -161,8 +161,8 @@ func (p *pull) wait(ctx context.Context, report func(protocol.PullProgress)) err
 	}
 }
 
-// pullWithRetries calls the function bring, and calls it again while the registry cannot be reached, because that is
-// often temporary.
+// pullWithRetries calls the function bring, and calls it again if the registry could not be reached, because that is
+// often temporary. It calls the function at most pullTries times.
 func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	bring func(context.Context, *layers) error) error {
 	pause := ps.retryPause
