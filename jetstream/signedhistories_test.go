@@ -438,3 +438,94 @@ func TestALostRaceIsSignedAgain(t *testing.T) {
 		t.Errorf("%d messages were refused", n)
 	}
 }
+
+// A journal remembers 1,000 ranges of refused messages. Readers do not show the older ones as part of the history.
+func TestARefusedMessageIsNeverShownHoweverManyThereAre(t *testing.T) {
+	const forged = 1500
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
+	m.after = 0
+	message := m.message()
+	for i := range forged {
+		must(t, f.rogue.raw.PublishMsg(message))
+		must(t, f.rogue.raw.Flush())
+		do(t, j, execAccepted(fmt.Sprint("x", i)))
+	}
+	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
+	must(t, err)
+	const all = 2 + forged
+	reads := func(when string, c *member, want int) {
+		t.Helper()
+		batches, err := c.HistoryTail(t.Context(), "t1", "s1", 0)
+		must(t, err)
+		for _, b := range batches {
+			if b.Writer == f.rogue.Name {
+				t.Fatalf("%s, a reader shows the forged message at record %d", when, b.Record)
+			}
+		}
+		if len(batches) != want {
+			t.Errorf("%s, a reader shows %d messages, want %d", when, len(batches), want)
+		}
+	}
+	judged := f.register(t, f.connectAs(t, f.coordinator))
+	judged.JudgeBy(func(ctx context.Context, _, _ string, _ uint64) (*jetstream.Judged, error) {
+		return j.Judged(), ctx.Err()
+	})
+	reads("with the journal of a coordinator", judged, all)
+	reads("from a snapshot", f.worker, all)
+	_, err = f.coordinator.Batch(t.Context(), "t1", "s1", 3)
+	wantError(t, err, protocol.NotFound, "")
+
+	// The oldest 100 messages are moved to a segment, and then expire.
+	c := jetstream.Compaction{Keep: 2*forged - 100, MinBatches: 1, MinBytes: 1}
+	done, err := f.coordinator.Compact(t.Context(), "t1", "s1", c)
+	if must(t, err); done.Segments == 0 || done.Purged == 0 {
+		t.Fatalf("nothing was moved: %+v", done)
+	}
+	reads("from segments and the log", f.register(t, f.connectAs(t, f.worker)), all)
+	c.MaxAge = time.Nanosecond
+	done, err = f.coordinator.Compact(t.Context(), "t1", "s1", c)
+	if must(t, err); done.Dropped == 0 {
+		t.Fatalf("nothing was dropped: %+v", done)
+	}
+	// Nobody can tell any more which of the oldest messages were refused. Only the others are shown.
+	reads("after the oldest messages expired", f.register(t, f.connectAs(t, f.worker)), 1000)
+}
+
+// The messages before a forged one have expired. A reader still starts with the state that replaces them.
+func TestAForgedMessageAtTheStartOfTheLogHidesNoHistory(t *testing.T) {
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	for i := range 10 {
+		m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
+		m.after = 0
+		m.send(t)
+		do(t, j, execAccepted(fmt.Sprint("x", i)))
+	}
+	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
+	must(t, err)
+	for _, keep := range []int{8, 6} { // the oldest message in the log is forged, or is not
+		c := jetstream.Compaction{Keep: keep, MinBatches: 1, MinBytes: 1, MaxAge: time.Nanosecond}
+		done, err := f.coordinator.Compact(t.Context(), "t1", "s1", c)
+		if must(t, err); done.Dropped == 0 {
+			t.Fatalf("nothing was dropped: %+v", done)
+		}
+		fresh := f.worker.journal("t1", "s1")
+		must(t, fresh.Refresh(t.Context()))
+		got, _ := fresh.State()
+		want, _ := j.State()
+		same(t, "a new reader's and the coordinator's states", seen(got), seen(want))
+		do(t, fresh, protocol.Event{Kind: protocol.ExecStarted,
+			Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", keep), Boot: "b1"}})
+		must(t, j.Refresh(t.Context()))
+	}
+	// No state is stored for a history that begins with forged messages.
+	m := f.forge(t, f.rogue, "t1", "s1", protocol.ServiceReady)
+	m.sandbox, m.batch.Sandbox, m.after, m.batch.Events[0].Sequence = "s2", "s2", 0, 99
+	m.send(t)
+	m.send(t)
+	f.ready(t, "t1", "s2")
+}
