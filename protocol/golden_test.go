@@ -136,6 +136,7 @@ func goldenValues() map[string]any {
 		"heartbeat-skew-parts": &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Skew: &skew},
 		"reply-ping-parts": &Reply{Version: 1, Ping: &Ping{Coordinator: "c1", Skew: &skew,
 			Clocks: []string{"w1 is off"}}},
+		"reply-ping-refused-parts": &Reply{Version: 1, Ping: &Ping{Coordinator: "c1", Refused: 3}},
 		"host-segments-parts": &Host{Version: 1, Worker: "w1", ReadsSegments: true},
 		"host-images-parts":   &Host{Version: 1, Worker: "w1", Images: true},
 		"reply-tenant-parts":  &Reply{Version: 1, Tenant: tenant, Tenants: []*Tenant{tenant}},
