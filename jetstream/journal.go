@@ -542,6 +542,9 @@ func (p *patience) renew() {
 // messages follow, the next append loses too. If no message follows, append checks that the log still has the expected
 // position.
 func (j *commit) append(ctx context.Context, a *attempt) (won bool, err error) {
+	if err := j.journals.writers.awaitKey(ctx); err != nil {
+		return false, err
+	}
 	m, err := j.sign(a)
 	if err != nil {
 		return false, err
