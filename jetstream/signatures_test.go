@@ -126,6 +126,7 @@ type forgery struct {
 	unsigned   bool
 	payload    []byte // instead of the batch
 	other      string // subject of which after is expected
+	claims     string // key that the header names instead of the signing one
 }
 
 // forge prepares a message at the end of a sandbox's history that is all right if the worker w1 sends it.
@@ -176,6 +177,9 @@ func (m *forgery) message() *nats.Msg {
 		hash := protocol.PayloadHash(msg.Data)
 		s := &protocol.Signature{Key: m.by.id, Previous: m.previous}
 		copy(s.Sum[:], ed25519.Sign(m.by.key, protocol.SignedText(m.deployment, m.tenant, m.sandbox, m.previous, hash)))
+		if m.claims != "" {
+			s.Key = m.claims
+		}
 		msg.Header.Set(protocol.HeaderSignature, s.String())
 	}
 	return msg
@@ -212,6 +216,9 @@ func forgeries(f *signedFleet) map[string]func(t *testing.T, tenant, sandbox str
 		"the worker's new version":  simple(f.worker, protocol.ServiceReady, func(m *forgery) { m.batch.Version = 99 }),
 		"garbage of a coordinator":  simple(f.coordinator, deleted, func(m *forgery) { m.payload = []byte("garbage") }),
 		"a newer version":           simple(f.rogue, protocol.ServiceReady, func(m *forgery) { m.batch.Version = 99 }),
+		"a newer version that a coordinator seems to sign": simple(f.rogue, protocol.ServiceReady, func(m *forgery) {
+			m.batch.Version, m.claims = 99, f.coordinator.id
+		}),
 		"the last record of another subject": simple(f.rogue, protocol.SandboxDeleted, func(m *forgery) {
 			m.after, m.other = 0, protocol.EventSubject("nobody", "nothing")
 			m.batch.Events[0].Sequence = 99

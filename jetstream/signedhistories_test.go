@@ -144,9 +144,12 @@ func TestAKeyProvesNothingThatWasStoredBeforeItsRegistration(t *testing.T) {
 	f.register(t, late)
 	do(t, late.journal("t1", "s1"), protocol.Event{Kind: protocol.PrimaryStarted, Primary: &protocol.PrimaryDetails{Boot: "b1"}})
 	fresh := f.register(t, f.connect(t, protocol.Writer{Role: protocol.OwnerCoordinator, Name: "c3"}))
-	s, batches := readHistory(t, fresh.Conn, "t1", "s1")
-	if s.Sandbox.Sequence != early.Sandbox.Sequence+1 || len(batches) != 3 {
-		t.Errorf("a later reader sees %d batches, %s; the early one saw %s", len(batches), seen(s), seen(early))
+	for _, reader := range []*member{fresh, f.coordinator} {
+		s, batches := readHistory(t, reader.Conn, "t1", "s1")
+		if s.Sandbox.Sequence != early.Sandbox.Sequence+1 || len(batches) != 3 {
+			t.Errorf("%s sees %d batches, %s, after the registration; the early reader saw %s", reader.Name, len(batches),
+				seen(s), seen(early))
+		}
 	}
 }
 
@@ -256,11 +259,11 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 	must(t, err)
 	heard := listenForWork(t, f.worker.Conn, "w1")
 	type notice struct {
-		by                          *member
-		deployment, worker, sandbox string
-		record                      uint64 // in the content; the signature is for last.Record
+		by                                  *member
+		deployment, worker, tenant, sandbox string
+		record                              uint64 // in the content; the signature is for last.Record
 	}
-	fits := notice{f.coordinator, f.coordinator.Deployment(), "w1", "s1", last.Record}
+	fits := notice{f.coordinator, f.coordinator.Deployment(), "w1", "t1", "s1", last.Record}
 	for name, change := range map[string]func(n *notice){
 		"all right":          func(*notice) {},
 		"unsigned":           func(n *notice) { n.by = nil },
@@ -268,6 +271,7 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 		"of an unknown key":  func(n *notice) { n.by = f.connect(t, protocol.Writer{}) },
 		"another deployment": func(n *notice) { n.deployment = "d2" },
 		"another receiver":   func(n *notice) { n.worker = "w2" },
+		"another tenant":     func(n *notice) { n.tenant = "t2" },
 		"another sandbox":    func(n *notice) { n.sandbox = "s2" },
 		"another content":    func(n *notice) { n.record++ },
 	} {
@@ -280,7 +284,7 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 		m.Data = protocol.Encode(item)
 		if n.by != nil {
 			s := &protocol.Signature{Key: n.by.id}
-			copy(s.Sum[:], ed25519.Sign(n.by.key, protocol.NotifiedText(n.deployment, n.worker, "t1", n.sandbox, hash)))
+			copy(s.Sum[:], ed25519.Sign(n.by.key, protocol.NotifiedText(n.deployment, n.worker, n.tenant, n.sandbox, hash)))
 			m.Header.Set(protocol.HeaderSignature, s.String())
 		}
 		must(t, f.rogue.raw.PublishMsg(m))
