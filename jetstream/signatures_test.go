@@ -340,3 +340,35 @@ func follow(t *testing.T, m *member, j *jetstream.Journal, tenant, sandbox strin
 		}
 	}
 }
+
+// A journal that follows the log judges each message as one that reads the log, and remembers which ones it refused.
+func TestAFollowingJournalRefusesForgeries(t *testing.T) {
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	following := follow(t, f.coordinator, j, "t1", "s1")
+	do(t, j, execAccepted("first")) // the journal recognizes its own signature without a check
+	for i, change := range []func(m *forgery){
+		func(m *forgery) { m.unsigned = true },
+		func(m *forgery) { m.batch.Writer, m.claims = "c1", f.coordinator.id },
+		func(m *forgery) { m.batch.Events[0].Kind = protocol.ServiceReady },
+	} {
+		m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleteRequested)
+		change(m)
+		m.send(t)
+		do(t, f.worker.journal("t1", "s1"), protocol.Event{Kind: protocol.PrimaryStarted,
+			Primary: &protocol.PrimaryDetails{Boot: "b1", Restarts: i + 1}})
+	}
+	last, err := f.worker.LastBatch(t.Context(), "t1", "s1")
+	must(t, err)
+	following(last.Record)
+	got, _ := j.State()
+	want, _ := readHistory(t, f.worker.Conn, "t1", "s1")
+	same(t, "the following journal's and a reader's states", seen(got), seen(want))
+
+	judged := f.register(t, f.connectAs(t, f.coordinator))
+	judged.JudgeBy(func(context.Context, string, string, uint64) (*jetstream.Judged, error) { return j.Judged(), nil })
+	if _, batches := readHistory(t, judged.Conn, "t1", "s1"); len(batches) != 6 {
+		t.Errorf("a reader that asks the journal sees %d messages, want 6", len(batches))
+	}
+}
