@@ -330,10 +330,15 @@ func TestASnapshotContinuesTheChain(t *testing.T) {
 // Segments hold the messages as they were stored, so readers come to the same verdicts.
 func TestSegmentsKeepTheVerdicts(t *testing.T) {
 	f := startSigned(t)
-	f.ready(t, "t1", "s1")
-	j := f.coordinator.journal("t1", "s1")
+	t.Run("living", func(t *testing.T) { segmentsKeepTheVerdicts(t, f, "s1", false) })
+	t.Run("ended", func(t *testing.T) { segmentsKeepTheVerdicts(t, f, "s2", true) })
+}
+
+func segmentsKeepTheVerdicts(t *testing.T, f *signedFleet, sandbox string, ended bool) {
+	f.ready(t, "t1", sandbox)
+	j := f.coordinator.journal("t1", sandbox)
 	for i := range 40 {
-		m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
+		m := f.forge(t, f.rogue, "t1", sandbox, protocol.SandboxDeleted)
 		if i%2 == 0 {
 			m.after = 0
 		}
@@ -342,42 +347,48 @@ func TestSegmentsKeepTheVerdicts(t *testing.T) {
 		do(t, j, execAccepted(fmt.Sprint("x", i)))
 	}
 	for range 5 {
-		f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted).send(t)
+		f.forge(t, f.rogue, "t1", sandbox, protocol.SandboxDeleted).send(t)
 	}
 	must(t, j.Refresh(t.Context()))
-	whole, batches := readHistory(t, f.coordinator.Conn, "t1", "s1")
-	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
-	must(t, err)
+	whole, batches := readHistory(t, f.coordinator.Conn, "t1", sandbox)
+	if ended {
+		must(t, f.coordinator.WriteEndedRecord(t.Context(), "t1", sandbox, j.Snapshot()))
+	} else {
+		_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", sandbox, j.Snapshot(), 0)
+		must(t, err)
+	}
 	// Only forged messages stay in the log.
-	done, err := f.coordinator.Compact(t.Context(), "t1", "s1", jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
+	done, err := f.coordinator.Compact(t.Context(), "t1", sandbox, jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
 	if must(t, err); done.Purged == 0 {
 		t.Fatalf("nothing was moved: %+v", done)
 	}
 	for _, c := range []*member{f.coordinator, f.worker} {
 		fresh := f.register(t, f.connectAs(t, c))
-		s, again := readHistory(t, fresh.Conn, "t1", "s1")
+		s, again := readHistory(t, fresh.Conn, "t1", sandbox)
 		same(t, "the states", s, whole)
 		if len(again) != len(batches) {
 			t.Errorf("%d batches after, %d before", len(again), len(batches))
 		}
-		oldest, err := fresh.OldestEvent(t.Context(), "t1", "s1")
+		oldest, err := fresh.OldestEvent(t.Context(), "t1", sandbox)
 		if err != nil || oldest != 1 {
 			t.Errorf("the oldest event is %d, %v", oldest, err)
 		}
 		var found []uint64
-		must(t, fresh.ReadEventsAt(t.Context(), "t1", "s1", 20, func(b *protocol.Batch) bool {
+		must(t, fresh.ReadEventsAt(t.Context(), "t1", sandbox, 20, func(b *protocol.Batch) bool {
 			found = append(found, b.First())
 			return true
 		}))
 		if !slices.Contains(found, 20) || slices.Contains(found, 999) || found[len(found)-1] != whole.Sandbox.Sequence {
 			t.Errorf("reading from event 20 gives %v", found)
 		}
-		last, err := fresh.LastBatch(t.Context(), "t1", "s1")
+		last, err := fresh.LastBatch(t.Context(), "t1", sandbox)
 		if err != nil || last.Record != batches[len(batches)-1].Record {
 			t.Errorf("the last batch is at %v, %v", last, err)
 		}
 	}
-	do(t, f.coordinator.journal("t1", "s1"), execAccepted("last"))
+	if !ended {
+		do(t, f.coordinator.journal("t1", sandbox), execAccepted("last"))
+	}
 }
 
 // connectAs returns another connection of a member, with a key of its own.
