@@ -343,6 +343,9 @@ func segmentsKeepTheVerdicts(t *testing.T, f *signedFleet, sandbox string, ended
 			m.after = 0
 		}
 		m.batch.Events[0].Sequence = 999
+		if i%4 < 2 {
+			m.batch.Events[0].Sequence = 1
+		}
 		m.send(t)
 		do(t, j, execAccepted(fmt.Sprint("x", i)))
 	}
@@ -357,6 +360,7 @@ func segmentsKeepTheVerdicts(t *testing.T, f *signedFleet, sandbox string, ended
 		_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", sandbox, j.Snapshot(), 0)
 		must(t, err)
 	}
+	f.coordinator.SmallSegments(1500, 3) // a forged message is the last one of some segments
 	// Only forged messages stay in the log.
 	done, err := f.coordinator.Compact(t.Context(), "t1", sandbox, jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
 	if must(t, err); done.Purged == 0 {
