@@ -101,10 +101,13 @@ networks: image tools ## create and remove 500 networks with their firewall rule
 	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
 
 # Core scenarios: creates, execs, output, cancels, crashes of workers and coordinators, deletes, uploads and services.
-CLUSTER = TestASandboxLivesItsWholeLife|TestAFleetWithThreeServersWorks|TestS1_|TestS8_|TestS16_|TestS18_|TestX1_BytesOf|$\
-TestX6_|TestX8_|TestX10_|TestX16_|TestAnIDIsNeverUsedAgain|TestARepeatedRequestGetsTheSameHandle|TestACopiedTree|$\
-TestAWorkerKilledDuring|TestACoordinatorKilledDuring|TestTheHashOfOutput|TestExecsAndLogsOfAService|$\
-TestRequiredServicesGate|TestAWorkersRestartCostsNoService|TestASandboxWithThousandsOfExecs
+CLUSTER = TestASandboxLivesItsWholeLife|TestAFleetWithThreeServersWorks|TestS1_|TestS8_|TestS16_|TestS18_|TestX6_|$\
+TestX8_|TestX10_|TestX16_|TestX1_BytesOfAnyKindComeBackUnchanged|TestAnIDIsNeverUsedAgain|$\
+TestARepeatedRequestGetsTheSameHandle|TestACopiedTreeArrivesAsItIs|TestAWorkerKilledDuringACreateOrADelete|$\
+TestAWorkerKilledDuringAnExec|TestAWorkerKilledDuringAStopOrAResume|TestACoordinatorKilledDuringACreate|$\
+TestACoordinatorKilledDuringAnExec|TestACoordinatorKilledDuringAChange|TestTheHashOfOutputSurvivesItsWorker|$\
+TestExecsAndLogsOfAService|TestRequiredServicesGateReadyAndAreReachedByName|TestAWorkersRestartCostsNoService|$\
+TestASandboxWithThousandsOfExecsIsDeleted
 
 .PHONY: test-cluster
 test-cluster: image build tools ## run the core scenarios of the integration tests on clusters of three NATS servers

@@ -307,7 +307,7 @@ func TestMissingMessagesAreFound(t *testing.T) {
 	}
 }
 
-// What is wrong with evidence beside its signatures is a problem, or a refused message.
+// A report names each defect of evidence, also one that no signature reveals.
 func TestEachOtherDefectOfEvidenceIsNamed(t *testing.T) {
 	last := func(h *history) *protocol.StoredMessage { return &h.Evidence.Messages[len(h.Evidence.Messages)-1] }
 	for want, spoil := range map[string]func(h *history){
