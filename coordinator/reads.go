@@ -117,7 +117,7 @@ func (rd *reader) ping(ctx context.Context, _ string, _ *protocol.Query) (*proto
 		Version: rd.cfg.Build, Coordinator: rd.cfg.Name, Deployment: rd.conn.Deployment(),
 		Durability: rd.conn.Durability(storage, rd.cfg.SyncAlways),
 		Leader:     rd.elected.Load(), Hosts: len(hosts), Time: rd.conn.Now(), Storage: storage,
-		Skew: skew, Clocks: clocks,
+		Skew: skew, Clocks: clocks, Refused: rd.conn.Refused(),
 	}}, nil
 }
 

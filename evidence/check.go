@@ -215,9 +215,9 @@ func (c *checker) fold(b *protocol.Batch, p *protocol.Proof) {
 	}
 	c.chain.Accept(p)
 	if last := &b.Events[len(b.Events)-1]; b.First() > c.state.Sandbox.Sequence+1 {
-		if err := (&protocol.State{}).ApplyTombstone(last); err == nil {
-			c.state = &protocol.State{}
-			_ = c.state.ApplyTombstone(last) // cannot fail: it has just succeeded
+		tombstone := &protocol.State{}
+		if err := tombstone.ApplyTombstone(last); err == nil {
+			c.state = tombstone
 			return
 		}
 		c.state.Sandbox.Sequence = b.First() - 1 // the missing events are reported; continue at this batch

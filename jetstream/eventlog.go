@@ -148,32 +148,15 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 	return func() { _ = sub.Unsubscribe() }, nil // fails only when the connection is closed
 }
 
-// republishedHeaders is the largest number of headers of a batch that the server republished. A journal's message has
-// half as many.
-const republishedHeaders = 24
-
 // republished returns the record of a message that the server republished, and the record of the message before it in
-// the history. Both are 0 if the publisher may have set them. The server appends its headers to the publisher's. The
-// publisher can name the same headers first, or hide the server's ones after an empty line: the client library reads no
-// further. Then the message is longer than the headers that the library has read. A publisher can make its own headers
-// shorter than they are when written again, but so few of them not by as much as the server's ones take.
+// the history. Both are 0 if the publisher may have set them.
 func republished(m *nats.Msg) (record, after uint64) {
-	count, size := 0, len("NATS/1.0\r\n\r\n")
-	for name, values := range m.Header {
-		for _, v := range values {
-			count++
-			size += len(name) + len(v) + len(": \r\n")
-		}
-	}
-	if count > republishedHeaders || m.Size() != len(m.Subject)+len(m.Reply)+len(m.Data)+size {
+	if !plain(m) {
 		return 0, 0
 	}
 	var values [4]string
 	for i, name := range []string{"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Last-Sequence"} {
-		if len(m.Header[name]) != 1 {
-			return 0, 0
-		}
-		values[i] = m.Header[name][0]
+		values[i] = m.Header.Get(name)
 	}
 	tenant, sandbox, ok := protocol.SplitEventSubject(m.Subject)
 	if !ok || values[0] != protocol.StreamEvents || values[1] != protocol.EventSubject(tenant, sandbox) {

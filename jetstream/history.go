@@ -32,6 +32,7 @@ type Histories struct {
 	writers  *Writers
 	journals *Journals
 	judge    atomic.Pointer[Judge] // nil: the history is folded for each reader
+	whole    wholeFolds
 }
 
 func (h *Histories) historyReader(

@@ -86,6 +86,7 @@ type Journal struct {
 	scratch  *scratch
 
 	noSnapshot bool // the opening has already searched for a snapshot; guarded by the slot in reading
+	whole      bool // the journal remembers all messages that it refused
 
 	// The server of the next connection may have another history. life is the value of connection.life when the history
 	// was last read. doubt is the end of the fold when the connection was lost: the journal must check that the log
@@ -223,7 +224,8 @@ func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 		}
 	}
 	if j.skipped && b.Record > j.at.Record+1 { // all messages between the last accepted one and b are refused
-		j.refused = j.refused.add(recordRange{j.at.Record + 1, b.Record - 1})
+		j.refused = append(j.refused, recordRange{j.at.Record + 1, b.Record - 1})
+		j.forgetLocked(&j.fold)
 	}
 	j.skipped = false
 	j.applyLocked(&j.fold, b)
@@ -541,6 +543,9 @@ func (p *patience) renew() {
 // messages follow, the next append loses too. If no message follows, append checks that the log still has the expected
 // position.
 func (j *commit) append(ctx context.Context, a *attempt) (won bool, err error) {
+	if err := j.journals.writers.awaitKey(ctx); err != nil {
+		return false, err
+	}
 	m, err := j.sign(a)
 	if err != nil {
 		return false, err

@@ -39,7 +39,8 @@ type owner struct {
 // writing describes how a registered connection writes: its registered writer, and its key.
 type writing struct {
 	protocol.Writer
-	signer *signer // nil: the writer has no key
+	signer *signer   // nil: the writer has no key
+	since  time.Time // when the key was registered
 }
 
 const (
@@ -142,7 +143,7 @@ func (w *Writers) register(ctx context.Context, who protocol.Writer) error {
 	if err := w.require(ctx, who.Role == protocol.OwnerCoordinator); err != nil {
 		return err
 	}
-	w.signs.Store(&writing{who, s})
+	w.signs.Store(&writing{who, s, registered.since})
 	return nil
 }
 
@@ -336,6 +337,25 @@ func (w *Writers) key() *signer {
 		return now.signer
 	}
 	return nil
+}
+
+// awaitKey waits while the store's clock is behind the registration of this process's key: readers would refuse what is
+// stored now. Another server may lead the event log since the registration. Error: unavailable.
+func (w *Writers) awaitKey(ctx context.Context) error {
+	for {
+		now := w.signs.Load()
+		if now == nil || now.signer == nil {
+			return nil
+		}
+		behind := now.since.Sub(w.Now())
+		if behind <= 0 {
+			return nil
+		}
+		if !w.sleep(ctx, min(behind, time.Second)) {
+			return protocol.Errorf(protocol.Unavailable, "", "the clock of the NATS server that leads the event log is %v "+
+				"behind that of the server that registered this process's key: set the clocks to the same time", behind)
+		}
+	}
 }
 
 // knownRules returns the rules that were read last, without asking the server.

@@ -71,7 +71,7 @@ type feed struct {
 	live         uint64            // newest event that arrived on the subscription
 	missed       bool              // batches may have been lost before the first delivered batch
 	early        []*protocol.Batch // arrived before the feed began
-	hostID       string            // id of the host that the sandbox is on; empty: unknown
+	hostID       string            // id of the host whose live output is taken; empty: unknown; see isOn
 	repairing    bool
 	again        bool // the running repair must read the history again
 
@@ -237,8 +237,10 @@ func (f *feed) deliver(b *protocol.Batch) {
 		f.first = b.First()
 	}
 	f.last, f.record = b.Last(), b.Record
-	f.moved(b)
-	f.accept(b)
+	before := f.verifier.host
+	if f.accept(b); f.verifier.host != "" && f.verifier.host != before {
+		f.hostID = f.verifier.host
+	}
 	for i := range b.Events {
 		e := &b.Events[i]
 		if e.Exec == nil || !e.Exec.State.Terminal() {
@@ -391,7 +393,7 @@ func (f *feed) learn(batches []*protocol.Batch) {
 	keys := f.unknownKeys(batches)
 	f.mu.Unlock()
 	if _, known, _ := f.client.writers.current(); !known || len(keys) > 0 {
-		_ = f.client.writers.learn(f.client.ctx, keys)
+		_ = f.client.writers.learn(f.client.ctx, keys) // on failure, the next read of the history tries again
 	}
 }
 

@@ -123,6 +123,6 @@ func (c *Client) confirmed(v *verifier, b *protocol.Batch) *protocol.Batch {
 	if err != nil || stored.ID != b.ID {
 		return nil
 	}
-	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored}))
+	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored})) // on failure, a coordinator confirms the next batch too
 	return stored
 }

@@ -16,7 +16,7 @@ import (
 type verifier struct {
 	writers *writers
 	chain   protocol.Chain
-	host    string // id of the host that the sandbox is assigned to; "": not known
+	host    string // id of the host that the sandbox is assigned to, according to the history; "": not known
 
 	doubted []doubt // the newest batches that the client did not believe
 }
