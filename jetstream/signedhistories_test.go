@@ -173,6 +173,7 @@ func TestAWriterSignsWithItsNewKey(t *testing.T) {
 
 // Ten thousand forged messages cost time, but neither the history nor the log file.
 func TestAFloodOfForgeriesChangesNothing(t *testing.T) {
+	t.Parallel()
 	const flood = 10_000
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -325,6 +326,7 @@ func TestASnapshotContinuesTheChain(t *testing.T) {
 
 // Segments hold the messages as they were stored, so readers come to the same verdicts.
 func TestSegmentsKeepTheVerdicts(t *testing.T) {
+	t.Parallel()
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
 	j := f.coordinator.journal("t1", "s1")
