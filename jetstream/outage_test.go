@@ -76,7 +76,6 @@ func (d *deployment) restartAll(t *testing.T) {
 
 // The queue recovers together with NATS, even if a request for messages was lost during an election.
 func TestTheFirstRequestAfterAnOutageIsReceivedWithinASecond(t *testing.T) {
-	t.Parallel()
 	for name, start := range map[string]func(testing.TB) *deployment{
 		"server":  func(t testing.TB) *deployment { return startServer(t, jetstream.Assets{}) },
 		"cluster": startCluster,

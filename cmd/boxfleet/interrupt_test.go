@@ -242,7 +242,9 @@ func ignoredHangupStaysIgnored(t *testing.T) {
 	if line, _ := bufio.NewReader(out).ReadString('\n'); line != "begun\n" {
 		t.Errorf("the client printed %q", line)
 	}
-	_ = sh.Process.Signal(syscall.SIGHUP)
+	if err := sh.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Error(err)
+	}
 	expect(t, "exec web -- touch /tmp/go", 0, "")
 	if err := sh.Wait(); sh.ProcessState.ExitCode() != 6 {
 		t.Errorf("a client with HUP ignored, after HUP: %v", err)
