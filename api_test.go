@@ -16,8 +16,8 @@ import (
 
 const apiFile = "docs/api.txt"
 
-// TestAPIListing keeps docs/api.txt, the declarations that users of the SDK depend on, up to date, so that reviewers
-// see every change of the API. `make api` writes it.
+// TestAPIListing fails if docs/api.txt does not list the present declarations of the API. Because of the file,
+// reviewers see every change of the API. `make api` writes the file.
 func TestAPIListing(t *testing.T) {
 	want := apiListing(t)
 	if *update {
@@ -30,7 +30,7 @@ func TestAPIListing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not up to date: run `make api`, and review how it changes", apiFile)
+		t.Errorf("%s is not up to date: run `make api`, and review the change", apiFile)
 	}
 }
 

@@ -55,8 +55,8 @@ func TestTablesHaveAHeader(t *testing.T) {
 	}
 }
 
-// ownImports maps each package of this module to the others that it imports. Shared helpers are left out: any package
-// may import them.
+// ownImports maps each package of this module to the packages of this module that it imports. Shared helpers are left
+// out: any package may import them.
 func ownImports(t *testing.T) map[string][]string {
 	t.Helper()
 	shared := []string{"wake", "backoff", "eventually", "scenario"}
@@ -148,8 +148,8 @@ func TestThePackageTableIsComplete(t *testing.T) {
 	}
 }
 
-// TestTheWirePageNamesEveryField expects a row for each field of a spec, and mentions of the fields of events anywhere
-// in their section.
+// TestTheWirePageNamesEveryField expects a row for each field of a spec, and a mention of each field of an event in the
+// section on events.
 func TestTheWirePageNamesEveryField(t *testing.T) {
 	page := read(t, "docs/wire.md")
 	for heading, spec := range map[string]any{
@@ -207,7 +207,7 @@ func names(of any) (all []string) {
 	return all
 }
 
-// TestTheWirePageListsEveryCodeAndReason compares both tables with the constants.
+// TestTheWirePageListsEveryCodeAndReason compares the page's tables of codes and of reasons with the constants.
 func TestTheWirePageListsEveryCodeAndReason(t *testing.T) {
 	text := section(t, read(t, "docs/wire.md"), "## Errors")
 	source := read(t, "protocol/errors.go")

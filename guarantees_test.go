@@ -17,8 +17,8 @@ const guaranteesPage = "docs/guarantees.md"
 // guaranteeRow is a row of the page: a code, the guarantee in one sentence, and its tests.
 var guaranteeRow = regexp.MustCompile(`(?m)^\| ([A-Z]+[0-9]+) \| (.+) \| (.*)\|$`)
 
-// TestGuaranteesNameTheirTests fails if the code in a test's name has no row, if a row lacks a test whose name has
-// its code, or if a listed test does not exist.
+// TestGuaranteesNameTheirTests fails if the page has no row for a code in a test's name, if a row does not list all
+// tests with its code in their names, or if a row lists a test that does not exist.
 func TestGuaranteesNameTheirTests(t *testing.T) {
 	tests := testNames(goFiles(t))
 	rows := map[string]bool{}

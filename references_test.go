@@ -93,8 +93,8 @@ func filesNamed(t *testing.T, wanted func(name string) bool) (names []string) {
 	return names
 }
 
-// declarations maps a directory to the names it declares: "Name", "Type.Method" and "Type.Field". A type also declares
-// the methods and fields of the types of its package that it embeds.
+// declarations maps a directory to the names it declares: "Name", "Type.Method" and "Type.Field". A type also has the
+// methods and fields of the types that it embeds, if their package is the same.
 func declarations(files []sourceFile) map[string]map[string]bool {
 	declared := map[string]map[string]bool{}
 	for _, file := range files {
@@ -315,7 +315,7 @@ func TestGoNamesInDocumentsExist(t *testing.T) {
 	}
 }
 
-// functionInFile is a function or method in a document, behind its file and a colon.
+// functionInFile matches a function or method that a document names after its file and a colon.
 var functionInFile = regexp.MustCompile("`([\\w/-]+\\.go):(\\w+)`")
 
 func TestFunctionsNamedWithTheirFileExist(t *testing.T) {
@@ -367,7 +367,7 @@ func TestLinksBetweenDocumentsLeadSomewhere(t *testing.T) {
 	}
 }
 
-// withoutCode blanks what is between backquotes.
+// withoutCode blanks the text between backquotes.
 func withoutCode(text string) string {
 	return regexp.MustCompile("`[^`]*`").ReplaceAllString(text, "")
 }

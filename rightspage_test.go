@@ -27,11 +27,11 @@ func TestTheRightsPageShowsTheTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s does not show the rights as they are: go test . -run TestTheRightsPage -update", rightsPage)
+		t.Errorf("%s does not show the present rights: run go test . -run TestTheRightsPage -update", rightsPage)
 	}
 }
 
-// between replaces what the page has between the marks of a table.
+// between replaces the text between the marks of a table in the page.
 func between(t *testing.T, page, table, content string) string {
 	t.Helper()
 	begin := "<!-- " + table + ": generated -->\n"

@@ -19,7 +19,7 @@ import (
 // Files of an authority's directory.
 const (
 	stateFile    = "authority.json"
-	replacedFile = "authority.replaced.json" // the one before the last [Replace]
+	replacedFile = "authority.replaced.json" // the authority before the last [Replace]
 	lockFile     = "lock"
 	seedsDir     = "seeds" // one file for each key, named after the public key
 )
@@ -33,7 +33,7 @@ type Authority struct {
 	now func() time.Time
 }
 
-// state is everything that the directory holds besides seeds.
+// state has everything that the directory holds except the seeds.
 type state struct {
 	Version  int          `json:"v"`
 	Operator string       `json:"operator"` // public keys
@@ -44,7 +44,7 @@ type state struct {
 	OperatorJWT string `json:"operator_jwt"`
 	SystemJWT   string `json:"system_account_jwt"`
 
-	Accounts []account `json:"accounts"` // that of the streams first
+	Accounts []account `json:"accounts"` // the account of the streams is first
 }
 
 // account is an account of the deployment.
@@ -60,8 +60,8 @@ type SigningKey struct {
 	Key     string      `json:"key"` // public
 	Created time.Time   `json:"created"`
 
-	// AcceptedUntil is when servers are to refuse credentials that it signed, after it was replaced; zero: it is the
-	// role's present key.
+	// AcceptedUntil is set when the key is replaced. It is the time from which servers are to refuse credentials that
+	// this key signed. Zero: this is the role's present key.
 	AcceptedUntil time.Time `json:"accepted_until,omitzero"`
 }
 
@@ -69,9 +69,9 @@ type SigningKey struct {
 type Replace bool
 
 // Init makes an authority in a directory, with a new operator, and returns it. It makes the directory if it does not
-// exist. Credentials and servers of a replaced authority have nothing in common with those of the new one; its keys
-// stay in the directory. Errors: already_exists if the directory has an authority and replace is false;
-// failed_precondition if others than its owner have access to the directory; invalid_argument with field dir.
+// exist. Servers that trust the new authority refuse all credentials of a replaced one, whose keys stay in the
+// directory. Errors: already_exists if the directory has an authority and replace is false; failed_precondition if
+// others than its owner have access to the directory; invalid_argument with field dir.
 func Init(dir string, replace Replace) (*Authority, error) {
 	if dir == "" {
 		return nil, protocol.Invalid("dir", "must not be empty")
@@ -124,7 +124,7 @@ func Init(dir string, replace Replace) (*Authority, error) {
 	return a, a.store(s)
 }
 
-// makeRoom moves an existing authority aside, or refuses to.
+// makeRoom moves an existing authority aside or, without replace, refuses to.
 func (a *Authority) makeRoom(replace bool) error {
 	file := filepath.Join(a.dir, stateFile)
 	_, err := os.Stat(file)
@@ -186,7 +186,8 @@ func (a *Authority) load() (*state, error) {
 	}
 	s := &state{}
 	if err := json.Unmarshal(data, s); err != nil {
-		return nil, internal("read the authority in "+filepath.Join(a.dir, stateFile), err)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "%s is damaged: restore it from a backup: %v",
+			filepath.Join(a.dir, stateFile), err)
 	}
 	if s.Version != stateVersion {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion,
@@ -226,7 +227,7 @@ func (a *Authority) change(f func(s *state) error) error {
 }
 
 // Refresh ends the overlaps of rotations whose time has come, and gives all signing keys the permissions that this
-// version of the program knows. changed says that servers have to be told: call [Authority.Push].
+// version of the program knows. If changed is true, call [Authority.Push] to tell the servers.
 func (a *Authority) Refresh() (changed bool, err error) {
 	err = a.change(func(s *state) error {
 		before := slices.Clone(s.Accounts)

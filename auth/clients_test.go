@@ -18,14 +18,16 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// world is a server with the streams that clients reach or would like to reach, and a connection of each kind.
+// world has one connection of each of these roles to one server. The server has the streams that the clients try to
+// reach.
 type world struct {
 	coordinator, user, viewer, fleetViewer, worker *client
 }
 
 const coordinatorInbox = "_INBOX.@c1"
 
-// worlds are a server in operator mode and one with users in its configuration.
+// worlds returns two worlds: the server of one is in operator mode, and the server of the other lists users in its
+// configuration.
 func worlds(t *testing.T) map[string]*world {
 	t.Helper()
 	ids := []rights.Identity{
@@ -98,14 +100,14 @@ func (w *world) messages(t *testing.T, name string) int {
 	return info.State.Messages
 }
 
-// TestNoAnswerIsStoredWhereTheAskerMayNotWrite asks with reply subjects that belong to streams. The server publishes
-// acknowledgements and answers there, and a coordinator its answer to a read.
+// TestNoAnswerIsStoredWhereTheAskerMayNotWrite sends messages whose reply subjects belong to streams. To these subjects
+// the server publishes acknowledgements and answers, and a coordinator its answer to a read.
 func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 	t.Parallel()
 	for form, w := range worlds(t) {
 		t.Run(form, func(t *testing.T) {
 			if _, err := w.coordinator.Subscribe("boxfleet.v1.api.*.*.*", func(m *nats.Msg) {
-				_ = m.Respond([]byte(`{"v":1}`)) // a refusal shows below
+				_ = m.Respond([]byte(`{"v":1}`)) // if the server refuses this answer, a check below fails
 			}); err != nil {
 				t.Fatal(err)
 			}
@@ -130,7 +132,7 @@ func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 					}
 				}
 			}
-			// These are answered last.
+			// Once these last questions are answered, all earlier ones have been answered, too.
 			if got := ask(t, w.user, "_INBOX.blue.anna.last", "boxfleet.v1.api.blue.anna.get", ""); got != `{"v":1}` {
 				t.Errorf("got %q", got)
 			}
@@ -159,7 +161,7 @@ func TestClientsAreHeardAndHear(t *testing.T) {
 			}
 			for subject, way := range map[string]struct {
 				hears, says *client
-				to          string // what is published so that the subject is heard; empty: the subject
+				to          string // the subject to publish to; empty: the subject heard
 			}{
 				"boxfleet.v1.live.blue.x":   {w.user, w.worker, "boxfleet.v1.append.w1.blue.x"},
 				"boxfleet.v1.live.green.x":  {w.fleetViewer, w.worker, "boxfleet.v1.append.w1.green.x"},

@@ -52,7 +52,7 @@ func rightsOf(role rights.Role) (all []right) {
 	return all
 }
 
-// Rights that only rare situations need have tests of their own.
+// A right that a role needs only in rare situations has a test of its own.
 var (
 	asksForJetStream = right{rights.Publish, "$JS.API.INFO"}
 	movesTheLog      = right{rights.Publish, "$JS.API.STREAM.LEADER.STEPDOWN.BOXFLEET_EVENTS"}
@@ -74,8 +74,8 @@ var withoutTrial = map[rights.Role][]right{
 	},
 }
 
-// withoutKey has the rights of connections that sign what they append. The connections of trials have no file with a
-// key.
+// withoutKey has the rights that only a connection with a key needs, because it signs what it appends. The connections
+// of trials have no key.
 var withoutKey = map[rights.Role][]right{
 	rights.Coordinator: {
 		{rights.Publish, protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},
@@ -126,8 +126,8 @@ type trials struct {
 // unused replaces a right that was taken away: a list must not become empty, because an empty list permits everything.
 const unused = "nobody.uses.this"
 
-// startTrials runs a server whose configuration lists the members, each without the right that it lacks. The connection
-// of root, in the account of the streams, has no permissions at all, so it may do everything.
+// startTrials runs a server whose configuration lists the members, each without the right that it lacks. The user root,
+// in the account of the streams, may do everything, because its configuration lists no permissions.
 func startTrials(t *testing.T, members ...*member) *trials {
 	t.Helper()
 	users := make([]auth.StaticUser, len(members))
@@ -169,7 +169,7 @@ func (m *member) deprived(t *testing.T, text string) string {
 	return text
 }
 
-// trialConn connects Boxfleet's code as a member, and keeps what the server refuses.
+// trialConn connects Boxfleet's code as a member, and keeps the first refusal of the server.
 type trialConn struct {
 	*jetstream.Conn
 
@@ -177,7 +177,8 @@ type trialConn struct {
 	refused chan string // the first refusal
 }
 
-// connect connects as a member. Its calls fail soon after the server has refused one of them: the connection closes.
+// connect connects as a member. When the server refuses one of the member's calls, the connection closes, so that the
+// other calls soon fail.
 func (s *trials) connect(ctx context.Context, m *member) (*trialConn, error) {
 	c := &trialConn{member: m, refused: make(chan string, 1)}
 	var err error
@@ -214,7 +215,7 @@ const markWorker = "nobody"
 
 var refusedSubject = regexp.MustCompile(`(Publish|Subscription) to "([^"]+)"`)
 
-// isRefusalOf reports whether a server's error refuses what a right permits.
+// isRefusalOf reports whether a server's error refuses an action that the right permits.
 func (r right) isRefusalOf(text string, id rights.Identity) bool {
 	found := refusedSubject.FindStringSubmatch(text)
 	verb := map[rights.Verb]string{rights.Publish: "Publish", rights.Subscribe: "Subscription"}[r.verb]
@@ -224,8 +225,8 @@ func (r right) isRefusalOf(text string, id rights.Identity) bool {
 // scenario uses every right of a role. It returns once it has used them all, or when ctx ends.
 type scenario func(ctx context.Context, conn *trialConn) error
 
-// judge runs a scenario as a member. A member with all rights must succeed. To a member that lacks a right, the server
-// must refuse something that the right permits: otherwise nothing that the role does needs the right.
+// judge runs a scenario as a member. A member with all rights must succeed. If a member lacks a right, the server must
+// refuse something that the right permits; otherwise the role does not need the right.
 func (s *trials) judge(t *testing.T, m *member, run scenario) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), trialTime)

@@ -28,7 +28,8 @@ func (s *siege) tenant(t *testing.T, name, tenant string) *sdk.Client {
 	return c
 }
 
-// TestNoReadShowsAnotherTenant asks each endpoint about a sandbox of another tenant, and for everything.
+// TestNoReadShowsAnotherTenant asks every endpoint about a sandbox of another tenant. It also asks for lists without a
+// filter.
 func TestNoReadShowsAnotherTenant(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)
@@ -77,8 +78,8 @@ func TestNoReadShowsAnotherTenant(t *testing.T) {
 	}
 }
 
-// TestARequestOfAnotherTenantIsNotAnsweredToAStranger sends a request with the id and the sandbox's id of another
-// tenant's request.
+// TestARequestOfAnotherTenantIsNotAnsweredToAStranger sends a request that has the request id and the sandbox id of
+// another tenant's request.
 func TestARequestOfAnotherTenantIsNotAnsweredToAStranger(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)
@@ -158,8 +159,8 @@ func TestQueueGroupsTakeNothingFromOthers(t *testing.T) {
 	}
 }
 
-// TestOddRequestsHarmNobodyElse sends what no client of Boxfleet sends, many times. Other clients still get their
-// answers.
+// TestOddRequestsHarmNobodyElse sends many requests that no client of Boxfleet would send. Other clients still get
+// their answers.
 func TestOddRequestsHarmNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

@@ -73,8 +73,8 @@ func joinAsLeaf(t *testing.T, address string, prove func(login map[string]any, n
 	}
 }
 
-// TestNoCredentialsOpenALeafNode connects as a leaf node with the credentials of each role. The clients of a leaf node
-// are clients of its account, whoever they are.
+// TestNoCredentialsOpenALeafNode connects as a leaf node with the credentials of each role. A leaf node could let any
+// client into its account.
 func TestNoCredentialsOpenALeafNode(t *testing.T) {
 	t.Parallel()
 	a, err := auth.Init(filepath.Join(t.TempDir(), "authority"), false)

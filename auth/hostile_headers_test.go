@@ -87,7 +87,8 @@ func (s *siege) stored(t *testing.T) map[string]string {
 	return all
 }
 
-// unchanged compares what is stored with what was stored before. Subjects below the prefixes may have changed.
+// unchanged compares the stored messages with the messages that were stored before. Subjects below the prefixes may
+// have changed.
 func (s *siege) unchanged(t *testing.T, before map[string]string, what string, except ...string) {
 	t.Helper()
 	after := s.stored(t)
@@ -134,8 +135,8 @@ func hostileHeaders(victim string) []map[string]string {
 	}
 }
 
-// TestNoHeaderReachesFurtherThanItsSubject publishes with each header to each subject that a user or worker may write
-// and a stream stores.
+// TestNoHeaderReachesFurtherThanItsSubject publishes a message with each header to each subject that a user or worker
+// may publish to and that a stream stores.
 func TestNoHeaderReachesFurtherThanItsSubject(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)
@@ -150,7 +151,7 @@ func TestNoHeaderReachesFurtherThanItsSubject(t *testing.T) {
 	for _, from := range []struct {
 		client  *client
 		subject string
-		own     string // what may change from now on
+		own     string // a subject that may change from now on
 	}{
 		{user, "boxfleet.v1.request.blue.anna.create.mine", ""},
 		{user, "boxfleet.v1.blob.blue.anna." + digestOf("x") + ".begin", ""},

@@ -28,7 +28,7 @@ type siege struct {
 	victim    *protocol.Host // the registration of w2
 }
 
-// reader is an operator who reads what is stored. It uses a new inbox for each question.
+// reader is an operator who reads the stored messages. It uses a new inbox for each question.
 type reader struct {
 	*client
 	asked int
@@ -153,12 +153,12 @@ func TestAHostileWorkerLosesAHostThatItClaimedFirst(t *testing.T) {
 		} else {
 			answers = 0
 		}
-		return answers > 20 // of either coordinator
+		return answers > 20 // many answers in a row, because either coordinator may answer
 	})
 }
 
 // TestAHostileWorkerCannotNotifyAnother has the server answer a question to the subject of another worker's
-// notifications. The answer is a message that the hostile worker stored: a notification that says what it likes.
+// notifications. The answer is a message that the hostile worker stored: a notification with contents of its choice.
 func TestAHostileWorkerCannotNotifyAnother(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

@@ -19,17 +19,17 @@ type Issued struct {
 	Tenant string      `json:"tenant,omitempty"`
 	Host   string      `json:"host,omitempty"`
 	Key    string      `json:"key"`    // public, and different for each credentials
-	Signer string      `json:"signer"` // public key of the role that signed them
+	Signer string      `json:"signer"` // public signing key of the role, which signed them
 
 	IssuedAt time.Time `json:"issued"`
 	Expires  time.Time `json:"expires,omitzero"` // zero: never
-	Revoked  time.Time `json:"revoked,omitzero"` // zero: they are not
+	Revoked  time.Time `json:"revoked,omitzero"` // zero: they are not revoked
 
 	// Retired says that the key which signed them is no longer accepted.
 	Retired bool `json:"-"`
 }
 
-// Identity returns whom the credentials identify.
+// Identity returns the identity that the credentials prove.
 func (c *Issued) Identity() rights.Identity {
 	return rights.Identity{Role: c.Role, Name: c.Name, Tenant: c.Tenant, Host: c.Host, Key: c.Key}
 }
@@ -66,9 +66,10 @@ type IssueOptions struct {
 
 // Issue makes credentials for an identity, whose Key must be empty: it is chosen at random. Servers accept them at
 // once.
+//
 // Errors: those of [rights.Identity.Validate]; invalid_argument with field expires for a negative life; already_exists
-// if the identity has valid credentials, or if its name belongs to another role: in a tenant, users and viewers have
-// different names, as the other roles have among themselves.
+// if the identity has valid credentials, or if its name belongs to another role. A name is unique among the users and
+// viewers of a tenant, and among the holders of all other roles.
 func (a *Authority) Issue(id rights.Identity, o IssueOptions) (*Credentials, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func (s *state) mayIssue(id rights.Identity, again bool, now time.Time) error {
 			return e
 		case !again:
 			e := protocol.Errorf(protocol.AlreadyExists, "", "%s %s has valid credentials: revoke them first, or ask for "+
-				"further ones", id.Role, id.Name)
+				"further ones with --again", id.Role, id.Name)
 			e.Field = "name"
 			return e
 		}
@@ -168,7 +169,7 @@ func (a *Authority) sign(signer, account string, id rights.Identity, life time.D
 	claims := jwt.NewUserClaims(u.public)
 	claims.SetScoped(true)
 	claims.Name, claims.IssuerAccount = id.Name, account
-	// TagList.Add would turn them into lower case, and hosts' ids have upper case.
+	// Append the tags without TagList.Add, which would turn them into lower case: hosts' ids have upper case.
 	claims.Tags = append(claims.Tags, rights.TagRole+":"+string(id.Role))
 	if id.Tenant != "" {
 		claims.Tags = append(claims.Tags, rights.TagTenant+":"+id.Tenant)
@@ -245,9 +246,9 @@ func unknownHolder(id rights.Identity) error {
 	return protocol.Errorf(protocol.NotFound, "", "no credentials were issued for %s %s%s", id.Role, id.Name, of)
 }
 
-// Revoke revokes the credentials of one holder: all of them, or only those with the public key id.Key. Servers refuse
-// them, and end their connections, once [Authority.Push] has told them. It returns the newly revoked credentials. Only
-// Role, Name, Tenant and Key of id count. Error: not_found.
+// Revoke revokes the credentials of one holder: all of them, or only those with the public key id.Key. Once
+// [Authority.Push] has told the servers, they refuse these credentials and end their connections. Revoke returns the
+// newly revoked credentials. Only Role, Name, Tenant and Key of id count. Error: not_found.
 func (a *Authority) Revoke(id rights.Identity) (revoked []Issued, err error) {
 	err = a.change(func(s *state) error {
 		known := false

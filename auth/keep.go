@@ -15,10 +15,11 @@ import (
 // UnknownHost is the host in the credentials of a worker that has not learned the id of its Docker host. No host has it.
 const UnknownHost = "-"
 
-// Keep makes sure that a file has credentials that servers accept as those of an identity. It replaces the file if the
-// file does not exist, or if its credentials are no longer accepted, belong to another identity, or were signed by a
-// key that was replaced since. Keep then revokes the old credentials and all others of the holder, except those with an
-// expiry, and returns made as true. [Authority.Push] tells running servers of the revocations.
+// Keep makes sure that a file has credentials that servers accept for an identity. It makes new credentials if the file
+// does not exist, or if the credentials in the file are no longer accepted, belong to another identity, or were signed
+// by a key that was replaced since. It then also revokes the old credentials and all others of the holder, except those
+// with an expiry, and returns true. [Authority.Push] tells running servers of the revocations.
+//
 // Errors: failed_precondition if the file has no credentials, or if users other than its owner have access to it; the
 // errors of [Authority.Issue].
 func (a *Authority) Keep(id rights.Identity, file string, o IssueOptions) (made bool, err error) {

@@ -38,7 +38,8 @@ func (a *Authority) seedFile(public string) string {
 func (a *Authority) key(public string) (nkeys.KeyPair, error) {
 	seed, err := os.ReadFile(a.seedFile(public))
 	if err != nil {
-		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "read the seed of key %s: %v", public, err)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "read the seed of key %s: %v: restore the file from a "+
+			"backup; boxfleet auth rotate replaces the key of a role", public, err)
 	}
 	pair, err := nkeys.FromSeed(seed)
 	clear(seed)

@@ -10,8 +10,8 @@ import (
 )
 
 // TestAWorkerWhoseEngineBecomesAnotherHostAsksForNoForbiddenRight gives a registered worker the credentials of another
-// host. Only the worker knows when it works on that host, so its connection must not register the new key for the old
-// host: the server refuses that.
+// host. After the reconnect, the connection must not register the new key for the old host by itself, because the
+// server refuses that. The worker registers the key when it works on the new host.
 func TestAWorkerWhoseEngineBecomesAnotherHostAsksForNoForbiddenRight(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -26,7 +26,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// roleConn is a connection of Boxfleet's own code that records what the server refuses.
+// roleConn is a connection of Boxfleet's own code that records the refusals of the server.
 type roleConn struct {
 	*jetstream.Conn
 	creds string // file
@@ -64,7 +64,7 @@ func open(t *testing.T, a *auth.Authority, url string, id rights.Identity) *role
 	return c
 }
 
-// userOf returns an identity's name as subjects have it.
+// userOf returns an identity's name as it appears in subjects.
 func userOf(id rights.Identity) string {
 	if id.Role.HasTenant() {
 		return id.Name
@@ -72,7 +72,7 @@ func userOf(id rights.Identity) string {
 	return "@" + id.Name
 }
 
-// refusals returns what the server has refused of everything sent before.
+// refusals returns the server's refusals of everything that was sent before.
 func (c *roleConn) refusals(t *testing.T) []string {
 	t.Helper()
 	const mark = "nobody" // no role tested here may send the heartbeat of another one
@@ -113,7 +113,8 @@ func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.
 	}
 }
 
-// TestTheCodeOfEachRoleWorksWithItsRights runs the code that each role outside the tenants runs, with its credentials.
+// TestTheCodeOfEachRoleWorksWithItsRights runs the code of each role outside the tenants with the credentials of that
+// role.
 func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)
@@ -121,7 +122,7 @@ func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 	workWithRights(t, a, jetstream.Assets{}, url, url, url)
 }
 
-// TestTheCodeOfEachRoleWorksWithItsRightsInACluster connects each role to another server.
+// TestTheCodeOfEachRoleWorksWithItsRightsInACluster connects each role to a different server of a cluster.
 func TestTheCodeOfEachRoleWorksWithItsRightsInACluster(t *testing.T) {
 	t.Parallel()
 	a, err := auth.Init(filepath.Join(t.TempDir(), "a"), false)
@@ -278,7 +279,7 @@ func imageSteps(ctx context.Context, t *testing.T, operator, worker *roleConn) [
 // hearsOfImages wants another image and removes it again, while a worker follows the wanted images.
 func hearsOfImages(ctx context.Context, t *testing.T, operator, worker *roleConn, first *protocol.WantedImage) error {
 	t.Helper()
-	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // less than the minute after which a worker reads unasked
+	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // shorter than the minute after which workers read by themselves
 	defer stop()
 	lists, ended := make(chan []*protocol.WantedImage, 10), make(chan error, 1)
 	go func() {

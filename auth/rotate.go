@@ -16,10 +16,9 @@ type Rotation struct {
 	Replace []Issued
 }
 
-// Rotate gives a role a new signing key. Credentials that the old one signed stay valid for the overlap; 0 ends them at
-// once. New credentials are refused by servers that have not been told of the new key, so call [Authority.Push] before
-// they are used. The overlap ends on servers with the first [Authority.Refresh], or any other change, after its time,
-// and another Push. Error: invalid_argument with field role or overlap.
+// Rotate gives a role a new signing key. Credentials that the old key signed stay valid for the overlap; 0 ends them at
+// once. Call [Authority.Push] before new credentials are used: servers refuse them until they know the new key. To end
+// the overlap on the servers, call Push again after its time. Error: invalid_argument with field role or overlap.
 func (a *Authority) Rotate(role rights.Role, overlap time.Duration) (*Rotation, error) {
 	if _, err := rights.Template(role); err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ type Trust struct {
 	Accounts map[string]string // all accounts as JWTs, by public key
 }
 
-// Trust returns what servers need now.
+// Trust returns the data with which servers check credentials now.
 func (a *Authority) Trust() (*Trust, error) {
 	s, err := a.load()
 	if err != nil {
@@ -40,8 +40,8 @@ func (a *Authority) Trust() (*Trust, error) {
 
 // Config returns a part of a NATS server's configuration, to be included in its configuration file. The server stores
 // accounts in resolverDir, takes changes from [Authority.Push], and hands them on to the other servers of its cluster.
-// Accounts in the text are older than stored ones after a change, and then have no effect. Error: invalid_argument with
-// field resolver_dir unless it is an absolute path.
+// After a change, the accounts that the server has stored are newer than those in the text, which then have no effect.
+// Error: invalid_argument with field resolver_dir unless it is an absolute path.
 func (t *Trust) Config(resolverDir string) (string, error) {
 	if !filepath.IsAbs(resolverDir) {
 		return "", protocol.Invalid("resolver_dir", "must be an absolute path, got %q", resolverDir)
@@ -69,7 +69,7 @@ func (t *Trust) config(resolver string) string {
 // pushLife is how long the credentials of one push are accepted.
 const pushLife = 5 * time.Minute
 
-// claimsUpdate is where servers take changed accounts from users of the system account.
+// claimsUpdate is the subject on which servers take changed accounts from users of the system account.
 const claimsUpdate = "$SYS.REQ.CLAIMS.UPDATE"
 
 // SystemCredentials makes credentials of the system account, for connections that push changes. They are accepted for
@@ -97,9 +97,10 @@ type Asker interface {
 }
 
 // Push calls [Authority.Refresh] and sends the accounts to the running servers. It returns the names of the servers
-// that took them; a server that is away gets them from these later. to must be connected with
+// that took them. A server that is away gets the accounts from the other servers later. to must be connected with
 // [Authority.SystemCredentials].
-// Errors: those of to; unavailable if no server answered, such as those without a resolver that stores accounts;
+//
+// Errors: the errors of to; unavailable if no server answered, such as servers without a resolver that stores accounts;
 // failed_precondition if a server refused an account.
 func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err error) {
 	if _, err := a.Refresh(); err != nil {

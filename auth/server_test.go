@@ -21,7 +21,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// testServer is a NATS server that runs with a configuration file, as an operator's would.
+// testServer is a NATS server that runs with a configuration file, as the servers of an operator do.
 type testServer struct {
 	*server.Server
 	file string
@@ -106,7 +106,7 @@ func issue(t *testing.T, a *auth.Authority, id rights.Identity) *auth.Credential
 	return c
 }
 
-// client is a connection that records what the server refuses.
+// client is a connection that records the refusals of the server.
 type client struct {
 	*nats.Conn
 
@@ -147,7 +147,7 @@ func dial(t *testing.T, s *testServer, credentials *auth.Credentials) *client {
 	return c
 }
 
-// refusals waits until the server has answered everything sent before, and returns what it refused since the last call.
+// refusals waits until the server has answered everything sent before, and returns its refusals since the last call.
 func (c *client) refusals(t *testing.T) []string {
 	t.Helper()
 	c.marks++
@@ -193,7 +193,7 @@ func (c *client) maySubscribe(t *testing.T, subject string) bool {
 	return len(refused) == 0
 }
 
-// someone returns an identity of a role; others differ in the parts that are not empty.
+// someone returns an identity of a role. It leaves out the tenant or the host if the role has none.
 func someone(role rights.Role, name, tenant, host string) rights.Identity {
 	id := rights.Identity{Role: role, Name: name}
 	if role.HasTenant() {
@@ -273,7 +273,7 @@ func TestARoleReachesItsOwnSubjectsAndNoOthers(t *testing.T) {
 	}
 }
 
-// try does something with each subject and compares what the server refuses with what the permissions say.
+// try does something with each subject. The server must refuse exactly the subjects that the permissions do not cover.
 func (c *client) try(t *testing.T, holder *auth.Credentials, verb string, subjects, allowed []string,
 	do func(subject string) error) {
 	t.Helper()
@@ -344,7 +344,7 @@ func TestAServerTakesTheConfigurationOfEachForm(t *testing.T) {
 		}
 	}
 	coordinator := dial(t, full, issue(t, a, someone(rights.Coordinator, "c2", "", "")))
-	// A bucket that a coordinator may make shows that the account has JetStream.
+	// If the coordinator can make a stream, the account has JetStream.
 	answer := ask(t, coordinator, "_INBOX.@c2", "$JS.API.STREAM.CREATE.BOXFLEET_DEAD",
 		`{"name":"BOXFLEET_DEAD","subjects":["boxfleet.v1.dead.*.*.*"],"num_replicas":1,"storage":"file"}`)
 	if !strings.Contains(answer, `"created"`) {
@@ -481,4 +481,42 @@ func waitRefused(t *testing.T, s *testServer, c *auth.Credentials) {
 		}
 		return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthRevoked)
 	})
+}
+
+// A server remembers each message of a client until its answer. Without a bound of ours it does so for two minutes, and a
+// flood of messages that nobody answers fills its memory.
+func TestAServerForgetsUnansweredMessagesSoon(t *testing.T) {
+	t.Parallel()
+	a, signed := newAuthority(t)
+	part, err := auth.StaticConfig([]auth.StaticUser{
+		{Identity: rights.Identity{Role: rights.Coordinator, Name: "c1", Key: keyOfUser(t)}},
+		{Identity: rights.Identity{Role: rights.User, Name: "anna", Tenant: "blue", Key: keyOfUser(t)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]*testServer{trust(t, a).Streams: signed, "boxfleet": startServer(t, part)} {
+		account, err := s.LookupAccount(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, subject := range []string{"boxfleet.v1.api.>", "boxfleet.v1.request.>", "boxfleet.v1.blob.>"} {
+			if kept, err := account.ServiceExportResponseThreshold(subject); err != nil || kept > time.Minute {
+				t.Errorf("%s: a server remembers a message for %s, %v", subject, kept, err)
+			}
+		}
+	}
+}
+
+func keyOfUser(t *testing.T) string {
+	t.Helper()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := pair.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
 }

@@ -84,8 +84,11 @@ func staticAccounts(members map[rights.Account]string) string {
 	exported := map[rights.Share]bool{}
 	export := func(from rights.Account, share rights.Share) {
 		responses := ""
-		if share.Way == rights.AskedFor {
+		switch share.Way {
+		case rights.AskedFor:
 			responses = ", response: stream"
+		case rights.Asked:
+			responses = fmt.Sprintf(", response_threshold: %q", answeredWithin)
 		}
 		if !exported[share] {
 			exports[from] += fmt.Sprintf("      { %s: %q%s }\n", kindOf(share), share.Subject, responses)
@@ -123,7 +126,7 @@ func staticAccounts(members map[rights.Account]string) string {
 	return text
 }
 
-// login returns how a user proves its identity, as a server's configuration says it.
+// login returns the settings of a server's configuration with which a user proves its identity.
 func (u *StaticUser) login() (string, error) {
 	switch _, err := bcrypt.Cost([]byte(u.Password)); {
 	case u.Key != "" && u.Password != "":

@@ -123,7 +123,7 @@ func (w *followed) sees(seen <-chan sdk.Event, want protocol.Kind, within time.D
 	}
 }
 
-// The server publishes to clients whatever a worker stores in a history. A client believes only what is proven.
+// The server publishes to clients every message that a worker stores in a history. A client believes only proven ones.
 func TestAClientNeverSeesWhatAWorkerOfAnotherHostForges(t *testing.T) {
 	t.Parallel()
 	w := newFollowed(t)
@@ -186,7 +186,7 @@ func TestTheRawLayerOfAClientDeliversNoForgedBatch(t *testing.T) {
 	}
 }
 
-// A client reads the history as it is stored, and finds what was forged.
+// A client reads the stored history as evidence, and the evidence names the forged messages.
 func TestEvidenceOfAStoredHistoryNamesWhatWasForged(t *testing.T) {
 	t.Parallel()
 	w := newFollowed(t)

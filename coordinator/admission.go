@@ -64,8 +64,8 @@ func (c *coordinator) impossibleOnHosts(b *protocol.Sandbox) *protocol.Error {
 	return placement.Impossible(b, hosts)
 }
 
-// knowHostsWithin limits how long a create waits until this coordinator knows all hosts, if no known host could take
-// the sandbox.
+// If no known host could take a sandbox, its create waits for at most knowHostsWithin until this coordinator knows all
+// hosts.
 const knowHostsWithin = time.Second
 
 // knowsAllHosts waits until this coordinator has read all changes that the table of hosts has had so far. It returns

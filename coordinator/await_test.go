@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A test that something does not happen first waits until the coordinator could have done it.
+// Some tests expect that a coordinator does not do something. They first wait until the coordinator could have done it.
 
 // noneInFlight waits until every assignment that a coordinator has chosen was appended or given up.
 func (d *deployment) noneInFlight(c *coordinator) {
@@ -31,7 +31,7 @@ func (d *deployment) schedulerPassed(leader *coordinator) {
 }
 
 // hostsScanned waits until the leader has carried out all stored intents of operators, and has made a whole scan of the
-// hosts. It makes the leader forget two hosts that do not exist, one after another. Each takes a scan.
+// hosts. It makes the leader forget two hosts that do not exist, one after another. Forgetting a host takes a scan.
 func (d *deployment) hostsScanned() {
 	d.t.Helper()
 	for range 2 {
@@ -58,7 +58,8 @@ func (d *deployment) reservationsChecked(leader *coordinator) {
 }
 
 // notifierRan waits until the leader has notified the workers that registered or began to listen so far. It registers
-// another worker with a pending sandbox. The notifier also notifies that worker each time it begins to listen.
+// another worker with a pending sandbox. The notifier also notifies the other worker each time that worker begins to
+// listen.
 func (d *deployment) notifierRan() {
 	d.t.Helper()
 	notified := make(chan struct{}, 100)
@@ -78,7 +79,7 @@ func (d *deployment) notifierRan() {
 				Phase: &protocol.SandboxDetails{Worker: h.Worker, HostID: h.HostID, Generation: 1}},
 		}
 	})
-	for listening := range uint64(3) { // the notification of the registration may come late, and count for the first
+	for listening := range uint64(3) { // a late notification of the registration may end the first round
 		d.eventually("the other worker is notified", func() bool {
 			if err := d.conn.Beat(&protocol.Heartbeat{Worker: h.Worker, HostID: h.HostID, Instance: h.Instance,
 				Healthy: true, Listening: listening + 1}); err != nil {

@@ -27,11 +27,11 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 				break
 			}
 			if err := l.conn.RenewBlob(ctx, upload.tenant, upload.digest); err != nil && ctx.Err() == nil {
-				l.log.Warn("could not renew an upload that a sandbox needs; it is renewed later",
+				l.log.Warn("could not renew an upload that a sandbox needs; trying again later",
 					"tenant", upload.tenant, "digest", upload.digest, "error", err)
 			}
 		}
-		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // RenewBlob renews only in the second half of the life
+		if !backoff.Sleep(ctx, max(life/8, l.cfg.Timing.Scan)) { // uploads are renewed in the second half of their life
 			return ctx.Err()
 		}
 	}

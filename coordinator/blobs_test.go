@@ -55,7 +55,7 @@ func TestTheFileOfAnUnwantedImageIsRemoved(t *testing.T) {
 	put := func(content, ref string) (digest string) {
 		t.Helper()
 		digest = digestOf(content)
-		if ref != "" { // wanted before it is stored, so that it is never stored and unwanted
+		if ref != "" { // the image is wanted first, so that its file is never stored without being wanted
 			if err := d.conn.WantImage(t.Context(),
 				&protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
 				t.Fatal(err)

@@ -69,8 +69,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// registerWriter registers the key with which the coordinator signs what it appends. While NATS does not answer, it
-// waits.
+// registerWriter registers the key with which the coordinator signs its messages. While NATS does not answer, it waits.
 func registerWriter(ctx context.Context, cfg *Config) error {
 	for {
 		err := cfg.Conn.RegisterWriter(ctx, protocol.OwnerCoordinator, cfg.Name, "")
@@ -146,7 +145,7 @@ func (c *coordinator) run(ctx context.Context) error {
 }
 
 // followLog restores the projection and follows the log. It does both again if the log was rewound. It gives caughtUp
-// once it has reached the end of the log.
+// when it has reached the end of the log.
 func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caughtUp signal) {
 	group.Go(func() error {
 		from := uint64(0) // 0: the snapshots have not been read yet
@@ -168,7 +167,7 @@ func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caug
 }
 
 // followBuckets follows the tables of hosts, images and imports, and the intents of operators. Each signal is given
-// once its table has been read.
+// when its table has been read.
 func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, hosts, imports, intents signal) {
 	follow := func(what string, f func() error) {
 		group.Go(func() error { return c.retry(ctx, what, f) })

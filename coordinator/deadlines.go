@@ -8,9 +8,9 @@ import (
 )
 
 // deadlines orders sandboxes by when the watchdog must inspect them next. The heap may have several entries for a
-// sandbox. Only the entry with the time that is in the map at counts. When a deadline moves to a later time, as the
-// deadline of an idle sandbox does with each exec, the entry stays. The watchdog then inspects the sandbox too early,
-// which is harmless.
+// sandbox. The map at has the time of the valid entry; the other entries are ignored. When a deadline moves to a later
+// time, as the deadline of an idle sandbox does with each exec, the entry stays. The watchdog then inspects the sandbox
+// too early, which is harmless.
 type deadlines struct {
 	at   map[key]time.Time
 	heap deadlineHeap

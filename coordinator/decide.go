@@ -186,8 +186,8 @@ func mayExec(s *protocol.State, limit int) error {
 	return nil
 }
 
-// decideCancel cancels an exec. An exec that no worker has started ends at once: if a worker appends the start at the
-// same time, the log accepts only one of the two appends.
+// decideCancel cancels an exec. An exec that no worker has started ends at once. This is safe: if a worker appends the
+// start at the same time, the log accepts only one of the two appends.
 func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, error) {
 	if !s.Exists() {
 		return nil, errNoSandbox()
@@ -268,8 +268,8 @@ func failedExec(id string, why *protocol.Error) protocol.Event {
 		Exec: &protocol.ExecDetails{ID: id}}
 }
 
-// decideStartTimeouts ends execs that were not started in time. If a worker appends an exec's start at the same time,
-// the log accepts only one of the two appends.
+// decideStartTimeouts ends execs that were not started in time. This is safe: if a worker appends an exec's start at
+// the same time, the log accepts only one of the two appends.
 func decideStartTimeouts(s *protocol.State, ids []string, why string) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for _, id := range ids {

@@ -47,7 +47,8 @@ func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
 	}
 	stop()
 
-	// A repeated request stays the same request when the defaults have changed, even if they would now refuse it.
+	// A repeated request gets the same answer after the defaults have changed, even if the new defaults make its spec
+	// invalid.
 	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"default": {Labels: map[string]string{strings.Repeat("x",
 		64): "", "y": ""}, CPU: 2}}})()
 	again := d.request(protocol.VerbCreate, "a", "r1", request)

@@ -114,7 +114,8 @@ func (a submitted) hears(t *testing.T) *protocol.Reply {
 
 func (d *deployment) messages(stream string) uint64 { d.t.Helper(); return d.stream(stream).State.Msgs }
 
-// waitReason returns a function that returns the reason that coordinators last announced for waiting requests, or "".
+// waitReason follows the announcements of coordinators. The returned function returns the last announced reason why
+// requests wait, or "".
 func (d *deployment) waitReason() func() string {
 	d.t.Helper()
 	var last atomic.Pointer[protocol.Status]

@@ -35,7 +35,7 @@ type logRoom interface {
 	LogRoom(ctx context.Context) (jetstream.Room, error)
 }
 
-// outcome is what a decision did to the log.
+// outcome says how a decision has changed the log.
 type outcome int
 
 const (
@@ -49,7 +49,7 @@ const (
 	roomPause    = time.Second            // time between two checks of the log's room, while the gate is open
 	stallPause   = 5 * time.Second        // a decision that takes longer probably waits for the log
 	repeatAfter  = 30 * time.Second       // time after which a client is told again that its request waits
-	endingPause  = time.Second            // age of a closed gate at which requests that end something overtake others
+	endingPause  = time.Second            // time until requests that end something pass the others at a closed gate
 	endingAtOnce = 64                     // how many requests that end something are decided concurrently
 	restAtOnce   = 512                    // how many other requests are decided concurrently
 )
@@ -186,7 +186,7 @@ func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	}
 }
 
-// watch waits until the gate is closed, either by blame or because only the log's reserve is left.
+// watch waits until the gate is closed: the method blame closes it, or watch does when only the log's reserve is left.
 func (g *gate) watch(ctx context.Context) error {
 	tick := time.NewTicker(roomPause)
 	defer tick.Stop()
@@ -205,8 +205,8 @@ func (g *gate) watch(ctx context.Context) error {
 	}
 }
 
-// probe lets one request after another try to append, and returns when one of them has. Before each request, it asks
-// the log for its room, because the log could accept a request although only its reserve is left.
+// probe lets one request after another try to append, and returns when an append has succeeded. Before each request, it
+// asks the log for its room, because the log could accept a request although only its reserve is left.
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {

@@ -36,7 +36,7 @@ func (rd *reader) awaited(ctx context.Context, _ string, q *protocol.Query) (*pr
 	return r, nil
 }
 
-// hostImages follows what workers report about the images of their hosts, and what is being imported.
+// hostImages follows the workers' reports about the images of their hosts, and the imports in progress.
 type hostImages struct {
 	mu      sync.Mutex
 	table   placement.Images

@@ -170,7 +170,7 @@ func (w *watchdog) recordForgotten(ctx context.Context, hostID string, token uin
 	return err
 }
 
-// forgetImages removes what the worker of a forgotten host reported about its images.
+// forgetImages removes the report of a forgotten host's worker about the images of the host.
 func (w *watchdog) forgetImages(ctx context.Context, intent *protocol.OperatorIntent) error {
 	for _, h := range w.hosts.list() {
 		if h.Worker == intent.Worker && h.HostID != intent.HostID {

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"flag"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -10,6 +11,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if config := os.Getenv(coordinatorProcess); config != "" {
+		runProcess(config)
+	}
 	// Tests spend most of their time waiting for deadlines and for the ends of leases. On small machines they therefore
 	// finish sooner with more parallel tests than cores. The flag -parallel overrides this number.
 	if err := flag.Set("test.parallel", "6"); err != nil {

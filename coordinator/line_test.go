@@ -70,7 +70,7 @@ func (c *heldConn) Write(b []byte) (int, error) {
 	c.line.mu.Unlock()
 	if held != nil {
 		done := make(chan struct{})
-		go func() { // if held calls t.Fatal, this goroutine ends, not the client's, which holds a lock
+		go func() { // held may end its goroutine with t.Fatal; the client's goroutine holds a lock and must not end
 			defer close(done)
 			held()
 		}()

@@ -283,7 +283,8 @@ func TestOutputIsReadInJSONFromTheLogAndFromEvents(t *testing.T) {
 	wantCode(t, err, protocol.NotFound, "", "")
 }
 
-// The number of concurrent reads is limited, as for past execs. A read that gets no slot is refused.
+// The number of concurrent reads is limited, like the number of reads of past execs. A read that gets no slot is
+// refused.
 func TestReadsOfEventsAndOutputAreLimited(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -62,9 +62,9 @@ func (n *nameRegistry) reserve(
 	return before, err
 }
 
-// leaveName frees the name that a create took although another create then got its id. It keeps the name if the other
-// create asked for the same name. While the id has no history, the name stays taken; the next create that wants the
-// name checks its holder again.
+// leaveName frees the name of a create that lost its id to another create. It keeps the name if the other create asked
+// for the same name. While the id has no history, the name stays taken; the next create that wants the name checks its
+// holder again.
 func (n *nameRegistry) leaveName(ctx context.Context, k key, name string) error {
 	j, err := n.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -85,7 +85,7 @@ func sameReservation(a, b *protocol.Reservation) bool {
 	return a.Request == b.Request && a.Fingerprint == b.Fingerprint
 }
 
-// named returns what identifies a create: its spec, and its name if it has one.
+// named returns the identity of a create: its spec, and its name if it has one.
 func named(s *protocol.SandboxSpec, name string) any {
 	if name == "" {
 		return s
@@ -208,7 +208,7 @@ func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
 }
 
 // unrecordedHolder returns the living sandbox that holds a name according to the log, if the bucket names another
-// sandbox or no sandbox. The two differ if the bucket was lost, or if the bucket or the log was rewound.
+// sandbox or no sandbox. Log and bucket differ if the bucket was lost, or if one of them was rewound.
 func (n *nameRegistry) unrecordedHolder(
 	ctx context.Context, tenant, name string, hold *protocol.NameHold,
 ) (id string, state protocol.SandboxState, err error) {
@@ -234,9 +234,9 @@ func nameTaken(format string, args ...any) error {
 	return e
 }
 
-// meant returns the sandbox that a request gives by id or by name. A request that was stored before the present
-// holder's create means the previous holder: another coordinator may have decided the request already, and its answer
-// may have been lost.
+// meant returns the sandbox that a request names, by its id or by its name. A request that was stored before the
+// present holder's create means the previous holder: another coordinator may have decided the request already, and its
+// answer may have been lost.
 func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, error) {
 	k := key{Tenant: d.Tenant, ID: d.Sandbox}
 	hold, err := n.nameHold(ctx, k)

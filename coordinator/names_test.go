@@ -234,7 +234,7 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 			t.Errorf("request %d means sandbox %s, %v; want %s", x.sequence, k.ID, err, x.want)
 		}
 	}
-	// After two other sandboxes have taken the name, a request for the first holder does not mean the second one.
+	// After two other sandboxes have taken the name, a request for the first holder does not mean the second holder.
 	d.remove("s2")
 	d.mustName("web", "s4")
 	if k, err := (&nameRegistry{c}).meant(t.Context(),

@@ -41,7 +41,7 @@ func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 }
 
 // Stored output is not measured after every write, but only when enough has been added. A measurement makes the server
-// read the new messages, and the server keeps what it read in memory for ten seconds. With rare measurements, that
+// read the new messages, and the server keeps the read messages in memory for ten seconds. With rare measurements, that
 // memory is free again before the next one.
 const (
 	outputPart  = 32 // measure when this part of the limit, a 32nd, has been added

@@ -226,8 +226,8 @@ func (d *deployment) roomy() {
 	d.register(h)
 }
 
-// A sandbox for which a quota has no room on hosts waits. Its tenant learns which limit binds. Sandboxes of other
-// tenants do not wait behind it. It gets a host once there is room.
+// A sandbox waits for a host while its tenant's quota has no room for it. Its tenant learns which limit is reached.
+// Sandboxes of other tenants do not wait behind it. It gets a host once there is room.
 func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	t.Parallel()
 	for limit, c := range map[string]struct {
@@ -290,8 +290,8 @@ func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	}
 }
 
-// Two coordinators decide creates of one tenant, which all wait for a host. Exactly as many are accepted as the quota
-// allows to wait.
+// Two coordinators decide creates of one tenant, and no host takes the sandboxes. Exactly as many creates are accepted
+// as the quota allows waiting sandboxes.
 func TestTwoCoordinatorsLetExactlyAsManySandboxesWaitAsAQuotaAllows(t *testing.T) {
 	t.Parallel()
 	const limit, requests = 50, 1000
@@ -352,7 +352,8 @@ func TestASandboxThatNeverFitsAQuotaIsRefusedAtOnce(t *testing.T) {
 	d.eventually("a sandbox of exactly the quota has a host", func() bool { return d.assignedOf("acme") == 1 })
 }
 
-// A changed file applies without a restart. A quota below what a tenant uses ends nothing, and accepts nothing.
+// A changed file applies without a restart. If a tenant uses more than its new quota allows, nothing ends, and nothing
+// new is accepted.
 func TestAChangedQuotaAppliesWithoutARestart(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -397,7 +398,7 @@ func TestAChangedQuotaAppliesWithoutARestart(t *testing.T) {
 	d.eventually("without a quota the fourth has a host", func() bool { return d.assignedOf("default") == 4 })
 }
 
-// After a restart and after a fail-over, the counts equal those of the log before anything is decided.
+// After a restart and after a failover, a coordinator decides nothing until its counts agree with the log.
 func TestTheCountsOfAQuotaSurviveARestartAndAFailover(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -440,7 +441,7 @@ func TestTheCountsOfAQuotaSurviveARestartAndAFailover(t *testing.T) {
 	full("end")
 }
 
-// Two coordinators have different files. The quotas of the leader apply at both.
+// Two coordinators have different files. The quotas of the leader apply at both coordinators.
 func TestTheQuotasOfTheLeaderApplyEverywhere(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -569,7 +570,7 @@ func TestUploadsBeyondAQuotaAreRefused(t *testing.T) {
 	}
 }
 
-// A claim counts until the log shows the request or the claim is dropped. A repeated claim counts once.
+// A claim counts until the log shows the request, or until the claim is dropped. A repeated claim counts once.
 func TestAClaimCountsUntilItsEventIsFolded(t *testing.T) {
 	t.Parallel()
 	p := newProjection(nil, nil, "c1", 0)
@@ -610,7 +611,7 @@ func TestAClaimCountsUntilItsEventIsFolded(t *testing.T) {
 	}
 }
 
-// The output of a tenant stays within its quota, and that of another tenant is kept.
+// The output of a tenant stays within its quota, and the output of another tenant is kept.
 func TestATenantsOldestOutputIsRemovedBeyondItsQuota(t *testing.T) {
 	t.Parallel()
 	const chunk = 64 << 10

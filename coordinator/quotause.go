@@ -14,13 +14,13 @@ type tenantShares struct {
 	of   map[key]share     // by sandbox; a sandbox that uses nothing has no entry
 	sums map[string]*share // by tenant
 
-	claims  map[claimName]claim // room that requests have claimed and that the log does not show yet; the leader's only
+	claims  map[claimName]claim // room that requests claimed and the log does not show yet; only the leader has claims
 	claimed map[string]*share   // their sums, by tenant
 }
 
 // share is the part of a tenant's quota that one sandbox or all sandboxes of the tenant use.
 type share struct {
-	load           // reserved on hosts; sandboxes also counts those that are stopped on a host
+	load           // reserved on hosts; load.sandboxes also counts sandboxes that are stopped on a host
 	execs, waiting int
 	uploads        protocol.Bytes // in claims only
 }
@@ -94,8 +94,8 @@ func staysOnHost(b *protocol.Sandbox) bool {
 	return b.Worker != "" && (b.State == protocol.StateStopped || b.State == protocol.StatePending && b.Resuming)
 }
 
-// overLocked returns an error that names a limit of a quota that leaves no room for a sandbox with the load l, or nil.
-// The sandbox's present share does not count.
+// overLocked returns an error if a limit of a quota leaves no room for a sandbox with the load l. The error names the
+// limit. The sandbox's present share does not count.
 func (w *workingState) overLocked(k key, l load, quota protocol.Quota) *protocol.Error {
 	if quota == (protocol.Quota{}) || l == (load{}) {
 		return nil
@@ -108,8 +108,8 @@ func (w *workingState) overLocked(k key, l load, quota protocol.Quota) *protocol
 	return overQuota(k.Tenant, used, l, quota)
 }
 
-// overQuota returns an error that names a limit of a tenant's quota that leaves no room for the load l in addition to
-// the load used, or nil.
+// overQuota returns an error if a limit of a tenant's quota leaves no room for the load l in addition to the load used.
+// The error names the limit.
 func overQuota(tenant string, used, l load, quota protocol.Quota) *protocol.Error {
 	cores := func(nano int64) string { return fmt.Sprintf("%g", float64(nano)/1e9) }
 	bytes := func(n int64) string { return protocol.Bytes(n).String() }
@@ -166,20 +166,18 @@ func (w *workingState) used(tenant string) protocol.TenantUse {
 	}
 }
 
-// over returns an error that names a limit of a quota that leaves no room for a waiting sandbox, or nil.
+// over returns an error if a limit of a quota leaves no room for a waiting sandbox. The error names the limit.
 func (w *workingState) over(k key, l load, quota protocol.Quota) *protocol.Error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return w.overLocked(k, l, quota)
 }
 
-// tenantNames returns the tenants that use something.
-func (w *workingState) tenantNames() map[string]struct{} {
+// addTenants adds the tenants that use something to names.
+func (w *workingState) addTenants(names map[string]struct{}) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	names := make(map[string]struct{}, len(w.tenants.sums))
 	for tenant := range w.tenants.sums {
 		names[tenant] = struct{}{}
 	}
-	return names
 }

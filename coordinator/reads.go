@@ -50,7 +50,7 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointOutput: uses(rd.output, "sandbox", "exec?", "service", "stream", "offset", "limit"),
 
 		protocol.EndpointTenant:  uses(rd.readTenant),
-		protocol.EndpointTenants: uses(rd.listTenants),
+		protocol.EndpointTenants: manyAtOnce(uses(rd.listTenants, "limit", "page")),
 
 		protocol.EndpointDefaults: uses(rd.defaults),
 		protocol.EndpointAwaited:  uses(rd.awaited, "images"),

@@ -25,7 +25,8 @@ type round struct {
 	err  error
 }
 
-// refresh waits for the end of a refresh of the journal that began after the call.
+// refresh waits until the journal was refreshed. The refresh begins after the call, so it reads everything that was in
+// the log at the call.
 func (r *refreshes) refresh(ctx context.Context, k key, j *jetstream.Journal, within time.Duration) error {
 	r.mu.Lock()
 	f := r.pending[k]

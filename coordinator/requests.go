@@ -73,8 +73,8 @@ func (h *requestHandler) announceWaiting(why *protocol.Error) {
 	h.publishStatus(why, false)
 }
 
-// announceElections tells clients that live messages may be missing, each time a stream has a new leader, until stop is
-// called.
+// announceElections tells clients each time a stream has a new leader, because live messages may then be missing. It
+// ends when stop is called.
 func (h *requestHandler) announceElections() (stop func(), err error) {
 	return h.conn.OnLoss(func() { h.publishStatus(h.announced.Load(), true) })
 }

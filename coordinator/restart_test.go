@@ -96,7 +96,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		return all
 	}
 	deleted := make(chan struct{})
-	wait := sync.OnceFunc(func() { // gives a wrong purge time to happen before the snapshot is written
+	wait := sync.OnceFunc(func() { // gives a wrong purge the time to happen before the snapshot is written
 		for began := time.Now(); !purged() && time.Since(began) < time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -144,7 +144,7 @@ func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
 				l.setDown(true)
 				l.setDown(false)
 			})
-			// A request that is sent at that moment never gets an answer.
+			// The request that is sent when the line breaks never gets an answer.
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c1", Timeout: 3 * time.Second})
 			stop := d.run(Config{Name: "c1", Conn: conn})
 			select {

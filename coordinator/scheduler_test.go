@@ -43,7 +43,7 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 		_, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
 		return err == nil
 	})
-	for i := range 2 { // the other holder fills the host
+	for i := range 2 { // the new holder of the lock fills the host
 		d.work(fmt.Sprint("s", 3-i), func(*protocol.State) []protocol.Event {
 			return []protocol.Event{{Kind: protocol.SandboxAssigned,
 				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}

@@ -70,7 +70,8 @@ func (w *wire) next(answers *nats.Subscription) *protocol.Reply {
 }
 
 // A repeated request is answered, whether it was accepted or refused. If the client sets a message id, the repeat is
-// answered once the server has forgotten that id. The server's acknowledgement says whether it has.
+// answered once the server has forgotten that id. The server's acknowledgement says whether the server has forgotten
+// the id.
 func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -85,7 +85,7 @@ func openDescriptors() map[string]bool {
 	for _, e := range entries {
 		file, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil || file == "anon_inode:[eventpoll]" || file == "anon_inode:[eventfd]" {
-			continue // an error: the descriptor was closed meanwhile, as the descriptor of ReadDir was
+			continue // the descriptor was closed meanwhile; this is always so for the descriptor of ReadDir
 		}
 		open[e.Name()+" "+file] = true
 	}

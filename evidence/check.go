@@ -136,7 +136,7 @@ func (c *checker) order(m *protocol.StoredMessage) (expected uint64, known bool)
 	return expected, true
 }
 
-// prove collects what is known about a message.
+// prove returns the proof of a message: its hash, its signature and the signature's writer, or the signature's fault.
 func (c *checker) prove(m *protocol.StoredMessage) *protocol.Proof {
 	p := &protocol.Proof{Hash: protocol.PayloadHash(m.Data)}
 	text := header(m, protocol.HeaderSignature)
@@ -195,8 +195,8 @@ func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protoco
 	return c.chain.Verify(c.rules, c.state, b, p)
 }
 
-// stops reports whether readers stop at a message of a newer version: a coordinator signed it, or it need not be
-// signed. They refuse it from anybody else.
+// stops reports whether readers stop at a message of a newer version. They stop if a coordinator signed the message, or
+// if the message need not be signed. Readers refuse any other message of a newer version.
 func (c *checker) stops(m *protocol.StoredMessage, p *protocol.Proof) bool {
 	if !c.chain.Requires(c.rules, m.Record, p) {
 		return true

@@ -4,13 +4,12 @@
 //	sdk, from a coordinator ──► Evidence ──► Check ──► Report
 //	a file ─────────── Parse ──────┘
 //
-// The check comes to the same verdicts as the coordinators: it verifies the signature of each message, folds the history
-// and asks the chain of package protocol. It also finds messages that are missing, and the end of the part
-// of the history that is not signed.
+// The check reaches the same verdicts as the coordinators: it folds the history and, like them, verifies each message
+// with a Chain of package protocol. It also finds missing messages, and the end of the unsigned part of the history.
 //
 // A check proves that the history was written by the holders of the keys in the evidence. The evidence itself says to
-// whom these keys belong and since when messages must be signed. It has this from the coordinator that it was read
-// from.
+// whom these keys belong and since when messages must be signed. This information comes from the coordinator that sent
+// the evidence.
 //
 // The package imports protocol.
 package evidence

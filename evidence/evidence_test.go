@@ -247,7 +247,8 @@ func TestTheUnsignedPartOfAHistoryIsMarked(t *testing.T) {
 	}
 }
 
-// Readers ignore a message of the unsigned time if they have folded its first event, with the events that are new.
+// A message from the time before signatures may begin with an event that readers have already folded. Readers ignore
+// the whole message, including its new events.
 func TestAMessageThatBeginsInThePastChangesNothing(t *testing.T) {
 	h := newHistory(t)
 	h.Evidence.Writers.Since = 1000
@@ -353,8 +354,9 @@ func other(t *testing.T, path string, v any) any {
 	return nil
 }
 
-// Each value of the evidence is changed in turn. The digest finds every change. With a digest that fits the change, the
-// signatures still find each change of what they cover; what they do not cover is listed here.
+// Each value of the evidence is changed in turn. The digest finds every change. If the digest is computed again after
+// the change, the signatures still find every change of a signed field. The map uncovered lists the fields that are not
+// signed.
 func TestEachChangedFieldOfEvidenceIsFound(t *testing.T) {
 	h := live(t)
 	h.Evidence.Seal()
@@ -373,10 +375,10 @@ func TestEachChangedFieldOfEvidenceIsFound(t *testing.T) {
 	for i := range h.Evidence.Writers.Writers {
 		uncovered[fmt.Sprintf(".writers.writers[%d].at", i)] = true
 	}
-	for _, field := range []string{"key", "role", "name", "host"} { // of w2, which wrote nothing
+	for _, field := range []string{"key", "role", "name", "host"} { // w2 wrote nothing
 		uncovered[".writers.writers[2]."+field] = true
 	}
-	// The last message's own number: nothing follows it.
+	// No later message names the record of the last message.
 	uncovered[fmt.Sprintf(".messages[%d].record", len(h.Evidence.Messages)-1)] = true
 	changes := 0
 	visit("", tree, nil, func(path string, v any, set func(any)) {

@@ -34,7 +34,7 @@ type Report struct {
 	Since uint64 `json:"since,omitempty"`
 
 	State    protocol.SandboxState `json:"state"`    // of the sandbox after the last accepted message
-	Sequence uint64                `json:"sequence"` // number of its last event
+	Sequence uint64                `json:"sequence"` // number of the sandbox's last event
 	Writers  []Signer              `json:"writers"`  // who signed accepted messages
 	Messages []Verdict             `json:"messages"`
 	Execs    []Output              `json:"execs,omitempty"` // ended execs whose output has a hash
@@ -59,7 +59,7 @@ type Verdict struct {
 	Why    string    `json:"why,omitempty"` // why it is refused
 }
 
-// Output describes the output of an ended exec, as the event that ended it says.
+// Output describes the output of an ended exec, according to the exec's last event.
 type Output struct {
 	Exec         string `json:"exec"`
 	Inline       bool   `json:"inline,omitempty"` // the output is in the event, and its hash was checked

@@ -1,6 +1,6 @@
-// Package imageref parses image references as Docker does and decides which registries images may come from. It
-// is separate from protocol because the reference library adds about a megabyte of regular expressions to every
-// process that links it. Every sandbox has a supervisor, which links protocol.
+// Package imageref parses image references as Docker does and decides which registries images may come from. It is not
+// part of protocol, because the supervisor of every sandbox links protocol, and the library for references would add
+// about a megabyte of regular expressions to each supervisor.
 package imageref
 
 import (

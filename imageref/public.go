@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notPublic has the ranges of addresses that are not on the public internet, including the host's own and its link's.
+// notPublic has the ranges of addresses that are not on the public internet.
 var notPublic = append(protocol.NeverReached(), prefixes(
 	"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
 	"100.64.0.0/10",   // carrier-grade NAT

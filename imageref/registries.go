@@ -27,8 +27,8 @@ type Trust int
 // The levels of trust.
 const (
 	Refused Trust = iota // its images may not be pulled
-	Checked              // only through connections to public addresses
-	Trusted              // by the engine, to any address that the registry directs it to
+	Checked              // its images may be pulled, through connections to public addresses only
+	Trusted              // the engine may pull its images, and follow the registry's redirects to any address
 )
 
 // TrustOf returns the trust in the registry of a full reference according to a list from [CheckRegistries]. It

@@ -216,7 +216,7 @@ func TestAnEngineMayRestartEmpty(t *testing.T) {
 	if after := f.Create("new").Info().HostID; after != host {
 		t.Errorf("the host was %s and is %s", host, after)
 	}
-	// A new sandbox goes to the same host.
+	// The engine still belongs to the worker w1, so a second worker on this engine is refused.
 	refusedBy(t, f.Worker("w2", fleet.Role{Engine: e.Host, NoWait: true}), 30*time.Second, "w1 (machine ")
 	f.Judge()
 }

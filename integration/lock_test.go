@@ -30,7 +30,7 @@ func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder
 	}
 }
 
-// TestS11_ASecondWorkerOnAnEngineIsRefused starts second workers with the same directories and with others.
+// TestS11_ASecondWorkerOnAnEngineIsRefused starts second workers with the same directories and with other directories.
 func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -169,7 +169,8 @@ func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	return ids
 }
 
-// about lists the changing requests since from that contain the name of the sandbox's container or network.
+// about lists the changing requests that came after the time in from and contain the name of the sandbox's container or
+// network.
 func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request) {
 	for _, r := range h.engine.Mutations() {
 		if r.Time.After(from) && strings.Contains(r.Path+"?"+r.Query, "default."+id) {

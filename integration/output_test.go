@@ -103,8 +103,8 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheHashOfOutputSurvivesItsWorker kills the worker of an exec whose output was freed on disk in part. The next
-// worker cannot read this part again. The SDK compares the output that it reads with the hash.
+// TestTheHashOfOutputSurvivesItsWorker kills the worker of an exec when a part of the exec's output was already removed
+// from the disk. The next worker cannot read this part again. The SDK compares the output that it reads with the hash.
 func TestTheHashOfOutputSurvivesItsWorker(t *testing.T) {
 	t.Parallel()
 	const size = 20 << 20

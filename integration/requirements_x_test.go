@@ -396,7 +396,7 @@ func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
 		( ( setsid sh -c "` + stubborn + `" & ) & )
 		nohup sh -c "` + stubborn + `" >/dev/null 2>&1 </dev/null &
 		while :; do echo tick >&2; usleep 20000; done`)
-	const timeout, grace = 2 * time.Second, time.Second // within the timeout a shell can print a word
+	const timeout, grace = 2 * time.Second, time.Second // the timeout is long enough for a shell to print a word
 	spec.Timeout, spec.Grace = protocol.Duration(timeout), protocol.Duration(grace)
 	r, err := s.Exec(ctx, spec)
 	wantError(t, "an exec that timed out", err, protocol.DeadlineExceeded, protocol.ReasonTimeout, "")

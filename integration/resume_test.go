@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// objectOf finds an object on the engine. It has this kind, and its name has this end.
+// objectOf finds the object on the engine that has this kind and whose name ends in end.
 func objectOf(f *fleet.Fleet, host, kind, end string) string {
 	f.TB.Helper()
 	for _, o := range f.Objects(host) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/sdk"
 )
 
 // The JavaScript examples in docs/wire.md must run unchanged. They need Node and its package nats. `make examples`
@@ -26,12 +27,13 @@ func TestTheExamplesInAnotherLanguageRun(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	s := f.Create("demo")
+	creds := f.Options(sdk.Options{}).Creds
 	run := func(wantCode int, args ...string) (stdout, stderr string) {
 		t.Helper()
 		var out, errs bytes.Buffer
 		cmd := exec.CommandContext(ctx, "node", args...)
 		cmd.Dir, cmd.Stdout, cmd.Stderr = "../docs/examples", &out, &errs
-		cmd.Env = append(os.Environ(), "BOXFLEET_NATS="+f.URL())
+		cmd.Env = append(os.Environ(), "BOXFLEET_NATS="+f.URL(), "BOXFLEET_CREDS="+creds)
 		err := cmd.Run()
 		var exit *exec.ExitError
 		if code := cmd.ProcessState.ExitCode(); code != wantCode || err != nil && !errors.As(err, &exit) {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder states what a caller may rely on when it notifies
+// TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder checks the guarantees for a caller that notifies
 // other processes from OnAppended: the log has the batch, batches of one sandbox come in the order of the log, the
 // journal's lock is free, and the decisions in the batch have not returned yet.
 func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing.T) {

@@ -107,7 +107,7 @@ func blobsStepDown(nc *nats.Conn) {
 	_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
 }
 
-// halfway is a reader. It calls the function then once, after left bytes were read.
+// halfway is a reader that calls a function once, after a number of bytes were read.
 type halfway struct {
 	io.Reader
 	left int

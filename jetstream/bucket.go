@@ -30,7 +30,7 @@ func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (
 	return b.streams.publish(ctx, m, expected)
 }
 
-// replace updates a key by compare-and-set. write gets the current value, or nil if the key has no value. It returns
+// replace updates a key by compare-and-set. write gets the current value, or nil if the key has no value. write returns
 // the new value, or nil to leave the key unchanged. replace returns the new revision, or 0 if nothing was written.
 //
 // revision is the revision of the caller's own last write, or 0 if unknown. If it is known, replace first calls write
@@ -114,7 +114,7 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 		case protocol.CodeOf(err) != protocol.NotFound:
 			return 0, err
 		}
-		// The key was deleted between the two calls, or the replica that answered does not have it yet.
+		// The key was deleted between the two calls, or the replica that answered does not have the key yet.
 		if !pause.Wait(ctx) {
 			return 0, ErrConflict
 		}

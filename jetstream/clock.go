@@ -122,7 +122,7 @@ func (s *storeClock) now() (now time.Time, measure bool) {
 	return s.epoch.Add(boot), measure
 }
 
-// measured ends a measurement that now asked for.
+// measured ends a measurement that the method now requested.
 func (s *storeClock) measured() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,8 +178,6 @@ func (c *core) measureClock() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), measureWithin)
 	defer cancel()
-	ctx, end := c.await(ctx)
-	defer end()
 	if _, err := c.readStream(ctx, protocol.StreamEvents); err != nil {
 		c.log.Debug("could not measure the store's clock", "error", err)
 	}

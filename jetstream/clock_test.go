@@ -30,8 +30,8 @@ func (m *machine) setWall(by time.Duration) { m.wall.Add(int64(by)) }
 // suspend moves both clocks, as a suspension of the machine does. Go's monotonic clock does not include suspensions.
 func (m *machine) suspend(d time.Duration) { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
 
-// paused moves only the wall clock, as when it is corrected after a hypervisor paused the machine. Until then, no clock
-// shows the pause.
+// paused moves only the wall clock. When a hypervisor has paused a machine, no clock shows the pause until the wall
+// clock is corrected.
 func (m *machine) paused(d time.Duration) { m.wall.Add(int64(d)) }
 
 // on returns an opened connection of a process whose machine is m.
@@ -97,7 +97,7 @@ func TestTimesInAHistoryDoNotGoBackwards(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	var behind, ahead machine
 	first, second := d.on(t, &ahead), d.on(t, &behind)
-	ahead.boot.Add(int64(800 * time.Millisecond)) // as if the measurement's answer had taken long
+	ahead.boot.Add(int64(800 * time.Millisecond)) // as if the answer to the measurement had taken a long time
 	written := func(c *jetstream.Conn, decide jetstream.Decide) time.Time {
 		t.Helper()
 		events, err := journal(c, "t1", "s1", "k1").Do(t.Context(), decide)
@@ -244,7 +244,7 @@ func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 			var m machine
 			l, err := d.on(t, &m).AcquireHost(t.Context(), name, holder("w1"), 0)
 			must(t, err)
-			m.setWall(time.Second) // the lease tolerates so small a jump
+			m.setWall(time.Second) // the lease tolerates a jump of this size
 			must(t, l.Check())
 			jump(&m)
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)

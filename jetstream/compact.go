@@ -15,8 +15,7 @@ type Compaction struct {
 	Keep       int   // how many of the newest messages always stay; at least 1
 	MinBatches int   // older messages are moved if their number exceeds MinBatches,
 	MinBytes   int64 // or if their total size exceeds MinBytes
-	// MaxAge is how long a segment is stored after its last message was written; 0 means as long as the history is
-	// stored.
+	// MaxAge is how long a segment is stored after its last message was written. 0: as long as the history.
 	MaxAge time.Duration
 
 	// Guard is called before each step that changes something; an error from Guard ends the compaction. Guard may be
@@ -204,7 +203,8 @@ func (w *compacting) move(ctx context.Context) error {
 	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
 		if m.sequence > moved {
-			// What a segment says of its messages is believed later, when no server can confirm it any more.
+			// Readers will believe the segment's headers later, when no server can confirm them any more. So the leader
+			// confirms a suspicious header now.
 			if e := entryOf(m); e.afterKnown && e.after != before {
 				var err error
 				if m, err = w.compactor.confirm(ctx, protocol.StreamEvents, m); err != nil {
@@ -290,7 +290,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	w.done.Waits = true
 	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // a compaction after the first snapshot will purge
+		return nil // there is no snapshot yet; a later compaction will purge
 	}
 	if err != nil {
 		return err
@@ -497,7 +497,7 @@ func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) er
 }
 
 // lastAccepted returns the record of the last message that is part of a history. Messages that readers refuse may
-// follow it. 0 means that it is the last message of its subject.
+// follow it. 0: the deployment requires no signatures, so the last message of the subject is part of the history.
 func (c *Compactor) lastAccepted(ctx context.Context, tenant, sandbox string) (uint64, error) {
 	rules, err := c.histories.writers.currentRules(ctx)
 	if err != nil || !rules.Signed {

@@ -77,8 +77,8 @@ func rawHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, after u
 	return all
 }
 
-// sameFrom checks that a history still has these messages. It reads the history from its beginning, and from after each
-// message.
+// sameFrom checks that a history still has these messages. It reads the history from its beginning, and then again
+// after each of its messages.
 func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []rawMessage) {
 	t.Helper()
 	for from := -1; from < len(want); from++ {
@@ -409,7 +409,8 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	c, ctx := d.opened(t), t.Context()
 	c.SmallSegments(600, 2)
 	longHistory(t, c, d.tenant, "s1", 11)
-	// What follows is so much newer that it does not reach the maximum age below while the test runs.
+	// The events after this pause are at least a second newer, so they do not reach the maximum age below while the
+	// test runs.
 	older := c.Now()
 	eventually.Holds(t, 10*time.Second, "a second has passed", func() bool { return c.Now().Sub(older) > time.Second })
 	moreHistory(t, c, d.tenant, "s1", 11, 25)

@@ -101,7 +101,7 @@ func (sn *Snapshots) ReadEndedRecord(ctx context.Context, visit func(*EndedRecor
 	var newer []late
 	err = sn.readKeys(ctx, sn.kv(protocol.BucketSandboxes), "*.*"+endedSuffix, func(key string, value []byte) {
 		r, at := decodeOverRecord(key, value)
-		if r.Record > checkpoint.Record { // the snapshot is newer than the checkpoint; check it against the log below
+		if r.Record > checkpoint.Record { // newer than the checkpoint: the code below compares it with the log
 			newer = append(newer, late{r, at})
 			return
 		}

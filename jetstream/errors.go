@@ -54,8 +54,8 @@ func translate(err error, doing string) error {
 		case jetstream.JSErrCodeStreamNotFound:
 			return notProvisioned(doing)
 		case jetstream.JSErrCodeJetStreamNotEnabledForAccount:
-			// A server of a cluster also says so while it sets the account up: when it hears of the account for the
-			// first time, and after its start.
+			// A server of a cluster also returns this error while it sets the account up, which happens when it first
+			// hears of the account and after each start.
 			return protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings, "NATS: %s", whyNoJetStream(err))
 		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
 			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
@@ -70,7 +70,7 @@ func translate(err error, doing string) error {
 		return protocol.Errorf(protocol.Cancelled, "", "%s: %v", doing, err)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %v", doing, err)
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrPermissionViolation):
+	case isRefusal(err), errors.Is(err, nats.ErrPermissionViolation):
 		return protocol.Errorf(protocol.PermissionDenied, "", "%s: %v", doing, err)
 	case errors.Is(err, jetstream.ErrBucketNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
 		return notProvisioned(doing)

@@ -73,6 +73,23 @@ func (l *EventLog) LastRecord(ctx context.Context) (uint64, error) {
 	return l.lastSequence(ctx, protocol.StreamEvents)
 }
 
+// NextBatch returns the record of the first batch after a record, or 0 if the log has none. It skips the messages that
+// [EventLog.FollowEvents] does not deliver.
+func (l *EventLog) NextBatch(ctx context.Context, after uint64) (uint64, error) {
+	for {
+		m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventFilter, after+1)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		if after = m.sequence; entryOf(m).batch != nil {
+			return after, nil
+		}
+	}
+}
+
 // FollowEvents reads the batches of all histories from a record on, in the order of the log, and then new batches,
 // until ctx ends. It does not verify who wrote the batches: a [Journal] that receives them does. It fails if the log no
 // longer has the last handled message; [IsRewound] recognizes this error. caughtUp is called once, when all batches

@@ -46,7 +46,7 @@ func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, ev
 		}
 		m, missing := h.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": e.after})
 		if missing != nil {
-			break // the message was moved to a segment, or the read failed and the next read reports the error
+			break // the message was moved to a segment, or the read failed; the next read then reports the error
 		}
 		e = *entryOf(m)
 	}

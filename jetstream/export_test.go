@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nuid"
+
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -83,7 +85,7 @@ const UploadsAtOnce = uploadsAtOnce
 
 // StoreBlobAgain stores content as if its digest were not stored or no longer fresh.
 func (b *BlobStore) StoreBlobAgain(ctx context.Context, tenant, digest string, r io.Reader) error {
-	return b.storeBlob(ctx, tenant, digest, r)
+	return b.storeBlob(ctx, tenant, digest, nuid.Next(), r)
 }
 
 // Reconnect ends the connection to the server and makes a new one.

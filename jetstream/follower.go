@@ -117,7 +117,7 @@ const consumerIdle = 10 * time.Second
 // and purged messages are never delivered. Missing heartbeats are noticed earlier.
 const quiet = 3 * pullHeartbeat
 
-// followBatch is how many messages a follower requests at once, and followExpires how long the server keeps a request.
+// followBatch is how many messages a follower requests at once. followExpires is how long the server keeps a request.
 const (
 	followBatch   = 1024
 	followExpires = 30 * time.Second
@@ -159,8 +159,8 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	}
 }
 
-// nextOf waits for the next message. If no message arrives within the time quiet, nextOf checks whether the follower
-// has caught up anyway.
+// nextOf waits for the next message. If no message arrives for as long as quiet, nextOf checks whether the follower has
+// caught up anyway.
 func (f *follower) nextOf(ctx context.Context, messages *puller) (*nats.Msg, error) {
 	for f.caughtUp != nil {
 		bounded, cancel := context.WithTimeout(ctx, quiet)

@@ -43,7 +43,7 @@ func (g *Growth) Grow(ctx context.Context, replicas int, step func(string)) erro
 	if replicas != 3 && replicas != 5 {
 		return protocol.Invalid(
 			"replicas",
-			"must be 3 or 5, got %d: an even number of replicas survives no more failures than one replica less",
+			"must be 3 or 5, got %d: an even number of replicas survives no more failures than the next lower number",
 			replicas,
 		)
 	}

@@ -52,8 +52,8 @@ func (r *historyReader) joins(e *entry) bool {
 	return e.record == r.vouched || e.afterKnown && e.after <= r.at
 }
 
-// confirmed returns the entry of a message. If its writer expected another last record than the one that was visited
-// last, confirmed makes sure that the server has checked this.
+// confirmed returns the entry of a message. If its writer expected another record than that of the last visited
+// message, confirmed makes sure that the server has checked the expected record.
 func (r *historyReader) confirmed(ctx context.Context, m *stored) (*entry, error) {
 	e := entryOf(m)
 	if !e.afterKnown || e.after == r.at {
@@ -82,7 +82,7 @@ func (r *historyReader) bulk(ctx context.Context) error {
 			if err != nil || r.ended {
 				return false, err
 			}
-			// Compaction moves the oldest messages first. If no segment reaches e, none has a message after e either.
+			// Compaction moves the oldest messages first. If no segment reaches e, no segment has a message after e.
 			if last < e.record {
 				r.unmoved = m.batch
 			}
@@ -175,8 +175,8 @@ func (h *Histories) HistoryTail(
 	return batches, err
 }
 
-// ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the time of the
-// call, until visit returns false. It has at most a few MiB in memory at once. visit may take a long time.
+// ReadHistory visits the batches of a sandbox's history after a record, in order, until visit returns false. It ends at
+// the last batch at the time of the call. It has at most a few MiB in memory at once. visit may take a long time.
 func (h *Histories) ReadHistory(
 	ctx context.Context,
 	tenant, sandbox string,

@@ -32,7 +32,7 @@ type JournalConfig struct {
 	KeepEnded       int           // how many ended execs the state keeps; default 256
 
 	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if the snapshot is usable and the log
-	// has its last message. The state then lacks the ended execs that the snapshot lacks.
+	// has its last message. The state then lacks the ended execs that are not in the snapshot.
 	FromSnapshot bool
 
 	// OnApply is called after each batch was folded in, in order, with the resulting state. Callers use it to maintain
@@ -595,8 +595,7 @@ func (j *commit) sign(a *attempt) (*nats.Msg, error) {
 }
 
 // outcome finds out whether a batch was stored. The batch won if it follows the expected position. It lost if another
-// message follows that position, or if the log does not have the position. In the latter case the history is folded
-// again.
+// message follows that position. It also lost if the log does not have the position; the history is then folded again.
 func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()

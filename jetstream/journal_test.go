@@ -129,8 +129,8 @@ func TestADecisionIsRepeatedWhenAnotherWriterWasFirst(t *testing.T) {
 	})
 }
 
-// A batch is received after a decision was made and before it is appended. The decision's event numbers are then
-// already used.
+// A batch is received after a decision was made and before the decision is appended. The decision's event numbers are
+// then already used.
 func TestABatchReceivedWhileDecidingMakesTheAppendLose(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)

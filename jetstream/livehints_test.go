@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The server stores the headers of a publisher as they are, and appends its own ones when it republishes the message. A
-// publisher can name the same headers first, or hide the server's ones after an empty line.
+// The server stores the headers of a publisher unchanged, and appends its own headers when it republishes the message.
+// A publisher can set headers with the same names first, or hide the server's headers behind an empty line.
 func TestALiveBatchWhoseRecordIsForgedIsOnlyAHint(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, nc := d.opened(t), d.raw(t)

@@ -191,8 +191,9 @@ func (k *credentials) readFile(file string) nats.Option {
 	}
 }
 
-// presented keeps the key in a file if that key made the signature that a server asked for. If the file has changed
-// since, the previous key stays until the next connection.
+// presented records the key of a credentials file as the connection's key, if this key made the signature that a server
+// asked for. If the file has changed since the signature, the connection keeps the previous key until it connects
+// again.
 func (k *credentials) presented(file string, nonce, signature []byte) {
 	s, err := signerOf(file)
 	if err != nil || !s.proves(nonce, signature) {

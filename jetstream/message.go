@@ -23,11 +23,11 @@ type stored struct {
 	batch    *byte     // equal for all messages of one batched read; nil: the message was read alone
 
 	odd    bool // in a batched read: its headers cannot be believed, so it must be read from the leader
-	strict bool // header has what the server found in the raw headers
+	strict bool // header has the raw headers as the server reads them
 }
 
-// confirm reads a message again, with the headers as the server found them. A message that is no longer in the stream is
-// returned as it is.
+// confirm reads a message again, with the headers as the server reads them. If the message is no longer in the stream,
+// confirm returns m unchanged.
 func (s *streams) confirm(ctx context.Context, stream string, m *stored) (*stored, error) {
 	if m.strict {
 		return m, nil
@@ -57,7 +57,7 @@ func (s *streams) publish(ctx context.Context, m *nats.Msg, expected int64) (uin
 	if why := s.room.broken(); why != "" && isUnder(m.Subject, protocol.AppendFilter) {
 		return 0, Room{Failed: why}.Err() // the server cannot append, so it would not answer
 	}
-	ctx, cancel := s.await(ctx)
+	ctx, cancel := s.await(ctx, "")
 	defer cancel()
 	var opts []jetstream.PublishOpt
 	if expected != anySequence {
@@ -265,7 +265,7 @@ func (s *streams) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*na
 		return msg, nil
 	default:
 	}
-	try, end := s.awaitOnce(ctx)
+	try, end := s.awaitOnce(ctx, "")
 	defer end()
 	select {
 	case msg := <-answers:

@@ -95,8 +95,8 @@ func (ob *objectStore) renewObject(ctx context.Context, info *jetstream.ObjectIn
 func (ob *objectStore) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
-	// An entry that marks the object as removed decides between the removal and a writer that stores the object again.
-	// After that, no process needs the entry.
+	// The new entry marks the object as removed. It is refused if another process has stored the object again. Once the
+	// object is removed, no process needs the entry.
 	sequence, err := ob.writeEntry(ctx, &gone, expected)
 	if err != nil {
 		return translate(err, "remove "+info.Name)
@@ -130,7 +130,7 @@ func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string,
 		case (unknown || err == ErrConflict) && ob.isStored(info):
 			return nil
 		case unknown:
-			return err // the server may still store the entry, so the chunks stay until removeParts finds them
+			return err // the server may still store the entry, so the chunks stay until they are old
 		}
 	}
 	u.awaitOutcomes() // otherwise a chunk that is stored after the purge would stay
@@ -232,7 +232,7 @@ func (u *upload) awaitOutcomes() {
 	}
 }
 
-// send publishes a message and waits until no more messages are in flight than most allows.
+// send publishes a message, and then waits until the number of messages in flight is not above most.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	if err := u.progress(); err != nil {
 		return err
@@ -353,10 +353,10 @@ func (ob *objectStore) purgeChunks(bucket, id string) error {
 	return translate(err, "remove the chunks of an object")
 }
 
-// removeParts removes the chunks of interrupted uploads. An upload counts as interrupted if its object's id is not in
-// complete, its last chunk is older than age, and the function interrupted returns true for that chunk.
-func (ob *objectStore) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
-	interrupted func(id string, last *stored) (bool, error),
+// eachPart visits the ids in a bucket that have chunks and are not in complete, with the number of their chunks and the
+// last chunk.
+func (ob *objectStore) eachPart(ctx context.Context, bucket string, complete map[string]bool,
+	visit func(id string, chunks uint64, last *stored) error,
 ) error {
 	bounded, cancel := ob.bound(ctx)
 	defer cancel()
@@ -367,23 +367,19 @@ func (ob *objectStore) removeParts(ctx context.Context, bucket string, complete 
 		parts, err = stream.Info(bounded, jetstream.WithSubjectFilter(chunkSubject(bucket, "*")))
 	}
 	if err != nil {
-		return translate(err, "find interrupted uploads")
+		return translate(err, "find unfinished uploads")
 	}
-	for subject := range parts.State.Subjects {
+	for subject, chunks := range parts.State.Subjects {
 		id := strings.TrimPrefix(subject, chunkSubject(bucket, ""))
 		if complete[id] {
 			continue
 		}
 		last, err := ob.lastOnSubject(ctx, name, subject)
-		if protocol.CodeOf(err) == protocol.NotFound || err == nil && ob.Now().Sub(last.time) <= age {
+		if protocol.CodeOf(err) == protocol.NotFound {
 			continue
 		}
-		remove := false
 		if err == nil {
-			remove, err = interrupted(id, last)
-		}
-		if remove && err == nil {
-			err = ob.purgeChunks(bucket, id)
+			err = visit(id, chunks, last)
 		}
 		if err != nil {
 			return err

@@ -46,7 +46,7 @@ func (c *Conn) WriteExecIDs(
 	return written, err
 }
 
-// union returns the stored hashes, followed by those hashes of more that are not stored.
+// union returns the stored hashes, followed by the hashes in more that are not stored.
 func union(stored, more []uint64) []uint64 {
 	if len(stored) <= len(more) && slices.Equal(stored, more[:len(stored)]) {
 		return more

@@ -16,7 +16,7 @@ import (
 const ChunkSize = 256 << 10
 
 // OutputWindow is how many chunks of one stream may be in flight. A chunk that was not stored, for example during an
-// election, is sent again. It is then stored after at most OutputWindow of the chunks that follow it.
+// election, is sent again. At most OutputWindow later chunks are then stored before it.
 const OutputWindow = 16
 
 // Chunk is a piece of an exec's output.

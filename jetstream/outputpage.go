@@ -128,7 +128,7 @@ func (p *outputPager) position(m *stored) (int64, error) {
 	return p.vouched(&k), err
 }
 
-// vouched returns how much of a stream is stored without a gap once a chunk is stored.
+// vouched returns how much of a stream is stored without a gap once the chunk k is stored.
 func (p *outputPager) vouched(k *Chunk) int64 {
 	if p.stream == Stderr {
 		return k.NextStderr

@@ -128,7 +128,7 @@ func TestOutputOfAnEarlierVersionIsReadInItsPlace(t *testing.T) {
 	wantOutput(t, c, d.tenant, "one ", protocol.OutputHost{ID: "HOSTA"})
 	say(t, c, "HOSTA", d.tenant, "two ", 4)
 	wantOutput(t, c, d.tenant, "one two ", protocol.OutputHost{ID: "HOSTA"})
-	sayAsBefore(t, d, "three ", 8) // its worker moved back to the earlier version
+	sayAsBefore(t, d, "three ", 8) // the host's worker moved back to the earlier version
 	sayAsBefore(t, d, "four ", 14)
 	say(t, c, "HOSTA", d.tenant, "five", 19)
 	wantOutput(t, c, d.tenant, "one two three four five", protocol.OutputHost{ID: "HOSTA"})

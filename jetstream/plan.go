@@ -170,7 +170,7 @@ func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
 	case s.free || !weaker:
 		return s.wanted, nil
 	case s.late && s.wanted < bytes && s.field != "log_max_bytes":
-		return 0, s.refusal("%s are stored already, more than %s: delete some first, or raise the limit",
+		return 0, s.refusal("%s are stored already, more than %s: delete some data first, or raise the limit",
 			formatBytes(bytes), s.format(s.wanted))
 	case deliberate:
 		return s.wanted, nil
@@ -178,7 +178,7 @@ func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
 		return s.wanted, nil
 	}
 	return 0, s.refusal(
-		"the current value is %s, and %s would store less: leave it out, or run boxfleet storage set %s %s",
+		"the current value is %s, and %s would store less: leave the setting out, or run boxfleet storage set %s %s",
 		s.format(current), s.format(s.wanted), flagOf(s.field), s.format(s.wanted))
 }
 

@@ -65,7 +65,7 @@ const accountWithin = 3 * time.Second
 // so until it has set up an account that it hears of for the first time.
 func (pr *Provisioner) awaitAccount(ctx context.Context) error {
 	for began := pr.sinceBoot(); ; {
-		try, end := pr.awaitOnce(ctx)
+		try, end := pr.awaitOnce(ctx, "")
 		_, err := pr.js.AccountInfo(try)
 		end()
 		if !errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {

@@ -13,8 +13,8 @@ import (
 
 // puller requests the messages of a consumer. It does not use the client's own iterator, which takes a stored message
 // for a status of the server if the message has no payload and a header Status. A publisher could then hide messages
-// and end readers. A puller tells the two apart by the reply subject, which the server makes: a message of the stream
-// has one, for its acknowledgement, and a status has none.
+// and end readers. A puller tells messages and statuses apart by the reply subject, which the server sets: a message of
+// the stream has a reply subject for its acknowledgement, and a status has no reply subject.
 type puller struct {
 	connection *connection
 	doing      string // for errors
@@ -31,8 +31,8 @@ type puller struct {
 // because the server that the client is connected to does not know the consumer yet.
 const pullHeartbeat = time.Second
 
-// pull begins to read a consumer. Each request is for a number of messages and ends after the time expires. Twice that
-// number may wait in memory. The caller calls stop.
+// pull begins to read a consumer. Each request asks for batch messages, and stays open for the duration in expires. Up
+// to twice as many messages may wait in memory. The caller must call stop.
 func (c *connection) pull(stream, consumer string, batch int, expires time.Duration) (*puller, error) {
 	p := &puller{
 		connection: c, doing: "read " + stream, batch: batch,
@@ -51,11 +51,11 @@ func (c *connection) pull(stream, consumer string, batch int, expires time.Durat
 // stop ends the delivery of messages. Messages that have arrived can still be read from p.arrived.
 func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails only when the connection is closed
 
-// errSilent says that two heartbeats are missing. The puller sends another request at the next call of next.
+// errSilent says that two heartbeats are missing. The puller sends another request when next is called again.
 var errSilent = protocol.Errorf(protocol.Unavailable, "", "the server sends no heartbeats")
 
-// next waits for the next message. Errors: that of ctx; errSilent; unavailable if the consumer does not exist or the
-// server cannot answer.
+// next waits for the next message. Errors: the error of ctx; errSilent; unavailable if the consumer does not exist or
+// the server cannot answer.
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	for {
 		if err := p.ask(ctx); err != nil {
@@ -73,7 +73,8 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 		switch {
 		case status == "100": // heartbeat
 		case why == "Server Shutdown":
-			// Nobody can answer at once. A reconnect ends the reading, or heartbeats will be missing.
+			// No other server can answer yet. The reading ends when the client reconnects or when heartbeats are
+			// missing.
 		case status == "408": // the request expired
 			left, _ := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")) // if malformed, heartbeats will be missing
 			p.wanted = max(p.wanted-left, 0)
@@ -83,10 +84,10 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	}
 }
 
-// isStatus reports whether a message that arrived for a puller is no message of the stream.
+// isStatus reports whether a message for a puller is a status of the server instead of a message of the stream.
 func isStatus(m *nats.Msg) bool { return m.Reply == "" }
 
-// ask sends another request if less than half of the last one is open.
+// ask sends another request if at most half of the messages of a request are still to come.
 func (p *puller) ask(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

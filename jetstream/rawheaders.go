@@ -8,26 +8,27 @@ import (
 )
 
 // A server adds headers of its own to the stored messages that it sends, behind the headers of the publisher. The
-// publisher controls the raw bytes of its own headers, and the NATS client reads them less strictly than the server: it
-// ends a line at a single LF, and stops at the first blank line. So a publisher can hide the server's headers from the
-// client, show false ones, or show an expected sequence that the server never checked. The functions of this file tell
-// which headers can be believed.
+// publisher controls the raw bytes of its own headers, and the NATS client reads them less strictly than the server:
+// the client ends a line at a single LF, and stops at the first blank line. So a publisher can hide the server's
+// headers from the client, show false ones, or show an expected sequence that the server never checked. The functions
+// of this file tell which headers can be believed.
 
 // plainHeaders is the largest number of headers of a message that is believed. Boxfleet's own messages have at most 16
 // with those of the server.
 const plainHeaders = 24
 
 // plain reports whether the client has read all headers that the server sent, each of them once. The headers that the
-// server adds are then true. The length of the raw headers gives hidden ones away: a publisher saves at most two bytes
-// for each visible header (a space, and the CR at the end of the line), and the server's own headers are longer than what
-// plainHeaders of them save.
+// server adds are then true. If the client has not read some headers, the raw headers are longer than the headers in m.
+// A publisher can write each of its headers at most two bytes shorter than plain expects: without the space, and
+// without the CR at the end of the line. So plainHeaders headers save fewer bytes than the server's own headers take.
 func plain(m *nats.Msg) bool {
 	length, ok := headerLength(m.Header)
 	return ok && length+len("NATS/1.0\r\n") == rawHeaders(m)
 }
 
 // status returns the status with which a server answers instead of a message, or "" if m is a message. A stored message
-// may have a header with the name Status too, but no inline status: the server removes that when it stores a message.
+// may have a header with the name Status too, but no inline status, because the server removes an inline status when it
+// stores a message.
 func status(m *nats.Msg) string {
 	code, text := m.Header.Get("Status"), m.Header.Get("Description")
 	if len(code) != 3 || len(m.Data) > 0 {
@@ -64,8 +65,8 @@ func headerLength(h nats.Header) (length int, ok bool) {
 	return length + len("\r\n"), len(h) > 0 && len(h) <= plainHeaders
 }
 
-// headersOf reads raw headers as the server does: each line ends with CRLF, and blank lines end nothing. It ignores what
-// is no header.
+// headersOf reads raw headers as the server does: each line ends with CRLF, and blank lines end nothing. It ignores
+// lines that are not headers.
 func headersOf(raw []byte) nats.Header {
 	h := nats.Header{}
 	lines := bytes.Split(raw, []byte("\r\n"))

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// rawDialer keeps the connection of a client, so that a test can write what the client would not.
+// rawDialer keeps the connection of a client, so that a test can write bytes that the client never sends.
 type rawDialer struct{ net.Conn }
 
 func (d *rawDialer) Dial(network, address string) (net.Conn, error) {
@@ -36,8 +36,8 @@ func rawPublisher(t testing.TB, url string, options ...nats.Option) (publish fun
 	}
 }
 
-// Headers that a server takes for something else than the NATS client does change nothing for any reader, in a history
-// that is read message by message and in one that is read in batches.
+// The server and the NATS client read some headers differently. Such headers mislead no reader, neither one that reads
+// a history message by message nor one that reads it in batches.
 func TestRawHeadersOfForgersAreNotBelieved(t *testing.T) {
 	f := startSigned(t)
 	publish := rawPublisher(t, f.server.ClientURL(), nats.UserCredentials(f.rogue.creds))

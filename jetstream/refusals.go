@@ -39,8 +39,8 @@ func (r *refusals) add(log *slog.Logger, e *entry, why error) {
 	r.said, r.unsaid = time.Now(), 0
 }
 
-// Refused returns how many messages of the event log this connection has refused because their writer was not proven.
-// Each time a message is read, it counts again.
+// Refused returns how many messages of the event log this connection has refused because their writer was not proven. A
+// message that is read several times counts each time.
 func (w *Writers) Refused() uint64 {
 	w.refusals.mu.Lock()
 	defer w.refusals.mu.Unlock()

@@ -37,12 +37,12 @@ type RequestQueue struct {
 func (q *RequestQueue) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
 	ctx, done := q.quorum.whileQuorum(ctx)
 	defer done()
-	ctx, cancel := q.await(ctx)
-	defer cancel()
 	subject := protocol.RequestSubject(tenant, verb, sandbox)
 	if q.user != "" {
 		subject = protocol.UserRequestSubject(tenant, q.user, verb, sandbox)
 	}
+	ctx, cancel := q.await(ctx, subject)
+	defer cancel()
 	m := nats.NewMsg(subject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	if inbox != "" {
@@ -128,12 +128,13 @@ type Delivery struct {
 	waits                 bool // the client can tell "still waiting" from an outcome
 }
 
-// CheckOrigin refuses a request that wants its answer outside its user's inbox, and one that a stream sent on, so that
-// its subject does not prove its user. Error: permission_denied with reason foreign_inbox.
+// CheckOrigin refuses a request whose answer would go outside its user's inbox. It also refuses a request that a stream
+// republished, because the subject then does not prove the user. Error: permission_denied with reason foreign_inbox.
 func (d *Delivery) CheckOrigin() error {
 	switch {
 	case d.republished:
-		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox, "a stream sent the request on")
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox,
+			"a stream republished the request: publish it directly")
 	case d.User != "" && d.inbox != "" && !protocol.MayAnswer(d.inbox, d.Tenant, d.User):
 		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox,
 			"the answer is wanted at %.80q: want a subject below %s", d.inbox, protocol.Inbox(d.Tenant, d.User))
@@ -416,7 +417,8 @@ func (q *RequestQueue) StoreDeadLetter(ctx context.Context, d *Delivery, why *pr
 	m.Data = d.Payload
 	_, err = q.publish(ctx, m, anySequence)
 	if protocol.CodeOf(err) == protocol.InvalidArgument {
-		// The server will never store it. Without this, the request would be decided again for ever.
+		// The server will never store this dead letter. If the request were not dropped, it would be delivered again
+		// forever.
 		q.log.Error("could not store a dead letter; the request is dropped", "subject", subject, "request", d.ID,
 			"error", err)
 		return nil
@@ -424,7 +426,7 @@ func (q *RequestQueue) StoreDeadLetter(ctx context.Context, d *Delivery, why *pr
 	return err
 }
 
-// maxContentType is the length of the longest content type that a dead letter keeps as it was.
+// maxContentType is the length of the longest content type that a dead letter keeps unchanged.
 const maxContentType = 64
 
 // deadID returns the same message id for the same request, so that the server drops a second copy.

@@ -12,7 +12,8 @@ import (
 )
 
 // followEverything starts a follower of each kind on a connection. heard has a channel for each follower, which
-// delivers what the follower received. twice delivers the records that the follower of the log received a second time.
+// delivers the messages that the follower received. twice delivers the records that the follower of the log received a
+// second time.
 func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
 	heard map[string]chan string, twice <-chan uint64) {
 	t.Helper()

@@ -59,7 +59,7 @@ func entryOf(m *stored) *entry {
 			e.batch, e.foreign = nil, errForeign(b)
 		}
 	}
-	// The server has checked the expected record, so it is the one that the history had.
+	// The server has checked the expected record, so it was the record of the history's last message.
 	if text := m.header.Get(jetstream.ExpectedLastSubjSeqHeader); text != "" && m.header.Get(headerOtherSubject) == "" {
 		after, malformed := strconv.ParseUint(text, 10, 64)
 		e.after, e.afterKnown = after, malformed == nil
@@ -139,10 +139,11 @@ func (j *Journal) Position() Position {
 
 // errRewound says that a stream no longer has messages that a follower read from it: a server lost them, or the stream
 // was replaced by another one.
-var errRewound = protocol.Errorf(protocol.Unavailable, "rewound", "the stream no longer has what was read from it")
+var errRewound = protocol.Errorf(protocol.Unavailable, "rewound",
+	"the stream no longer has messages that were read from it")
 
 // IsRewound reports whether a follower ended because the log no longer has messages that it handled. The caller must
-// discard what it derived from them and follow the log from its beginning.
+// discard everything that it derived from these messages, and follow the log from its beginning.
 func IsRewound(err error) bool { return err == error(errRewound) }
 
 // check returns errRewound if the stream no longer has the last handled message.

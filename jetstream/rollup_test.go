@@ -52,7 +52,8 @@ func TestEveryStreamRefusesRollups(t *testing.T) {
 	})
 }
 
-// Buckets of earlier versions allowed rollups. A coordinator that starts takes that away, and loses nothing.
+// Buckets of earlier versions allowed rollups. A coordinator that starts forbids rollups in these buckets, and no
+// message is lost.
 func TestExistingBucketsRefuseRollupsAfterAStart(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -94,7 +95,7 @@ func messages(t *testing.T, d *deployment, stream string) uint64 {
 	return s.CachedInfo().State.Msgs
 }
 
-// alone runs a test against a single server and against a cluster of three, both of its own.
+// alone runs a test against a single server and against a cluster of three servers. No other test uses these servers.
 func alone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
 	t.Parallel()
@@ -102,7 +103,8 @@ func alone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Run("cluster", func(t *testing.T) { test(t, startCluster(t)) })
 }
 
-// Keys and objects that are written, replaced and removed often leave one message for each that remains.
+// Keys and objects are written, replaced and removed often. Afterwards, the streams have only the messages of the last
+// writes.
 func TestReplacedKeysAndObjectsDoNotAccumulate(t *testing.T) {
 	alone(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()

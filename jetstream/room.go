@@ -27,7 +27,7 @@ const (
 	roomFresh = time.Second
 )
 
-// reserveOf returns the part of a log with this limit that new work may not use.
+// reserveOf returns how many bytes new work must leave free in a log with this limit.
 func reserveOf(limit int64) int64 { return min(max(limit, 0)/8, reserveMost) }
 
 // Full reports whether nothing can be appended: neither new work nor ends and deletes.
@@ -66,7 +66,8 @@ func (r Room) String() string {
 	return fmt.Sprintf("%s of %s used", protocol.Bytes(r.Bytes), protocol.Bytes(r.Limit))
 }
 
-// roomState is the last answer about the room in the event log, and what else this process knows about it.
+// roomState is the last answer about the room in the event log, and everything else that this process knows about the
+// room.
 type roomState struct {
 	mu            sync.Mutex
 	room          Room
@@ -132,8 +133,11 @@ func (s *streams) streamInfo(ctx context.Context, name string) (*jetstream.Strea
 // readStream requests the state of a stream once. The answer carries the time of the server that leads the stream. The
 // time of the event log's leader is the store's time.
 func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
+	ctx, end := c.await(ctx, "$JS.API.STREAM.INFO."+name)
+	defer end()
 	sent := c.sinceBoot()
 	stream, err := c.js.Stream(ctx, name)
+	err = causeOf(ctx, err)
 	if err != nil || name != protocol.StreamEvents {
 		return stream, err
 	}

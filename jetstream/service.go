@@ -19,12 +19,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Endpoint answers a query of the read service. [UserOf] returns the user in ctx who asks.
+// Endpoint answers a query of the read service. [UserOf] returns the asking user from ctx.
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
 type userKey struct{}
 
-// UserOf returns the user who asks an [Endpoint], as the server's permissions prove; empty: the client has no user.
+// UserOf returns the user who sent the query that an [Endpoint] answers. The server's permissions prove the name.
+// Empty: the client has no user.
 func UserOf(ctx context.Context) string {
 	user, _ := ctx.Value(userKey{}).(string)
 	return user
@@ -41,10 +42,6 @@ type readService struct {
 	mu        sync.Mutex
 	endpoints []*micro.EndpointStats
 }
-
-// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait in the NATS client.
-// The client drops queries beyond its own limit, which also limits the memory that a flood of queries takes.
-const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"
 
@@ -104,7 +101,7 @@ func (s *readService) drain() {
 	}
 }
 
-// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time.
+// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time. The tenants take turns.
 func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint Endpoint) error {
 	stats := &micro.EndpointStats{
 		Name:       name,
@@ -112,16 +109,9 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 		QueueGroup: micro.DefaultQueueGroup,
 	}
 	s.endpoints = append(s.endpoints, stats)
-	slots := make(chan struct{}, answersAtOnce)
+	queue := newTurns(func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
-		err := s.subscribe(subject, stats.QueueGroup, func(m *nats.Msg) {
-			slots <- struct{}{}
-			go func() {
-				defer func() { <-slots }()
-				s.answer(ctx, m, endpoint, stats)
-			}()
-		})
-		if err != nil {
+		if err := s.subscribe(subject, stats.QueueGroup, queue.add); err != nil {
 			return err
 		}
 	}
@@ -203,7 +193,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
 	known := user == "" || protocol.ValidateUser("user", user) == nil
 	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
-		s.queries.log.Warn("dropped a query that wants its answer outside its user's inbox, or that a stream sent",
+		s.queries.log.Warn("dropped a query: its answer would go outside its user's inbox, or a stream republished it",
 			"subject", m.Subject, "reply", m.Reply)
 		return
 	}
@@ -285,8 +275,8 @@ func headerText(s string) string {
 	}, s))
 }
 
-// isRepublished reports whether a stream sent the message on: its publisher then is the server, and its subject proves
-// nothing about who wrote it.
+// isRepublished reports whether a stream republished the message. Then the server published it, and its subject proves
+// nothing about its author.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
 // Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs.

@@ -125,10 +125,10 @@ type forgery struct {
 	after      uint64 // record that the server is told to expect; 0: none
 	unsigned   bool
 	payload    []byte // instead of the batch
-	other      string // subject of which after is expected
+	other      string // subject that the server compares after with; empty: the history's
 }
 
-// forge prepares a message at the end of a sandbox's history that is all right if the worker w1 sends it.
+// forge prepares a message at the end of a sandbox's history. The message is valid if the worker w1 sends it.
 func (f *signedFleet) forge(t testing.TB, by *member, tenant, sandbox string, kind protocol.Kind) *forgery {
 	t.Helper()
 	last, err := f.coordinator.LastBatch(t.Context(), tenant, sandbox)
@@ -181,7 +181,7 @@ func (m *forgery) message() *nats.Msg {
 	return msg
 }
 
-// forgeries are messages that no reader may accept, each with how it is made.
+// forgeries returns functions that make forged messages, by name. No reader may accept these messages.
 func forgeries(f *signedFleet) map[string]func(t *testing.T, tenant, sandbox string) *forgery {
 	const deleted = protocol.SandboxDeleteRequested
 	simple := func(by *member, kind protocol.Kind, change func(m *forgery)) func(*testing.T, string, string) *forgery {
@@ -230,7 +230,7 @@ func forgeries(f *signedFleet) map[string]func(t *testing.T, tenant, sandbox str
 	}
 }
 
-// seen is what one reader makes of a history.
+// seen describes the state that one reader has folded.
 func seen(s *protocol.State) string {
 	return fmt.Sprintf("%s, %d events, %d active execs", s.Sandbox.State, s.Sandbox.Sequence, s.Sandbox.ActiveExecs)
 }
@@ -293,7 +293,7 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 	}
 }
 
-// A coordinator of a newer version has decided something that this one cannot know, so this one must stop.
+// A coordinator of a newer version has made a decision that this version does not understand, so its readers must stop.
 func TestReadersStopAtACoordinatorsNewerVersion(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -306,7 +306,8 @@ func TestReadersStopAtACoordinatorsNewerVersion(t *testing.T) {
 	}
 }
 
-// follow has a journal receive what the log delivers. caughtUp waits until the journal has folded a record.
+// follow makes a journal receive the messages that the log delivers. caughtUp waits until the journal has folded a
+// record.
 func follow(t *testing.T, m *member, j *jetstream.Journal, tenant, sandbox string) (caughtUp func(record uint64)) {
 	t.Helper()
 	from, err := m.LastRecord(t.Context())
@@ -319,7 +320,7 @@ func follow(t *testing.T, m *member, j *jetstream.Journal, tenant, sandbox strin
 				return
 			}
 			if j.Receive(b) {
-				_ = j.Refresh(ctx) // the check of the caller says whether it worked
+				_ = j.Refresh(ctx) // if this fails, the caller's check fails too
 			}
 			received <- b.Record
 		}, nil)

@@ -89,9 +89,9 @@ func TestAnUnsignedHistoryIsContinuedWithSignatures(t *testing.T) {
 	}
 }
 
-// A process without a key must not append what all others would refuse.
+// A process without a key must not append messages that all other processes would refuse.
 func TestAWriterWithoutAKeyFailsAtItsStart(t *testing.T) {
-	// The server takes tokens, so nobody has a key. A signed deployment is made by a message.
+	// The server takes tokens, so nobody has a key. The message makes the deployment require signatures.
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	must(t, c.RegisterWriter(t.Context(), protocol.OwnerCoordinator, "c1", ""))
@@ -171,7 +171,7 @@ func TestAWriterSignsWithItsNewKey(t *testing.T) {
 	}
 }
 
-// Ten thousand forged messages cost time, but neither the history nor the log file.
+// Ten thousand forged messages take time to read, but they neither change the history nor fill the log file.
 func TestAFloodOfForgeriesChangesNothing(t *testing.T) {
 	t.Parallel()
 	const flood = 10_000
@@ -219,7 +219,7 @@ func TestAFloodOfForgeriesChangesNothing(t *testing.T) {
 	t.Logf("an append after %d forgeries took %v; refused %d", flood, decided, f.coordinator.Refused())
 }
 
-// Workers learn what a coordinator appended from a notification, and continue the chain from it.
+// A worker receives a coordinator's batch in a notification, and continues the chain from this batch.
 func TestANotificationContinuesTheChain(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -324,7 +324,7 @@ func TestASnapshotContinuesTheChain(t *testing.T) {
 	}
 }
 
-// Segments hold the messages as they were stored, so readers come to the same verdicts.
+// Segments hold the messages as they were stored, so readers reach the same verdicts.
 func TestSegmentsKeepTheVerdicts(t *testing.T) {
 	t.Parallel()
 	f := startSigned(t)
@@ -400,7 +400,7 @@ func TestAPurgeKeepsTheTrueEnd(t *testing.T) {
 	if purged, err := f.coordinator.Purged(t.Context(), "t1", "s1"); err != nil || !purged {
 		t.Errorf("the history counts as purged: %v, %v", purged, err)
 	}
-	// The id of a sandbox that never was does not become that of a deleted one.
+	// An id that no sandbox ever had does not become the id of a deleted sandbox.
 	m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
 	m.sandbox, m.batch.Sandbox, m.after = "s2", "s2", 0
 	m.send(t)
@@ -412,7 +412,7 @@ func TestAPurgeKeepsTheTrueEnd(t *testing.T) {
 	f.ready(t, "t1", "s2")
 }
 
-// Writers that race sign again, because the message before theirs is another one.
+// A writer that loses a race signs its message again, because another message now precedes it.
 func TestALostRaceIsSignedAgain(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")

@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PublishStatus publishes what prevents a coordinator from deciding requests, or that nothing prevents it. The message
-// may be lost. Error: unavailable.
+// PublishStatus publishes whether a coordinator can decide requests now and, if it cannot, the reason. The message may
+// be lost. Error: unavailable.
 func (n *Notifications) PublishStatus(s *protocol.Status) error {
 	m := nats.NewMsg(protocol.StatusSubject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)

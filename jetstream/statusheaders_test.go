@@ -43,7 +43,8 @@ func eachHostileHeader(t *testing.T, test func(t *testing.T, d *deployment, publ
 	}
 }
 
-// A follower passes each hostile message: those before its start, in its midst, and at the end of the log.
+// A follower passes the hostile messages, both those that are in the log when it starts and those that are appended
+// later.
 func TestAFollowerPassesMessagesThatLookLikeAStatus(t *testing.T) {
 	eachHostileHeader(t, func(t *testing.T, d *deployment, publish func(subject string, messages int)) {
 		c := d.opened(t)

@@ -159,8 +159,8 @@ func behind(streams []protocol.StreamStorage) []string {
 		case s.Error != "":
 			affected[s.Error] = append(affected[s.Error], s.Name)
 		case s.InSync < s.Replicas:
-			why := fmt.Sprintf("%d of %d replicas are in sync: NATS server %s is unreachable, is catching up, "+
-				"or has had JetStream disabled since its disk was full, until it is restarted",
+			why := fmt.Sprintf("%d of %d replicas are in sync: NATS server %s is unreachable or catching up, "+
+				"or disabled JetStream when its disk was full and must be restarted",
 				s.InSync, s.Replicas, strings.Join(s.Behind, ", "))
 			affected[why] = append(affected[why], s.Name)
 		case s.Replicas < most:
@@ -189,10 +189,10 @@ func filling(s *protocol.Storage) []string {
 		if stream.Name != protocol.StreamLogs &&
 			stream.Name != protocol.StreamDead { // these two remove their oldest messages
 			warn(stream.Name, stream.Bytes, stream.MaxBytes,
-				"delete what is not needed, or raise its limit with boxfleet storage set")
+				"delete some of its data, or raise its limit with boxfleet storage set")
 		}
 	}
-	warn("the account's store", s.Bytes, s.MaxBytes, "delete what is not needed, or raise the account's limit")
+	warn("the account's store", s.Bytes, s.MaxBytes, "delete some data, or raise the account's limit")
 	if s.DiskFree < plenty {
 		warn("the disk of the store", s.DiskSize-s.DiskFree, s.DiskSize, "make room on it")
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Clients have no right to the streams, which hold the messages of every tenant. Those that follow a history or output
-// read the messages of their own tenant in pages, which a coordinator answers from here.
+// Clients have no right to the streams, which hold the messages of every tenant. A client that follows a history or
+// output therefore asks a coordinator for pages of messages. Each page has messages of the client's own tenant only.
 
 // storedPage is how many bytes of messages a page has at most, unless its first message alone is larger.
 const storedPage = 512 << 10
@@ -38,7 +38,7 @@ func (p *StoredPages) PageEndpoints(hosts HostsOf) map[string]Endpoint {
 	}
 }
 
-// batches answers a page of a history's messages. An unknown sandbox has none.
+// batches answers with a page of a history's messages. An unknown sandbox has no messages.
 func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	if q.Newest && (q.From != 0 || q.After != 0) || q.From != 0 && q.After != 0 {
 		return nil, protocol.Invalid("from", "is not used together with after or newest: want one of the three")
@@ -71,7 +71,7 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 		err = p.histories.ReadHistory(ctx, tenant, q.Sandbox, q.After, add)
 	}
 	if err != nil && ctx.Err() != nil && len(page.Batches) > 0 {
-		page.More = true // the time for the page is up: it has what was read
+		page.More = true // the time for the page is up: return the messages that were read
 		return reply, nil
 	}
 	if err != nil {
@@ -80,7 +80,7 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 	return reply, nil
 }
 
-// chunks answers a page of the messages in which output is stored. An unknown exec has none.
+// chunks answers with a page of the messages in which output is stored. An unknown exec has no messages.
 func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Query, hostsOf HostsOf) (
 	*protocol.Reply, error) {
 	log := q.Exec
@@ -117,7 +117,7 @@ func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Que
 		return true
 	})
 	if err != nil && ctx.Err() != nil && len(page.Chunks) > 0 {
-		page.More = true // the time for the page is up: it has what was read
+		page.More = true // the time for the page is up: return the messages that were read
 		return &protocol.Reply{Chunks: page}, nil
 	}
 	if err != nil {

@@ -23,12 +23,13 @@ const (
 	probeSubject = "boxfleet.v1.event.-.-"
 )
 
-// WatchStore checks until ctx ends whether the event log accepts writes, and otherwise recovers it. A server's file
-// store remembers a write error, such as a full disk, and refuses all later writes. If the server runs in this process,
-// restart restarts it; otherwise restart is nil. In a cluster, WatchStore asks the log's leader to hand over to another
-// server. If the log is on a single separate server, WatchStore only logs that a person must restart that server.
+// WatchStore checks until ctx ends whether the event log accepts writes. If the log accepts no writes, WatchStore
+// recovers it. A server's file store remembers a write error, such as a full disk, and refuses all later writes. If the
+// server runs in this process, restart restarts it; otherwise restart is nil. In a cluster, WatchStore asks the log's
+// leader to hand over to another server. If the log is on a single separate server, WatchStore only logs that a person
+// must restart that server.
 //
-// WatchStore also logs what [StoreHealth.Storage] reports as less safe than it should be, each time the report changes.
+// WatchStore also logs the problems and warnings that [StoreHealth.Storage] reports, each time they change.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)

@@ -19,7 +19,7 @@ type TenantReads struct {
 // TenantReads returns the reads of one tenant.
 func (r *Queries) TenantReads(tenant string) *TenantReads { return &TenantReads{r, tenant} }
 
-// busyPause is the first pause before a coordinator that runs too many reads is asked again, and busyMost the longest.
+// While coordinators run too many reads, a query is sent again after pauses that grow from busyPause to busyMost.
 const (
 	busyPause = 50 * time.Millisecond
 	busyMost  = time.Second
@@ -38,16 +38,16 @@ func (t *TenantReads) Query(ctx context.Context, endpoint string, q protocol.Que
 	}
 }
 
-// AfterRecord visits the batches of a sandbox's history after a record, in order, up to the end at the moment of the
-// call, until visit returns false. An unknown sandbox has none.
+// AfterRecord visits the batches of a sandbox's history after a record, in order, until visit returns false. It ends at
+// the last batch at the time of the call. An unknown sandbox has no batches.
 func (t *TenantReads) AfterRecord(
 	ctx context.Context, sandbox string, record uint64, visit func(*protocol.Batch) bool,
 ) error {
 	return t.readBatches(ctx, protocol.Query{Sandbox: sandbox, After: record}, visit)
 }
 
-// FromEvent is AfterRecord from the batch that has an event on. If the event is no longer stored, it starts with a
-// later one.
+// FromEvent is like AfterRecord, but starts with the batch that has a certain event. If that event is no longer stored,
+// FromEvent starts with a later batch.
 func (t *TenantReads) FromEvent(
 	ctx context.Context, sandbox string, event uint64, visit func(*protocol.Batch) bool,
 ) error {
@@ -111,7 +111,7 @@ func (t *TenantReads) first(ctx context.Context, q protocol.Query, missing error
 	return found, err
 }
 
-// OutputRead is what [TenantReads.Output] has read.
+// OutputRead is the result of [TenantReads.Output].
 type OutputRead struct {
 	Next uint64 // record after the last chunk
 	Host string // id of the host that the sandbox is on; empty: unknown, or the sandbox has no host
@@ -153,8 +153,8 @@ func (t *TenantReads) Output(ctx context.Context, sandbox, log string, from uint
 }
 
 // Now returns the store's time, as [Conn.Now] does. It measures the store's clock by a coordinator's answer, at most
-// every 10 s. If no coordinator answers before ctx ends, it returns the time by the last measurement or, without one,
-// this machine's.
+// every 10 s. If no coordinator answers before ctx ends, it returns the time by the last measurement or, without a
+// measurement, this machine's time.
 func (t *TenantReads) Now(ctx context.Context) time.Time {
 	c := t.queries.core
 	if _, measure := c.clock.now(); measure {

@@ -27,7 +27,7 @@ func nothingStored(t *testing.T, d *deployment) {
 	})
 }
 
-// begun begins an upload as a client without the SDK, and sends its first pieces.
+// begun begins an upload as a client without the SDK does, and sends the first pieces.
 func begun(t *testing.T, d *deployment, digest string, pieces ...[]byte) {
 	t.Helper()
 	nc := d.raw(t)
@@ -135,8 +135,8 @@ func TestWhatADeadCoordinatorStoredOfAnUploadIsRemoved(t *testing.T) {
 	}
 }
 
-// A coordinator that was stopped for longer than chunks without an object are kept gives up the uploads that it was
-// receiving: their first chunks may be gone.
+// Chunks without an object are removed after a while. A coordinator that was stopped for longer than that gives up the
+// uploads that it was receiving, because their first chunks may be gone.
 func TestACoordinatorThatWasStoppedGivesUpItsUploads(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -184,7 +184,7 @@ func TestAClientThatVanishesLeavesNothingOfItsUpload(t *testing.T) {
 	}
 }
 
-// Very many small uploads, one after another, need no more than the slots of one.
+// Very many small uploads, one after another, never need more slots than one upload.
 func TestManySmallUploadsInARow(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -202,7 +202,7 @@ func TestManySmallUploadsInARow(t *testing.T) {
 
 const smallUploads = 400
 
-// A source that fails while chunks are in flight leaves none of them.
+// If the source of an upload fails while chunks are in flight, none of these chunks stays stored.
 func TestNoChunkOfAFailedUploadStays(t *testing.T) {
 	alone(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)

@@ -39,12 +39,13 @@ const (
 	uploadsAtOnce = 32
 	// uploadIdle is how long a coordinator waits for the next piece before it discards the upload.
 	uploadIdle = 30 * time.Second
-	// uploadFirst is how long it waits for the first piece: a client that lost the answer to its beginning begins again.
+	// uploadFirst is how long a coordinator waits for the first piece: a client that lost the answer to its beginning
+	// begins again.
 	uploadFirst = 5 * time.Second
 	// uploadsPerTenant bounds the uploads of one tenant through one coordinator.
 	uploadsPerTenant = 8
-	// beginningsAtOnce bounds how many beginnings a coordinator answers at the same time, and lingering how many ended
-	// uploads still answer repeated messages.
+	// beginningsAtOnce bounds how many beginnings a coordinator answers at the same time. lingering bounds how many
+	// ended uploads still answer repeated messages.
 	beginningsAtOnce = 64
 	lingering        = 256
 	// receiverQueue is how many messages of one upload may wait while an earlier one is stored.
@@ -54,7 +55,7 @@ const (
 	uploadEnd   = "end"
 	uploadAbort = "abort"
 
-	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn, and uploadTurns how long a
+	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn. uploadTurns is how long a
 	// client tries. A client asks again after askAgain.
 	uploadTurn  = 1500 * time.Millisecond
 	uploadTurns = 2 * time.Minute
@@ -71,8 +72,8 @@ type Uploads struct {
 
 	mu      sync.Mutex
 	running sync.WaitGroup
-	stopped bool           // running takes no more; under mu
-	tenants map[string]int // uploads by tenant; under mu
+	stopped bool           // no more goroutines may start; guarded by mu
+	tenants map[string]int // number of uploads, by tenant; guarded by mu
 }
 
 // run starts a goroutine that ServeUploads waits for, unless ServeUploads is returning.
@@ -92,7 +93,7 @@ func (u *Uploads) stop() {
 	u.running.Wait()
 }
 
-// claim counts an upload of a tenant. It returns false if the tenant has too many.
+// claim counts an upload of a tenant. It returns false if the tenant has too many uploads.
 func (u *Uploads) claim(tenant string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -116,8 +117,9 @@ type UploadLimits struct {
 	MaxBytes protocol.Bytes // size of the content
 	Idle     time.Duration  // longest pause between two pieces; default 30 s
 
-	// Room returns the room that a tenant has for an upload. It may be nil: the tenants have no limits.
-	Room func(tenant, digest string) UploadRoom
+	// Room returns the room that a tenant has for an upload. id is the id of the object that the upload becomes. Room may
+	// be nil: the tenants have no limits.
+	Room func(tenant, digest, id string) UploadRoom
 }
 
 // ServeUploads receives uploads until ctx ends, and then discards those that are not complete.
@@ -232,7 +234,7 @@ func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 type receiver struct {
 	uploads        *Uploads
 	tenant, digest string
-	id             string
+	id             string // of the upload, and of the object that it becomes
 	idle           *time.Timer
 	to             *io.PipeWriter
 	from           *io.PipeReader
@@ -261,12 +263,12 @@ func (r *receiver) store(ctx context.Context) {
 	content := io.Reader(&verified{r: r.from, sum: sha256.New(), digest: r.digest})
 	var room UploadRoom
 	if r.uploads.limits.Room != nil {
-		room = r.uploads.limits.Room(r.tenant, r.digest)
+		room = r.uploads.limits.Room(r.tenant, r.digest, r.id)
 		content = &metered{ctx: ctx, r: content, room: room}
 	}
-	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, content)
+	r.err = r.uploads.blobs.putBlobAs(ctx, r.tenant, r.digest, r.id, content)
 	if room != nil {
-		room.Leave(r.err == nil)
+		room.Leave(context.WithoutCancel(ctx))
 	}
 	if r.err != nil && ctx.Err() != nil {
 		r.err = protocol.Errorf(protocol.Unavailable, "", "the coordinator that received the upload stops")
@@ -333,8 +335,8 @@ func tooMuch(most protocol.Bytes) error {
 		"upload less, for example by excluding files, or raise coordinator.upload_max_bytes", most)
 }
 
-// answerOutcome waits until storing has ended and answers how. It may have succeeded before all pieces arrived, because
-// another upload of the same content was faster.
+// answerOutcome waits until storing has ended, and answers with the outcome. Storing may have succeeded before all
+// pieces arrived, because another upload of the same content was faster.
 func (r *receiver) answerOutcome(m *nats.Msg) {
 	<-r.stored
 	r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
@@ -403,8 +405,8 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	return err
 }
 
-// begin begins an upload. It tries again while coordinators receive too many others and, for the connection's timeout,
-// while no coordinator answers.
+// begin begins an upload. It tries again while coordinators receive too many other uploads and, for the connection's
+// timeout, while no coordinator answers.
 func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Upload, error) {
 	since := time.Now()
 	giveUp, pause := since.Add(uploadTurns), backoff.New(busyPause, busyMost)

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// uploadLimits are those of the coordinators in tests. Idle is long compared with the pauses of a busy machine.
+// uploadLimits are the limits of the coordinators in tests. Idle is long compared with the pauses of a busy machine.
 var uploadLimits = jetstream.UploadLimits{MaxBytes: 16 << 20, Idle: 4 * time.Second}
 
 // receivesUploads serves what clients need for uploads until the test ends or stop is called.
@@ -93,7 +93,8 @@ type failing struct{ err error }
 
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 
-// Many clients upload the same content at once, and others more uploads than a coordinator receives at once.
+// Many clients upload the same content at once. At the same time, other clients start more uploads than a coordinator
+// receives at once.
 func TestManyUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -219,7 +220,7 @@ func TestManySmallChunksAreReadInPages(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	receivesUploads(t, c)
-	const chunks = 15_000 // a multiple of the 1,000 after which acknowledgements are awaited
+	const chunks = 15_000 // a multiple of 1,000, because the loop waits for every thousandth chunk
 	var last <-chan error
 	for i := range int64(chunks) {
 		var err error

@@ -41,7 +41,7 @@ func (j *Journal) Judged() *Judged {
 	return &Judged{At: j.at.Record, Last: j.state.Sandbox.Record, refused: slices.Clip(slices.Clone(j.refused))}
 }
 
-// verdicts answers for one reader which messages of one history are refused.
+// verdicts tells one reader which messages of one history are refused.
 type verdicts struct {
 	histories       *Histories
 	tenant, sandbox string

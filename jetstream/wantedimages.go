@@ -14,7 +14,7 @@ import (
 
 // Workers have no right to consumers, because a consumer can deliver messages to any subject. A worker hears what
 // operators publish to the keys of wanted images. Such a message may be lost, refused, or not be stored yet. So the
-// worker does not use its content: it only reads the list from the leader again.
+// worker ignores the content of the message, and reads the list from the leader again.
 
 const (
 	// wantedCheck is the longest time before a worker compares its list with the bucket.
@@ -120,8 +120,8 @@ func (l *wantedList) newest(ctx context.Context) (sequence uint64, at time.Time,
 	return m.sequence, m.time, nil
 }
 
-// list reads all wanted images. An image that is wanted or replaced meanwhile may be missing; then the newest message
-// has changed.
+// list reads all wanted images. An image that is wanted or replaced meanwhile may be missing. In that case the newest
+// message has changed.
 func (l *wantedList) list(ctx context.Context) (all []*protocol.WantedImage, err error) {
 	b := l.kv(protocol.BucketImages)
 	for from := uint64(1); ; {

@@ -39,7 +39,8 @@ func wantedImages(t *testing.T, d *deployment, c *jetstream.Conn) (ref func(n in
 		for _, n := range want {
 			refs = append(refs, ref(n))
 		}
-		// A worker looks unasked after a minute: a change within ten seconds was heard of.
+		// Without a message, a worker reads the list only once a minute. A worker that knows a change within ten
+		// seconds has received the message.
 		for within := time.After(10 * time.Second); ; {
 			select {
 			case got := <-lists:
@@ -76,8 +77,8 @@ func TestAChangeOfTheWantedImagesIsHeardOf(t *testing.T) {
 	})
 }
 
-// After the bucket was made again, while the worker was away, its sequences begin again: the newest one is the same as
-// before.
+// The bucket is made again while the worker is disconnected. Its sequences begin again, so the newest sequence is the
+// same as before.
 func TestABucketOfImagesThatWasMadeAgainIsRecognized(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})

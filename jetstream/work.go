@@ -11,9 +11,10 @@ import (
 
 // Notifications sends notifications between coordinators and workers. They are not stored and may be lost.
 //
-// A worker can have the server answer a question to the subject of another worker's notifications, so the subject
-// proves no sender. If the deployment requires signatures, coordinators sign each notification that carries a batch, and
-// workers ignore the batch of any other notification: they then read the log.
+// A worker can ask the server a question and name the subject of another worker's notifications as the reply subject.
+// So the subject of a notification does not prove who sent it. If the deployment requires signatures, coordinators sign
+// each notification that carries a batch, and workers ignore the batch of any other notification: they then read the
+// log.
 type Notifications struct {
 	*core
 

@@ -36,7 +36,7 @@ type owner struct {
 	since time.Time
 }
 
-// writing is the writer as which a connection is registered.
+// writing describes how a registered connection writes: its registered writer, and its key.
 type writing struct {
 	protocol.Writer
 	signer *signer // nil: the writer has no key
@@ -55,7 +55,7 @@ type since struct {
 	Record  uint64 `json:"record"` // last record of the event log that may be unsigned
 }
 
-// registration is the message that says to whom a key belongs. Its subject says everything.
+// registration is the message that says to whom a key belongs. The message's subject names the writer and the key.
 type registration struct {
 	Version int `json:"v"`
 }
@@ -100,10 +100,11 @@ func (w *Writers) renewKey() {
 	}()
 }
 
-// hasNewKey reports whether the connection presents a key that now does not have.
+// hasNewKey reports whether the connection presents another key than the key in now.
 //
-// A key for another Docker host is not one: when the worker's engine becomes another host, the worker gets credentials
-// for that host, starts over and registers the key itself. Under the old host the server would refuse the key.
+// A key for another Docker host does not count. When the worker's engine becomes another host, the worker gets
+// credentials for that host, starts over and registers the key itself. The server would refuse the key under the old
+// host.
 func (w *Writers) hasNewKey(now *writing) bool {
 	s := w.login.key()
 	return s != nil && (now.signer == nil || now.signer.public != s.public) && (s.host == "" || s.host == now.Host)
@@ -150,8 +151,8 @@ func errNoKey(who protocol.Writer) error {
 			"boxfleet auth add makes, with the setting creds", who.Role, who.Name)
 }
 
-// require reads since when the deployment requires signatures. If the deployment does not require them yet and first is
-// set, require makes it do so from now on.
+// require reads since when the deployment requires signatures. If the deployment requires no signatures yet and first
+// is set, require makes the deployment require them from now on.
 func (w *Writers) require(ctx context.Context, first bool) error {
 	for {
 		w.mu.Lock()
@@ -163,7 +164,7 @@ func (w *Writers) require(ctx context.Context, first bool) error {
 		}
 		if !first {
 			return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
-				"this worker has a key to sign with, but no coordinator signs what it appends yet: "+
+				"this worker has a key to sign with, but no coordinator signs its messages yet: "+
 					"give credentials to the coordinators, or none to the worker")
 		}
 		last, err := w.lastSequence(ctx, protocol.StreamEvents)
@@ -225,7 +226,8 @@ func (w *Writers) owner(ctx context.Context, key string) (owner, error) {
 	return o, err
 }
 
-// known returns the writer that a key belongs to, if the connection has asked before, otherwise one without a role.
+// known returns the writer that a key belongs to, if the connection has asked before, otherwise a writer without a
+// role.
 func (w *Writers) known(key string) protocol.Writer {
 	w.mu.Lock()
 	defer w.mu.Unlock()

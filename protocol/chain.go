@@ -14,11 +14,12 @@ type Proof struct {
 	Writer    Writer     // to whom the key of Signature belongs
 	Fault     *Error     // why Signature proves nothing: it is malformed or false, or its key belongs to nobody
 
-	// After is the record of the message before it in the history, as the server republished it; 0: unknown, or none.
+	// After is the record of the previous message in the history, as the server named it when it republished this
+	// message. 0: unknown, or this is the first message.
 	After uint64
 
 	// Notified says that a coordinator has verified the message and signed the notification that carried it, or that
-	// the deployment does not require signatures. Signed then says whether the message is signed.
+	// the deployment does not require signatures. If Notified is true, Signed says whether the message is signed.
 	Notified, Signed bool
 }
 

@@ -107,7 +107,7 @@ const (
 	ReasonAmbiguousPrefix     = "ambiguous_prefix"
 	ReasonTooManyExecs        = "too_many_execs"
 	ReasonTooManyReads        = "too_many_reads"
-	ReasonQuotaSandboxes      = "quota_sandboxes" // a tenant's quota has no room: as many sandboxes as it allows
+	ReasonQuotaSandboxes      = "quota_sandboxes" // the tenant already has as many sandboxes as its quota allows
 	ReasonQuotaExecs          = "quota_execs"
 	ReasonQuotaWaiting        = "quota_waiting"
 	ReasonQuotaCPU            = "quota_cpu"

@@ -13,8 +13,8 @@ type Kind string
 // kind is legal, and who may write it.
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
-	SandboxAssigned        Kind = "sandbox.assigned"         // the worker has no room, it is placed again: Error
-	SandboxRefused         Kind = "sandbox.refused"          // host lost or drained, it is created again: Reason
+	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec
+	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room, it is placed again: Error
 	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again on another host: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …

@@ -98,9 +98,9 @@ func index[T any](rows []T, kind func(T) Kind) map[Kind]T {
 	return m
 }
 
-// Apply folds the next event into the state; nothing else changes a state's history. It rejects an event that
-// is out of sequence or illegal in this state with failed_precondition and changes nothing. It checks
-// Event.State if that is set; a writer leaves it empty and sets it from the state afterwards.
+// Apply folds the next event into the state; nothing else changes a state's history. If the event is out of sequence or
+// illegal in this state, Apply returns failed_precondition and changes nothing. If Event.State is set, Apply checks it.
+// A writer leaves Event.State empty, and sets it from the state afterwards.
 func (s *State) Apply(e *Event) error {
 	if e.Sequence != s.Sandbox.Sequence+1 {
 		return Errorf(FailedPrecondition, ReasonInvalidState,

@@ -97,7 +97,7 @@ func (c rapidChoices) below(n int, what string) int {
 
 var execIDs = []string{"x1", "x2", "x3", ""}
 
-// anyEvent returns an event that may or may not be legal after s.
+// anyEvent returns an event, legal or illegal after s.
 func anyEvent(c choices, s *State) *Event {
 	id := execIDs[c.below(len(execIDs), "exec")]
 	kinds := []Kind{"sandbox.unheard_of"}
@@ -189,7 +189,7 @@ func TestP2_HistoriesHaveNoGapsAndReplayToTheSameState(t *testing.T) {
 				history = append(history, stored)
 			}
 			s = after
-			reached[s.Sandbox.State]++ // count along the way: few histories end in a rare state, or keep their ended execs
+			reached[s.Sandbox.State]++ // at each step, because few histories end in a rare state
 			ended += len(s.Ended)
 			checkTrim(t, s, c.below(4, "keep"))
 		}

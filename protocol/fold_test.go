@@ -218,7 +218,7 @@ func TestNumberAssignsSequencesAndStates(t *testing.T) {
 	wantError(t, s.Number([]Event{{Kind: SandboxStopped}}), FailedPrecondition, ReasonInvalidState, "")
 }
 
-// Two clones diverge: neither may change what the other, or the original, reads.
+// Two clones diverge. A change of one clone must not be visible in the other clone or in the original.
 func TestClonesShareNothingThatChanges(t *testing.T) {
 	apply := func(s *State, lines ...string) *State {
 		for _, line := range lines {
@@ -233,7 +233,7 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 		return s
 	}
 	s := stateAfter(t, situations["ready with no exec"])
-	for i := range 2 * usesBlock { // enough to fill a block, and to leave spare capacity in both lists at some length
+	for i := range 2 * usesBlock { // enough to fill a block of uses, and to leave spare capacity in the lists
 		id := fmt.Sprintf("e%d", i)
 		s = apply(s, "exec.accepted "+id, "exec.accepted a"+id, "exec.accepted b"+id, "exec.failed "+id)
 		before := canonical(*s)

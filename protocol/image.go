@@ -9,7 +9,7 @@ type PullProgress struct {
 	Total      Bytes  `json:"total,omitempty"` // size of the layers to download, as far as known
 	Layers     int    `json:"layers,omitempty"`
 	LayersDone int    `json:"layers_done,omitempty"`
-	Try        int    `json:"try,omitempty"` // number of the attempt, from 1; repeated if the registry is unreachable
+	Try        int    `json:"try,omitempty"` // number of this attempt, from 1; an unreachable registry is tried again
 	Complete   bool   `json:"complete,omitempty"`
 }
 

@@ -23,7 +23,7 @@ func (s *State) leave(e *Event) {
 	s.Left = left[max(0, len(left)-maxLeft):]
 }
 
-// OutputHost is a host whose worker may publish the output of a sandbox, and the time in which it may.
+// OutputHost is a host whose worker may publish the output of a sandbox, with the period in which this is allowed.
 type OutputHost struct {
 	ID          string
 	From, Until time.Time // by the store's clock; zero: no limit
@@ -38,8 +38,8 @@ func (h OutputHost) Covers(at time.Time) bool {
 	return !at.Before(h.From) && (h.Until.IsZero() || !at.After(h.Until))
 }
 
-// OutputHosts returns the hosts that the sandbox was and is on, in order. Output that other hosts publish in its name
-// is forged. A host that the sandbox returned to is in the list more than once.
+// OutputHosts returns the hosts that the sandbox was and is on, in order. Output that another host publishes for the
+// sandbox is forged. A host that the sandbox returned to is in the list more than once.
 func (s *State) OutputHosts() []OutputHost {
 	hosts := make([]OutputHost, 0, len(s.Left)+1)
 	var from time.Time

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestOutputBelongsToTheHostsOfASandbox moves a sandbox over hosts and back, and checks when which of them may publish
-// its output.
+// TestOutputBelongsToTheHostsOfASandbox moves a sandbox from host to host and back, and checks at which times each host
+// may publish the sandbox's output.
 func TestOutputBelongsToTheHostsOfASandbox(t *testing.T) {
 	at := func(minute int) time.Time { return time.Date(2031, 2, 3, 4, minute, 0, 0, time.UTC) }
 	s := &State{}

@@ -7,7 +7,7 @@ import "time"
 type EventPage struct {
 	Events []Event `json:"events"` // with consecutive sequences
 	Oldest uint64  `json:"oldest"` // sequence of the oldest retained event
-	Next   uint64  `json:"next"`   // sequence at which the next page starts, whether that event exists yet or not
+	Next   uint64  `json:"next"`   // sequence at which the next page starts; that event may not exist yet
 }
 
 // OutputPage is a page of one output stream, the answer of the endpoint "output". Offsets and sizes are in
@@ -54,14 +54,14 @@ type ChunkPage struct {
 	Host string `json:"host,omitempty"`
 }
 
-// StoredChunk is one message of the stream of output. A chunk may be stored twice, and after some that follow it, as
-// its offset shows.
+// StoredChunk is one message of the stream of output. A chunk may be stored twice, or after later parts of its stream.
+// Its offset shows where it belongs.
 type StoredChunk struct {
 	Stream     string    `json:"stream"`
 	Offset     int64     `json:"offset"` // of the first byte of Data in its stream
 	Data       []byte    `json:"data"`
 	At         time.Time `json:"at"`          // when it was stored
-	NextStdout int64     `json:"next_stdout"` // up to this offset everything is stored once this chunk is
+	NextStdout int64     `json:"next_stdout"` // once this chunk is stored, stdout is complete up to this offset
 	NextStderr int64     `json:"next_stderr"`
 }
 

@@ -37,7 +37,7 @@ type Reply struct {
 	Explain   *Explanation `json:"explain,omitempty"`
 	Ping      *Ping        `json:"ping,omitempty"`
 	Defaults  *SandboxSpec `json:"defaults,omitempty"` // the tenant's defaults, below the specs of its creates
-	Awaited   []string     `json:"awaited,omitempty"`  // the images of the query that pending sandboxes wait for
+	Awaited   []string     `json:"awaited,omitempty"`  // the query's images that pending sandboxes wait for
 	History   *EventPage   `json:"history,omitempty"`
 	Output    *OutputPage  `json:"output,omitempty"`
 	Batches   *BatchPage   `json:"batches,omitempty"`
@@ -94,7 +94,7 @@ const (
 	EndpointUploaded = "uploaded" // Digest
 
 	EndpointTenant  = "tenant"  // no fields
-	EndpointTenants = "tenants" // no fields; for operators and fleet viewers
+	EndpointTenants = "tenants" // Limit, Page; for operators and fleet viewers
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
@@ -253,8 +253,8 @@ type Host struct {
 	Execs    int            `json:"execs,omitempty"`    // number of their execs that have not ended
 }
 
-// MaxSkew is the largest difference between a machine's wall clock and the store's that is not reported. Boxfleet makes
-// no decisions by these clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
+// Boxfleet reports a machine whose wall clock differs from the store's clock by more than MaxSkew. It makes no
+// decisions by the machines' wall clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
 const MaxSkew = 5 * time.Second
 
 // Values of [Host.Firewall].
@@ -380,8 +380,8 @@ type Status struct {
 	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are decided
 	Time        time.Time `json:"time"`
 
-	// Elected reports that the event log or the output log has a new leader. The old one may not have published what it
-	// stored last, so followers should read it.
+	// Elected reports that the event log or the output log has a new leader. The old leader may not have published its
+	// last stored messages, so followers should read them from the log.
 	Elected bool `json:"elected,omitempty"`
 }
 

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// canonical returns a deep copy of v that normalizes what the wire does not distinguish: an empty map or list is
-// nil, a time is in UTC without its monotonic part, and a field that is not on the wire is zero.
+// canonical returns a deep copy of v without the differences that are lost on the wire: an empty map or list is nil, a
+// time is in UTC without its monotonic part, and a field that is not on the wire is zero.
 func canonical[T any](v T) T {
 	return canonicalValue(reflect.ValueOf(&v).Elem()).Interface().(T)
 }
@@ -78,7 +78,7 @@ func wantError(t testing.TB, err error, code Code, reason, field string) {
 	}
 }
 
-// anyValue generates values of a wire type, with all of its fields and nested ones.
+// anyValue generates values of a wire type, including its nested fields.
 func anyValue[T any]() *rapid.Generator[T] {
 	return rapid.MakeCustom[T](rapid.MakeConfig{
 		Types: map[reflect.Type]*rapid.Generator[any]{

@@ -33,15 +33,15 @@ type Signature struct {
 const signatureVersion = "1"
 
 // signedDomain begins every signed text. When a client connects, the server makes it sign random bytes with the same
-// key. Neither signature must be usable in place of the other.
+// key. Because of the domain, neither signature can be used in place of the other.
 const signedDomain = "boxfleet.v1.append"
 
-// notifiedDomain begins the text that a coordinator signs for a notification, which no message of the event log can
-// have.
+// notifiedDomain begins the text that a coordinator signs for a notification, so that the signature fits no message of
+// the event log.
 const notifiedDomain = "boxfleet.v1.work"
 
-// SignedText returns the text that a writer signs. hash is the hash of the message's payload. Every part has its length
-// before it, 4 bytes with the most significant one first.
+// SignedText returns the text that a writer signs. hash is the hash of the message's payload. Before each part is its
+// length in 4 bytes, the most significant byte first.
 func SignedText(deployment, tenant, sandbox string, previous, hash Hash) []byte {
 	return textOf(signedDomain, deployment, tenant, sandbox, string(previous[:]), string(hash[:]))
 }
@@ -159,7 +159,7 @@ func MayAppend(state *State, b *Batch, w Writer) error {
 		return notProven("%s has the unknown role %.80q", w.Name, w.Role)
 	}
 	for i := range b.Events {
-		// Events of unknown kinds are written by newer versions, and change nothing in this one.
+		// Events of unknown kinds are written by newer versions, and change nothing in this version.
 		t, known := transitionOf[b.Events[i].Kind]
 		if known && t.Owner != OwnerEither && t.Owner != w.Role {
 			return notProven("%s is written by a %s, not by %s %s", t.Kind, t.Owner, w.Role, w.Name)

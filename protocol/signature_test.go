@@ -24,7 +24,7 @@ func proofOf(b *Batch, deployment string, previous Hash, w Writer) *Proof {
 	return p
 }
 
-// The text of the header and of what is signed must never change.
+// Neither the text of the header nor the signed text may ever change.
 func TestASignatureHasTheFormOfItsVersion(t *testing.T) {
 	const want = "1.UCXQNI7DFELRJZHTK3AZZGYVZUMVD3DOMZRKU556A5KH6KETQM2B3P76" +
 		".v0OcSPmOrY0vtE3IIRo4fv3x4928XG7LZl4LND41mhA." +
@@ -77,7 +77,7 @@ func TestAMalformedSignatureIsRefused(t *testing.T) {
 	}
 }
 
-// writtenBy returns a batch of one writer with events of some kinds.
+// writtenBy returns a batch of one writer with events of the given kinds.
 func writtenBy(writer string, kinds ...Kind) *Batch {
 	b := &Batch{Version: 1, Tenant: "blue", Sandbox: "s1", ID: "b", Writer: writer, Record: 50}
 	for i, k := range kinds {

@@ -27,7 +27,7 @@ const (
 )
 
 // ReservesName reports whether a sandbox in this state reserves its name. A sandbox in any other state never returns to
-// one that does.
+// a state that reserves its name.
 func (s SandboxState) ReservesName() bool {
 	return s == StatePending || s == StateReady || s == StateStopped
 }

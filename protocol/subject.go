@@ -93,8 +93,8 @@ func Inbox(tenant, user string) string {
 const maxInbox = 512
 
 // MayAnswer reports whether a coordinator may send an answer for a user to an inbox that a request names. The server
-// checks who subscribes to a subject, but not which reply subject a request names: with another one, a user could
-// publish with the coordinator's permissions. Without a user, any inbox may be answered.
+// checks who subscribes to a subject, but not which reply subject a request names. If a coordinator answered to any
+// subject, a user could publish with the coordinator's permissions. If user is empty, any inbox may be answered.
 func MayAnswer(inbox, tenant, user string) bool {
 	prefix := "_INBOX."
 	if user != "" {
@@ -105,8 +105,8 @@ func MayAnswer(inbox, tenant, user string) bool {
 		!strings.ContainsFunc(inbox, func(r rune) bool { return r <= ' ' || r == '*' || r == '>' || r > '~' })
 }
 
-// MayReply is [MayAnswer] for the reply subject of a message. A server replaces the reply subjects of other accounts
-// with subjects below _R_.
+// MayReply is [MayAnswer] for the reply subject of a message. It also accepts subjects below _R_, with which a server
+// replaces the reply subjects of other accounts.
 func MayReply(reply, tenant, user string) bool {
 	return strings.HasPrefix(reply, "_R_.") || MayAnswer(reply, tenant, user)
 }
@@ -155,12 +155,12 @@ func ServiceOfLog(log string) (service string, ok bool) {
 const PrimaryLog = "@"
 
 // BlobSubject returns the subject of one message of an upload. upload is the digest of the content in the first
-// message, and the id of the upload afterwards. user is [NoUser] for a client without one. Arguments may be "*".
+// message, and the id of the upload afterwards. user is [NoUser] for a client without a user. Arguments may be "*".
 func BlobSubject(tenant, user, upload, piece string) string {
 	return root + "blob." + tenant + "." + user + "." + upload + "." + piece
 }
 
-// NoUser takes the place of the user in subjects of uploads if the client has none. It is no valid user name.
+// NoUser takes the place of the user in subjects of uploads if the client has no user. It is not a valid user name.
 const NoUser = "@"
 
 // SplitBlobSubject splits a subject of an upload. ok is false for any other subject.
@@ -229,7 +229,7 @@ func UserAPISubject(tenant, user, endpoint string) string {
 	return root + "api." + tenant + "." + user + "." + endpoint
 }
 
-// SplitAPISubject splits a subject of the read service. user is empty for the form without one; ok is false for any
+// SplitAPISubject splits a subject of the read service. user is empty if the subject names no user. ok is false for any
 // other subject.
 func SplitAPISubject(subject string) (tenant, user, endpoint string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"api.")
@@ -262,7 +262,7 @@ const (
 // AppendTransform maps subjects of [AppendFilter] to the subjects under which events are stored.
 const AppendTransform = root + "event.{{wildcard(2)}}.{{wildcard(3)}}"
 
-// SplitRequestSubject splits a request subject. user is empty for the form without one; ok is false for any other
+// SplitRequestSubject splits a request subject. user is empty if the subject names no user. ok is false for any other
 // subject.
 func SplitRequestSubject(subject string) (tenant, user, verb, sandbox string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"request.")

@@ -85,7 +85,7 @@ func TestAnAssignmentSetsTheSpecForItsWorker(t *testing.T) {
 	if b := &again.Sandbox; b.Spec.User != "two" || b.AcceptedSpec().User != "" {
 		t.Errorf("on another worker: %s", show(b))
 	}
-	plain := apply(assigned(nil)) // also written by a writer without worker defaults
+	plain := apply(assigned(nil)) // writers of versions without worker defaults append such an assignment too
 	if b := &plain.Sandbox; b.Spec.User != "" || b.Accepted != nil || b.AcceptedSpec() != &b.Spec {
 		t.Errorf("on a worker without defaults: %s", show(b))
 	}

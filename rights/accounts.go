@@ -2,11 +2,11 @@ package rights
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// Account is one of the accounts of a deployment. A server publishes its answers to whatever reply subject a message
+// Account is one of the accounts of a deployment. A server publishes its answers to any reply subject that a message
 // names, and does not check whether the sender may publish there. So everybody in the account with the streams can have
 // answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. The
-// others are in accounts without streams, which share only the subjects of [Account.Shared] with it. An answer from the
-// account of the streams goes no further than the account of the one who asked.
+// others are in accounts without streams, which share only the subjects of [Account.Shared] with it. If the sender is
+// in such an account, the answer stays in that account and reaches no stream.
 type Account string
 
 // The accounts. Their texts are part of the names that servers and tools show.
@@ -30,14 +30,15 @@ func (r Role) Account() Account {
 	return Streams
 }
 
-// Share is how one subject passes between the account of the streams and another one. A server does not pass a message
-// on that came from another account, so what all accounts hear comes to each of them directly.
+// Share is how one subject passes between the account of the streams and another account. A server does not pass on a
+// message that came from another account. So if all accounts may subscribe to a subject, each of them receives it
+// directly from the publisher's account.
 type Share struct {
 	Subject string
 	Way     Way
 }
 
-// Way is the direction of a [Share] and what answers it has.
+// Way is the direction of a [Share], and how many answers a message may have.
 type Way string
 
 // The ways.
@@ -47,17 +48,18 @@ const (
 	Heard    Way = "heard" // the other account subscribes
 	Told     Way = "told"  // the other account publishes, all accounts may subscribe, and nobody answers
 
-	// Shown is the way of a subject that is also Asked: accounts without streams may subscribe to what this account
-	// publishes.
+	// Shown is for a subject that is also Asked: the other accounts without streams may subscribe to the messages of
+	// this account.
 	Shown Way = "shown"
 )
 
-// Hears reports whether an account may subscribe to what another one publishes on the subject.
+// Hears reports whether the account to may subscribe to the messages that the account from publishes on the subject.
 func (s Share) Hears(to, from Account) bool {
 	return to != from && (s.Way == Told || s.Way == Shown && to != Streams)
 }
 
-// Shared returns the subjects that pass between the account and that of the streams: none for the latter itself.
+// Shared returns the subjects that pass between the account and the account of the streams. There are none for the
+// account of the streams itself.
 func (a Account) Shared() (shared []Share) {
 	add := func(way Way, subjects ...string) {
 		for _, s := range subjects {
@@ -67,7 +69,7 @@ func (a Account) Shared() (shared []Share) {
 	switch a {
 	case Clients:
 		add(Asked, root+"api.>", root+"blob.>", root+"request.>")
-		// Answers to requests are heard: they come long after the acknowledgement.
+		// Accounts subscribe to the answers to requests, because these come long after the acknowledgement.
 		add(Heard, "_INBOX.>", root+"live.>", protocol.StatusSubject)
 	case Workers:
 		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>",

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Tags of credentials, before a colon and their value. [Template] names the last two.
+// Names of the tags of credentials. A tag is a name, a colon and a value. [Template] refers to the last two.
 const (
 	TagRole   = "role"
 	TagTenant = "tenant"

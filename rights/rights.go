@@ -140,8 +140,8 @@ func Permissions(id Identity) (Set, error) {
 }
 
 // Template returns the subjects of a role as a template of a NATS signing key. The server fills in each user's name,
-// public key and tags, tenant:TENANT and host:HOST. It accepts dots and wildcards in them, so call [Identity.Validate]
-// before signing. Error: invalid_argument with field role.
+// public key, and the values of its tags tenant:TENANT and host:HOST. It accepts dots and wildcards in all of these, so
+// call [Identity.Validate] before signing. Error: invalid_argument with field role.
 func Template(role Role) (Set, error) {
 	if !slices.Contains(Roles(), role) {
 		return Set{}, protocol.Invalid("role", "must be one of %s, got %.80q", names(Roles()), role)

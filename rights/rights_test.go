@@ -97,7 +97,8 @@ func TestNoRoleHasAnEmptyListOrAnUnfilledPlace(t *testing.T) {
 	}
 }
 
-// TestATemplateFilledInIsWhatPermissionsSays fills in templates as a server does.
+// TestATemplateFilledInIsWhatPermissionsSays fills in templates as a server does, and compares the result with
+// Permissions.
 func TestATemplateFilledInIsWhatPermissionsSays(t *testing.T) {
 	for _, role := range rights.Roles() {
 		id := of(role)

@@ -8,8 +8,8 @@ import (
 
 const root = "boxfleet.v1."
 
-// inboxOf returns the inboxes of a role. A tenant's name cannot begin with @, so no tenant has the inboxes of another
-// role. The names of the other roles differ among themselves.
+// inboxOf returns the inboxes of a role. A tenant's name cannot begin with @, so the inboxes of a tenant never equal
+// those of a role without a tenant. No two holders of roles without a tenant have the same name.
 func inboxOf(role Role) string {
 	if role.HasTenant() {
 		return "_INBOX.{tenant}.{name}.>"
@@ -30,16 +30,17 @@ var allStreams = []string{
 	objects(protocol.BucketSegments), objects(protocol.BucketImageFiles),
 }
 
-// streamMoving has the output while its stream gets more replicas.
+// streamMoving holds the stored output while its stream gets more replicas.
 const streamMoving = protocol.StreamLogs + "_MOVING"
 
-// directStreams are those that have messages read in batches, from any replica.
+// directStreams are the streams whose messages are read in batches, from any replica.
 var directStreams = []string{
 	protocol.StreamEvents, protocol.StreamLogs,
 	objects(protocol.BucketBlobs), objects(protocol.BucketSegments), objects(protocol.BucketImageFiles),
 }
 
-// leaders are the notices of new leaders of the two streams whose last messages may not have been republished.
+// leaders are the subjects on which the server announces a new leader of the event log or of the log of output. The old
+// leader may have stored messages without publishing them.
 var leaders = []string{
 	"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED." + protocol.StreamEvents,
 	"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED." + protocol.StreamLogs,
@@ -106,16 +107,16 @@ func coordinatorMessages() []Row {
 	return []Row{
 		{Verb: Publish, Subjects: []string{root + "append.{name}.*.*"}, Why: "append events, under its own name only"},
 		{Verb: Publish, Subjects: []string{protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},
-			Why: "register the key with which it signs what it appends"},
-		{Verb: Publish, Subjects: []string{protocol.WritersSince}, Why: "publish since when signatures are required"},
+			Why: "register the key with which it signs events"},
+		{Verb: Publish, Subjects: []string{protocol.WritersSince}, Why: "publish the last record that may be unsigned"},
 		{Verb: Publish, Subjects: []string{root + "work.*.*.*"}, Why: "notify workers of news"},
-		{Verb: Publish, Subjects: []string{protocol.StatusSubject}, Why: "publish what prevents it from deciding"},
+		{Verb: Publish, Subjects: []string{protocol.StatusSubject}, Why: "publish why it decides no requests"},
 		{Verb: Publish, Subjects: []string{protocol.LeaderSubject}, Why: "ask the leading coordinator about quotas"},
 		{Verb: Publish, Subjects: []string{protocol.DeadFilter}, Why: "store requests that cannot be processed"},
 		{Verb: Publish, Subjects: []string{"_INBOX.>"}, Why: "answer requests, and the reads of operators"},
 		{Verb: Publish, Subjects: []string{"_R_.>"}, Why: "answer reads and uploads from other accounts"},
 		{Verb: Subscribe, Subjects: []string{root + "api.*.*", root + "api.*.*.*"},
-			Why: "answer reads, with and without the name of the reader"},
+			Why: "answer reads, on subjects with and without the name of the reader"},
 		{Verb: Subscribe, Subjects: []string{root + "blob.*.*.*.*"}, Why: "take the chunks of uploads"},
 		{Verb: Subscribe, Subjects: []string{protocol.LeaderSubject},
 			Why: "answer other coordinators about quotas while it leads"},
@@ -125,7 +126,8 @@ func coordinatorMessages() []Row {
 			"$SRV.INFO", "$SRV.INFO.boxfleet", "$SRV.INFO.boxfleet.*",
 			"$SRV.STATS", "$SRV.STATS.boxfleet", "$SRV.STATS.boxfleet.*",
 		}, Why: "answer `nats service` about the read service"},
-		{Verb: Subscribe, Subjects: leaders, Why: "read again what a new leader may not have published"},
+		{Verb: Subscribe, Subjects: leaders,
+			Why: "learn of a new leader: the old one may not have published its last messages"},
 	}
 }
 
@@ -174,11 +176,11 @@ func coordinatorBuckets() []Row {
 		{Verb: Publish, Subjects: []string{"$O." + protocol.BucketImageFiles + ".M.*"},
 			Why: "remove files that no wanted image names"},
 		{Verb: Publish, Subjects: keys(protocol.BucketLocks, "host.*"), Why: "take the lock of a lost host"},
-		{Verb: Publish, Subjects: keys(protocol.BucketElections, "scheduler"), Why: "be elected as the one that schedules"},
-		{Verb: Publish, Subjects: keys(protocol.BucketHosts, "*"), Why: "finish what operators intend for hosts"},
+		{Verb: Publish, Subjects: keys(protocol.BucketElections, "scheduler"), Why: "compete for the scheduler's lock"},
+		{Verb: Publish, Subjects: keys(protocol.BucketHosts, "*"), Why: "finish operator intents"},
 		{Verb: Publish, Subjects: keys(protocol.BucketImages, "host.*"), Why: "forget the images of a host that is gone"},
 		{Verb: Publish, Subjects: follow(kv(protocol.BucketIDs), keys(protocol.BucketIDs, ">")...),
-			Why: "follow which ids are reserved"},
+			Why: "follow the reserved ids"},
 		{Verb: Publish, Subjects: follow(kv(protocol.BucketExecIDs), keys(protocol.BucketExecIDs, "*.*.head")...),
 			Why: "follow the index of execs"},
 		{Verb: Publish,
@@ -187,7 +189,7 @@ func coordinatorBuckets() []Row {
 		{Verb: Publish, Subjects: follow(kv(protocol.BucketWorkers), keys(protocol.BucketWorkers, ">")...),
 			Why: "follow the table of hosts"},
 		{Verb: Publish, Subjects: follow(kv(protocol.BucketHosts), keys(protocol.BucketHosts, ">")...),
-			Why: "follow what operators intend for hosts"},
+			Why: "follow operator intents"},
 		{Verb: Publish, Subjects: follow(kv(protocol.BucketImages), keys(protocol.BucketImages, ">")...),
 			Why: "follow the wanted images and the images of hosts"},
 		{Verb: Publish, Subjects: []string{
@@ -217,9 +219,9 @@ func workerRows() []Row {
 	return rowsOf(Worker,
 		Row{Verb: Publish, Subjects: []string{root + "append.{name}.*.*"}, Why: "append events, under its own name only"},
 		Row{Verb: Publish, Subjects: []string{protocol.OutputSubject("{host}", "*", "*", "*")},
-			Why: "publish output, as from its own host only"},
+			Why: "publish output, under its own host only"},
 		Row{Verb: Publish, Subjects: []string{protocol.WriterSubject(protocol.OwnerWorker, "{name}", "{host}", "{key}")},
-			Why: "register the key with which it signs what it appends"},
+			Why: "register the key with which it signs events"},
 		Row{Verb: Publish, Subjects: []string{protocol.HeartbeatSubject("{name}")}, Why: "say that its host is alive"},
 		Row{Verb: Publish, Subjects: keys(protocol.BucketLocks, "host.{host}"), Why: "hold the lock of its host"},
 		Row{Verb: Publish, Subjects: keys(protocol.BucketWorkers, "{name}"), Why: "register its host"},
@@ -229,14 +231,15 @@ func workerRows() []Row {
 			Why:      "ask which images sandboxes wait for, before it removes one"},
 		Row{Verb: Publish, Subjects: []string{"$JS.API.INFO"}, Why: "check that JetStream is available"},
 		Row{Verb: Publish, Subjects: api("STREAM.INFO", workerInfos...),
-			Why: "read the deployment's id, the store's clock and the life of locks"},
+			Why: "read the deployment's id, the store's clock and the lifetime of locks"},
 		Row{Verb: Publish, Subjects: api("STREAM.MSG.GET", workerReads...),
 			Why: "read histories, the end of stored output, locks, snapshots, wanted images and entries of objects"},
 		Row{Verb: Publish, Subjects: api("DIRECT.GET", workerBatches...),
 			Why: "read histories, files of images and uploads"},
-		Row{Verb: Subscribe, Subjects: []string{root + "work.{name}.*.*"}, Why: "hear of news for its sandboxes"},
+		Row{Verb: Subscribe, Subjects: []string{root + "work.{name}.*.*"}, Why: "receive notifications for its sandboxes"},
 		Row{Verb: Subscribe, Subjects: keys(protocol.BucketImages, "want.*"), Why: "hear when to read the wanted images"},
-		Row{Verb: Subscribe, Subjects: leaders, Why: "read again what a new leader may not have published"},
+		Row{Verb: Subscribe, Subjects: leaders,
+			Why: "learn of a new leader: the old one may not have published its last messages"},
 	)
 }
 
@@ -246,11 +249,11 @@ func tenantRows(role Role) []Row {
 		Row{Verb: Publish, Subjects: []string{root + "api.{tenant}.{name}.*"}, Why: "read, in its tenant"},
 		Row{Verb: Subscribe, Subjects: []string{root + "live.{tenant}.>"}, Why: "follow events of its tenant"},
 		Row{Verb: Subscribe, Subjects: []string{root + "out.*.{tenant}.>"}, Why: "follow output of its tenant"},
-		Row{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why nothing is decided"},
+		Row{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why coordinators decide no requests"},
 	)
 }
 
-// userRows are the rights that a user has and a viewer has not.
+// userRows are the rights that a user has and a viewer lacks.
 func userRows() []Row {
 	return []Row{
 		{User, Publish, []string{root + "request.{tenant}.{name}.*.*"}, "send requests, in its tenant"},
@@ -263,7 +266,7 @@ func fleetViewerRows() []Row {
 		Row{Verb: Publish, Subjects: []string{root + "api.*.@{name}.*"}, Why: "read, in every tenant"},
 		Row{Verb: Subscribe, Subjects: []string{root + "live.>"}, Why: "follow events of all tenants"},
 		Row{Verb: Subscribe, Subjects: []string{protocol.HeartbeatSubject("*")}, Why: "hear which hosts are alive"},
-		Row{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why nothing is decided"},
+		Row{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why coordinators decide no requests"},
 	)
 }
 
@@ -271,7 +274,7 @@ func operatorRows() []Row {
 	return rowsOf(Operator, slices.Concat(operatorMessages(), operatorStreams())...)
 }
 
-// operatorMessages are what an operator may do as every tenant, and for hosts and images.
+// operatorMessages are an operator's rights to act in every tenant, and to control hosts and images.
 func operatorMessages() []Row {
 	return []Row{
 		{Verb: Publish, Subjects: []string{root + "request.*.@{name}.*.*"}, Why: "send requests, in every tenant"},
@@ -286,8 +289,9 @@ func operatorMessages() []Row {
 		{Verb: Subscribe, Subjects: []string{root + "live.>"}, Why: "follow events of all tenants"},
 		{Verb: Subscribe, Subjects: []string{root + "out.>"}, Why: "follow output of all tenants"},
 		{Verb: Subscribe, Subjects: []string{protocol.HeartbeatSubject("*")}, Why: "hear which hosts are alive"},
-		{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why nothing is decided"},
-		{Verb: Subscribe, Subjects: leaders, Why: "read again what a new leader may not have published"},
+		{Verb: Subscribe, Subjects: []string{protocol.StatusSubject}, Why: "learn why coordinators decide no requests"},
+		{Verb: Subscribe, Subjects: leaders,
+			Why: "learn of a new leader: the old one may not have published its last messages"},
 	}
 }
 

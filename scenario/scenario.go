@@ -43,7 +43,7 @@ func Run(t *testing.T, pattern string, update bool, play func(text []byte) ([]by
 	}
 }
 
-// difference describes the first line in which two texts differ. It returns nothing if they are equal.
+// difference describes the first line in which two texts differ. It returns "" if they are equal.
 func difference(want, got string) string {
 	wanted, lines := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range max(len(wanted), len(lines)) {

@@ -8,8 +8,8 @@ import (
 )
 
 // condition reports whether a sandbox has reached the state that the caller waits for. own is the error that the
-// sandbox itself failed with. An error from the condition ends the wait: only another request could bring the sandbox
-// to that state.
+// sandbox itself failed with. If the condition returns an error, the wait ends: only another request could still bring
+// the sandbox to that state.
 type condition func(state SandboxState, own *Error) (done bool, err error)
 
 func untilReady(state SandboxState, own *Error) (bool, error) {
@@ -30,7 +30,7 @@ func untilDeleted(state SandboxState, _ *Error) (bool, error) {
 	return state == protocol.StateDeleted, nil
 }
 
-// endedError returns why a sandbox will never be ready or stopped again. It returns nil if the sandbox may still be.
+// endedError returns the reason why a sandbox will never be ready or stopped again, or nil if that can still happen.
 func endedError(state SandboxState, own *Error) error {
 	switch state {
 	case protocol.StateFailed:

@@ -42,8 +42,9 @@ type Options struct {
 	// context has no deadline gives up after [RequestTries] times RequestTimeout.
 	RequestTimeout time.Duration
 
-	// IDPrefixes lets callers write a generated sandbox id as its first [protocol.MinPrefix] or more characters.
-	// Exactly one sandbox must have an id that begins with them. It is meant for people who type ids.
+	// IDPrefixes lets callers pass the beginning of a generated sandbox id instead of the whole id: at least
+	// [protocol.MinPrefix] characters, with which the id of exactly one sandbox begins. It is meant for people who type
+	// ids.
 	IDPrefixes bool
 
 	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open
@@ -119,8 +120,8 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		c.ownsConn = true
 		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger,
 			Tenant: o.Tenant, User: o.User,
-			// Where users have rights of their own, the server would refuse the questions that find out what is wrong
-			// with JetStream.
+			// A user with its own permissions may not call JetStream's API, which the connection would call to find out
+			// what is wrong with JetStream.
 			WithoutStreams: o.User != ""}
 		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
@@ -187,7 +188,7 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	for _, f := range c.feeds {
 		f.unsubscribe()
-		f.mu.Lock() // repairs start under this lock, so wg.Wait below misses none; closed ends the rechecks
+		f.mu.Lock() // repairs start only under this lock, so wg.Wait below misses none; closed ends the rechecks
 		f.closed = true
 		f.mu.Unlock()
 	}
@@ -253,10 +254,10 @@ func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*
 	return batches, err
 }
 
-// onLoss calls f when live messages may have been lost that nobody sends again, until stop is called: after each
-// reconnect, and when coordinators report that a stream has a new leader, because the old one may not have published
-// what it stored last. f must not block. The reports can be lost too, so callers that wait for something also poll now
-// and then.
+// onLoss calls f each time that live messages may have been lost for good, until stop is called. That is after each
+// reconnect, and when coordinators report that a stream has a new leader: the old leader may have stored messages
+// without publishing them. f must not block. The reports can be lost too, so a caller that waits for something also
+// polls now and then.
 func (c *Client) onLoss(f func()) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -104,7 +104,7 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 			return err
 		case err != nil && ctx.Err() == nil && time.Now().After(giveUp):
 			return unreadable("exec "+t.exec, err)
-		case err != nil: // NATS may be electing a leader; the log is not lagging then
+		case err != nil: // an error does not mean that the log lags: NATS may be electing a leader
 			if !backoff.Sleep(ctx, retryPause) {
 				return ctx.Err()
 			}

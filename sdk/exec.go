@@ -131,8 +131,8 @@ func (x *Exec) ID() string { return x.id }
 // Sandbox returns the handle of the exec's sandbox.
 func (x *Exec) Sandbox() *Sandbox { return x.sandbox }
 
-// Info returns the state of the exec that the last call on this handle saw. The call is the one that made the handle,
-// [Exec.Refresh], [Exec.Cancel] or [Exec.Wait], which sets the final state. Info does not change by itself while the
+// Info returns the state of the exec as the last call on this handle learned it: the call that made the handle,
+// [Exec.Refresh], [Exec.Cancel] or [Exec.Wait]. Wait sets the final state. Info does not change by itself while the
 // exec runs or ends; call Refresh for the current state.
 func (x *Exec) Info() ExecInfo {
 	x.mu.Lock()

@@ -10,20 +10,21 @@ import (
 )
 
 const (
-	// feedLinger is how long a feed without users stays subscribed. Another call about the same sandbox in this time
-	// need not subscribe.
+	// feedLinger is how long a feed without users stays subscribed. Another call about the same sandbox within this
+	// time need not subscribe.
 	feedLinger = 5 * time.Second
-	// firstCheck is the delay after which a new feed reads the history once. In a cluster, a server may learn of the
-	// subscription after the effect of a request that was sent later. That server does not deliver the batches of this
-	// effect.
+	// firstCheck is the delay after which a new feed reads the history once. In a cluster, the subscription may reach a
+	// server later than the batches of a request that was sent after the subscription. That server does not deliver
+	// these batches.
 	firstCheck = 500 * time.Millisecond
 	// minRecheck is how long a feed with users may be silent before it reads the history. The leader of the log first
 	// stores a batch and then publishes it. If the leader dies in between, subscribers do not get the batch. The pause
 	// doubles after each silent pause.
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
-	// doubtPause is the shortest pause between two reads of the history because of batches that the client does not
-	// believe. Anybody who can append can make any number of such batches. The first doubtBurst reads need not wait.
+	// A batch that the client does not believe makes the feed read the history. doubtPause is the shortest pause
+	// between two such reads, because anybody who can append can make any number of such batches. The first doubtBurst
+	// reads need not wait.
 	doubtPause = 100 * time.Millisecond
 	doubtBurst = 8
 	// maxEarly is how many batches a feed holds until a caller says where the feed begins.
@@ -44,9 +45,9 @@ func (p *recheckPause) next(silent bool) time.Duration {
 }
 
 // feed is a client's only live subscription to a sandbox's history. All calls about the sandbox share the feed. It
-// delivers batches in order, each at least once. It begins with the event that a caller passes to coverFrom: the first
-// batch that arrives may be a copy of an old one. After a gap, a reconnect, a silence, or a batch that it cannot believe, it reads the
-// history from a coordinator.
+// delivers batches in order, each at least once. It begins with the event that a caller passes to coverFrom, and not
+// with the first batch that arrives, which may be a copy of an old one. It reads the history from a coordinator after a
+// gap, a reconnect, a silence, or a batch that it does not believe.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -57,7 +58,7 @@ type feed struct {
 	idle        *time.Timer // runs while there are no users
 	check       *time.Timer // runs until the next recheck
 	settled     bool        // the first recheck has run
-	checked     uint64      // what live was at the last recheck
+	checked     uint64      // value of live at the last recheck
 	pause       recheckPause
 	closed      bool
 	unsubscribe func()
@@ -74,9 +75,9 @@ type feed struct {
 	again        bool // the running repair must read the history again
 
 	verifier
-	doubtsLeft int         // number of reads because of doubts that need not wait
+	doubtsLeft int         // number of reads for doubted batches that may start without a pause
 	doubtedAt  time.Time   // when doubtsLeft was computed
-	later      *time.Timer // runs until the next read because of a doubt; nil: none is planned
+	later      *time.Timer // runs until the next read for a doubted batch; nil: none is planned
 }
 
 // feed returns the subscribed feed of a sandbox. The caller must release the feed. A request that the caller sends
@@ -199,14 +200,14 @@ func (f *feed) receiveLocked(b *protocol.Batch) {
 	case b.First() != f.last+1:
 		f.repair()
 	case f.record != 0 && b.Proof != nil && b.Proof.After > f.record:
-		f.repair() // b may be a copy of a batch that is stored between the two records, with newer ones after it
+		f.repair() // b was stored after records that the feed has not read, and may be a copy of one of their batches
 	default:
 		f.deliver(b)
 	}
 }
 
-// repairDoubt reads the history, now or a little later, because of a batch that the client does not believe. f.mu is
-// held.
+// repairDoubt makes the feed read the history for a batch that the client does not believe: at once or, after many such
+// reads, after doubtPause. f.mu is held.
 func (f *feed) repairDoubt() {
 	now := time.Now()
 	if n := int(now.Sub(f.doubtedAt) / doubtPause); n > 0 {
@@ -310,8 +311,8 @@ func (f *feed) recheck() {
 	}
 }
 
-// mayHaveMissed tells the feed that live batches may have been lost. Once the feed has delivered a batch, one read of
-// the history serves all followers.
+// mayHaveMissed tells the feed that live batches may have been lost. The feed then reads the history once for all
+// followers. If it has not delivered a batch yet, each follower reads the history itself.
 func (f *feed) mayHaveMissed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -371,7 +372,7 @@ func (f *feed) repairOnce() bool {
 		}
 		f.record = max(f.record, b.Record)
 	}
-	// If a batch arrived during the read, the read may have come before that batch was stored: read again. If a batch
+	// If a batch arrived during the read, it may have been stored too late for this read: read again. If a batch
 	// arrived before the read and the read found nothing, the log has lost the batch.
 	if f.again || f.last < f.live && (f.live > live || len(batches) > 0) {
 		return false
@@ -380,8 +381,8 @@ func (f *feed) repairOnce() bool {
 	return true
 }
 
-// learn asks the coordinators for what the feed needs to believe later batches of the same writers. Without an answer,
-// the feed reads these batches from the history, too.
+// learn asks the coordinators who owns the keys of doubted batches that are part of the history. The feed can then
+// believe later batches of the same writers. Without an answer, it reads these batches from the history, too.
 func (f *feed) learn(batches []*protocol.Batch) {
 	f.mu.Lock()
 	keys := f.unknownKeys(batches)

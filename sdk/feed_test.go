@@ -76,8 +76,8 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	}
 }
 
-// A leader of the log that dies between storing an event and republishing it breaks no connection, and no later number
-// reveals the gap. Here the stream republishes nothing.
+// If the leader of the log dies after storing an event and before publishing it, no connection breaks, and no later
+// event reveals the gap. In this test the stream publishes nothing.
 func TestAnUnpublishedEventIsFound(t *testing.T) {
 	t.Parallel()
 	c, server, ctx := connectedToItsOwnServer(t)
@@ -303,8 +303,8 @@ func TestUnpublishedOutputIsFound(t *testing.T) {
 	receives(ctx, t, got, "two")
 }
 
-// TestForgedLiveOutputIsNotDelivered publishes chunks from a host that the sandbox is not on, before and after the client
-// knows which host it is on.
+// TestForgedLiveOutputIsNotDelivered publishes chunks from a host that the sandbox is not on, before and after the
+// client has learned the sandbox's host.
 func TestForgedLiveOutputIsNotDelivered(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)

@@ -12,8 +12,8 @@ import (
 // from the history later, so a slow reader uses a bounded amount of memory.
 const followerBuffer = 256
 
-// follower returns the batches of a sandbox's history that come after an event, in order and each once. It never ends
-// by itself. Only one goroutine may use a follower; only the methods push and mayHaveMissed, which the feed calls, are
+// follower returns the batches of a sandbox's history after an event: in order, and each batch once. It never ends by
+// itself. Only one goroutine may use a follower. Only the methods push and mayHaveMissed, which the feed calls, are
 // safe for concurrent use.
 type follower struct {
 	feed    *feed

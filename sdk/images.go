@@ -128,7 +128,7 @@ func inspectContent(ctx context.Context, image *ImportedImage, content io.Reader
 	return nil
 }
 
-// checkWorkers refuses workers that are not in the fleet: no host would ever get the image for them.
+// checkWorkers refuses workers that are not in the fleet, because no host would ever import the image for them.
 func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	if len(workers) == 0 {
 		return nil

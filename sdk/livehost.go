@@ -14,8 +14,8 @@ import (
 const (
 	// maxHeld is how many chunks from other hosts a tail holds until it knows the sandbox's host.
 	maxHeld = 16
-	// otherHostPause is the shortest pause between two reads of the log that chunks from another host than the known
-	// one cause. Forged chunks must not make a client read all the time.
+	// A chunk from another host than the sandbox's makes a tail read the log. otherHostPause is the shortest pause
+	// between two such reads, so that forged chunks cannot make a client read all the time.
 	otherHostPause = time.Second
 )
 

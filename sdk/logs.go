@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// Logs reads what the sandbox's own command printed or, with [WithService], what a service printed, over all of its
-// restarts: each stream in order and without repeat. Offsets count from the first byte ever printed. The host buffers
-// the last MiB of each stream until it is stored. If a command prints more than that in the meantime, output is lost
-// and the offsets skip it.
+// Logs reads the output of the sandbox's own command or, with [WithService], of a service, across all restarts: each
+// stream in order and without repeat. Offsets count from the first byte ever printed. The host buffers the last MiB of
+// each stream until it is stored. If a command prints more than that before it is stored, output is lost and the
+// offsets skip it.
 //
 // With [WithFollow] the sequence continues until the sandbox has failed or is deleted, also during outages of NATS. It
 // also ends when ctx ends or after the first error. [Exec.Output] reads what an exec prints.
@@ -63,8 +63,7 @@ func logName(ctx context.Context, s *Sandbox, o *settings) (string, error) {
 	return protocol.ServiceLog(o.service), nil
 }
 
-// LogsPage is [Exec.OutputPage] for what the sandbox's own command printed or, with [WithService], what a service
-// printed.
+// LogsPage is [Exec.OutputPage] for the output of the sandbox's own command or, with [WithService], of a service.
 func (s *Sandbox) LogsPage(ctx context.Context, stream string, offset int64, limit int, opts ...LogsPageOption) (
 	*OutputPage, error) {
 	o := settingsOf(opts, LogsPageOption.forLogsPage)

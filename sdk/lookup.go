@@ -16,8 +16,8 @@ const lookupTimeout = 2 * time.Second
 
 // lookUpUntil waits for the answer to a stored request. At growing intervals it also looks for the effect of the
 // request, because only the answer may have been lost. It returns true if it has found the effect or if ctx has ended.
-// It returns false when the time ends has passed. In mode submitForever, each report of the fleet that the request
-// waits postpones ends.
+// It returns false at the time ends. In mode submitForever, each interim answer moves ends to maxResend after that
+// answer.
 func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
 		if !backoff.Sleep(ctx, min(interval, time.Until(ends))) {

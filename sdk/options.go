@@ -151,7 +151,7 @@ func WithID(id string) IDOption {
 }
 
 // WithName gives a new sandbox a name, which has the same form as an id. [Client.Sandbox] and [Client.Get] find the
-// sandbox by its id or its name. Only one sandbox of a tenant that is pending, ready or stopped can have a given name.
+// sandbox by its id or its name. Of a tenant's pending, ready and stopped sandboxes, only one can have a given name.
 // When that sandbox has failed or is deleted, another sandbox can take the name. A name must differ from every id ever
 // used and must not look like a generated id.
 //

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Pages contain the same as the streams, for short, long and running execs.
+// Pages have the same contents as the sequences, for short, long and running execs.
 func pagesEqualTheStreams(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("pages"))

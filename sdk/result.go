@@ -27,7 +27,7 @@ type Result struct {
 	StderrBytes int64 `json:"stderr_bytes"`        // bytes that the fleet kept of stderr
 	Truncated   bool  `json:"truncated,omitempty"` // the command wrote more than the fleet kept
 
-	// OutputError says why the end of the output is missing: the log of output did not accept it for too long or, with
+	// OutputError says why the end of the output is missing: the log of output accepted no output for too long or, with
 	// reason disk_full, the host's disk was full.
 	OutputError *Error `json:"output_error,omitempty"`
 

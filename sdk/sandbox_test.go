@@ -45,7 +45,7 @@ func aRepeatedRequestFindsWhatTheFirstDid(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// Repeating a stop or resume after its opposite changes nothing and waits for nothing.
+// If a stop or resume is repeated after the opposite request, it changes nothing and does not wait.
 func aRepeatedStopDoesNotStopAgain(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec())

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The older part of a history moves into segments, the oldest of which expire.
+// The older part of a history moves into segments. The oldest segments expire.
 func TestEventsIncludeSegments(t *testing.T) {
 	t.Parallel()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})

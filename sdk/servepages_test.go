@@ -11,8 +11,8 @@ import (
 // outputHost is the id of the host from which tests publish output. [ServePages] says that every sandbox is on it.
 const outputHost = "HOSTA"
 
-// ServePages does what a coordinator does for clients that read histories and output, until the test ends. It decides
-// nothing, so a test can write the log itself.
+// ServePages answers reads of histories and output, as a coordinator does, until the test ends. It decides no requests,
+// so a test can write the log itself.
 func ServePages(t *testing.T, conn *jetstream.Conn) {
 	t.Helper()
 	stopElected, err := conn.OnLoss(func() {

@@ -32,8 +32,8 @@ func (s *fleetStatus) waiting() *Error {
 }
 
 // refusal returns the error of a create or exec that the client does not send, because the event log has no room for
-// its events. Other requests are sent: they free room. If coordinators do not decide for another reason, all requests
-// are sent and stored.
+// its events. Other requests are sent, because they free room. If coordinators decide nothing for another reason, all
+// requests are sent and stored.
 func (s *fleetStatus) refusal(verb string) error {
 	if verb != protocol.VerbCreate && verb != protocol.VerbExec {
 		return nil

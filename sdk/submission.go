@@ -35,12 +35,12 @@ type submission struct {
 	refused atomic.Pointer[Error]   // why the latest attempt to store the request failed
 
 	replies <-chan *protocol.Reply // any number of interim answers, then the outcome; see isOutcome
-	found   chan *protocol.Reply   // the outcome, from the effect of the request if only the answer was lost
+	found   chan *protocol.Reply   // the outcome, read from the history because only the answer was lost
 	failed  chan error
 	stop    func()
 }
 
-// waiting is why a stored request is not decided yet.
+// waiting holds the reason why a stored request is not decided yet.
 type waiting struct {
 	why *Error
 	at  time.Time

@@ -168,7 +168,8 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 	}
 }
 
-// While the log is full, a client that gives up reports so, and new requests are refused without being stored.
+// While the log is full, a client that gives up says that the log is full, and new requests are refused without being
+// stored.
 func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -19,7 +19,7 @@ const (
 	// liveBuffer is how many chunks a tail holds for a slow reader. The connection holds more. Chunks that do not fit
 	// there either are read from the log later.
 	liveBuffer = 64
-	// maxAhead is how many bytes of output may be stored after a missing byte.
+	// maxAhead is how many bytes the log can store ahead of a byte that is still missing.
 	maxAhead = jetstream.OutputWindow * jetstream.ChunkSize
 )
 
@@ -95,8 +95,8 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 	return t, nil
 }
 
-// recheck starts a goroutine that wakes the tail to read the log after each silence. A server that dies after storing a chunk does
-// not publish it, and if it was the last chunk, no later one reveals the gap.
+// recheck starts a goroutine that makes the tail read the log after each silence. A server that dies after storing a
+// chunk may not have published it. If that was the last chunk, no later chunk reveals the gap.
 func (t *tail) recheck() (stop func()) {
 	var pause recheckPause
 	t.check = time.NewTimer(pause.next(false))
@@ -236,8 +236,8 @@ func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
 		info.ID, info.Record)
 }
 
-// take passes the new part of a chunk to the sink. If bytes before the chunk are missing, take drops it and has the log
-// read.
+// take passes the new part of a chunk to the sink. If bytes before the chunk are missing, take drops the chunk and
+// requests a read of the log.
 func (t *tail) take(k jetstream.Chunk) error {
 	at := t.offset[k.Stream]
 	end := k.Offset + int64(len(k.Data))

@@ -20,8 +20,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// tenantRights are the subjects that a client of a tenant publishes and subscribes to. None is of JetStream's API, a
-// bucket or the object store.
+// tenantRights are the subjects that a client of a tenant publishes and subscribes to. None of them belongs to
+// JetStream's API, a bucket or the object store.
 func tenantRights(tenant, user string) *server.Permissions {
 	return &server.Permissions{
 		Publish: &server.SubjectPermission{Allow: []string{
@@ -35,8 +35,8 @@ func tenantRights(tenant, user string) *server.Permissions {
 	}
 }
 
-// serverWithRights runs a server on which a coordinator has all rights and each user those of its tenant, whose name is
-// that of the user's password.
+// serverWithRights runs a server with a coordinator, which has all rights, and with users, which have the rights of
+// their tenants. users maps each user to a tenant; the name of the tenant is also the user's password.
 func serverWithRights(t *testing.T, users map[string]string) (url string) {
 	t.Helper()
 	opts := &server.Options{
@@ -169,7 +169,7 @@ func TestATenantNeedsNoRightToJetStream(t *testing.T) {
 	}
 }
 
-// What one tenant has uploaded, another one cannot use, even if it knows the digest.
+// A tenant cannot use the upload of another tenant, even if it knows the digest.
 func TestAnUploadBelongsToItsTenant(t *testing.T) {
 	t.Parallel()
 	url := serverWithRights(t, map[string]string{"alice": "acme", "bob": "other"})
@@ -190,7 +190,7 @@ func TestAnUploadBelongsToItsTenant(t *testing.T) {
 	}
 }
 
-// A request whose answer would go to another user's inbox is not carried out, and nobody is answered.
+// If a request names another user's inbox for its answer, it is neither carried out nor answered.
 func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -222,8 +222,8 @@ func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	wantError(t, err, protocol.NotFound, "")
 }
 
-// No inbox or user that a client can name makes the server close a coordinator's connection: every coordinator that gets
-// such a request would end.
+// No inbox and no user that a client can name may make the server close the connection of a coordinator. Otherwise such
+// a request would end each coordinator that receives it.
 func TestNoNameEndsACoordinator(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -273,7 +273,7 @@ func TestNoNameEndsACoordinator(t *testing.T) {
 	}
 }
 
-// A user sees what its own tenant may use and uses, and nothing of other tenants.
+// A user sees the quota and the use of its own tenant, and nothing of other tenants.
 func TestAUserSeesItsOwnTenantOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

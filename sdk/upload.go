@@ -17,9 +17,9 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// Upload uploads a directory or file of this machine and returns what [SandboxSpec].Copies needs to place it at target,
-// an absolute path in the sandbox. The content of a directory is placed in target. A file becomes the file target or,
-// if target ends with a slash, is placed in that directory. Missing directories are created.
+// Upload uploads a directory or file of this machine. It returns the entry for [SandboxSpec].Copies that places the
+// upload at target, an absolute path in the sandbox. The content of a directory is placed in target. A file becomes the
+// file target or, if target ends with a slash, is placed in that directory. Missing directories are created.
 //
 // The tree is read in a fixed order, so equal content has an equal digest and is uploaded once. Upload reads the tree
 // once for its digest and, if the fleet lacks it, once more to send it. It needs neither memory nor disk in proportion
@@ -82,8 +82,8 @@ func placed(source string, info fs.FileInfo, target string) string {
 	return target
 }
 
-// PlaceCopies sets the target of each copy of a document that is still to be uploaded to the target that
-// [Client.Upload] will return for it. Call it before [spec.Document.Validate], which reads no file and would otherwise
+// PlaceCopies sets the final targets of a document's copies that are still to be uploaded, as [Client.Upload] will
+// return them. Call it before [spec.Document.Validate], which reads no file: without the final targets, it would
 // conclude that two files copied into one directory have the same target. A copy whose source cannot be read stays
 // unchanged; Upload reports the error.
 func PlaceCopies(d *spec.Document) {

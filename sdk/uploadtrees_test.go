@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// tree creates files below a new directory. If a name ends with a slash, tree creates a directory; if the content
-// begins with ->, a symbolic link.
+// tree creates files below a new directory. A name that ends with a slash becomes a directory; a content that begins
+// with -> becomes a symbolic link.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -21,7 +21,7 @@ type verifier struct {
 	doubted []doubt // the newest batches that the client did not believe
 }
 
-// doubt is a signed batch that may or may not be part of the history, as far as the client could tell.
+// doubt is a signed batch that the client did not believe. It may still be part of the history.
 type doubt struct {
 	record uint64
 	key    string
@@ -34,8 +34,8 @@ func newVerifier(w *writers) verifier {
 	return verifier{writers: w, chain: protocol.Chain{Unknown: true}}
 }
 
-// believes reports whether a batch is part of the history. follows says that it directly follows the last accepted batch.
-// believes never asks a coordinator.
+// believes reports whether the client believes that a batch is part of the history. follows says that the batch
+// directly follows the last accepted one. believes never asks a coordinator.
 func (v *verifier) believes(b *protocol.Batch, follows bool) bool {
 	rules, known, _ := v.writers.current()
 	if !known {
@@ -45,7 +45,8 @@ func (v *verifier) believes(b *protocol.Batch, follows bool) bool {
 	if b.Proof != nil {
 		p = *b.Proof
 	}
-	if b.Record == 0 || rules.Signed && p.Signature == nil { // nobody vouches for the record, so it proves nothing
+	// Without a record, or without a signature where the deployment requires one, a live batch proves nothing.
+	if b.Record == 0 || rules.Signed && p.Signature == nil {
 		return false
 	}
 	if p.Signature != nil && p.Fault == nil {

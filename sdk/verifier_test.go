@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A client does not believe that a batch comes from the sandbox's host because somebody has signed a batch for the same
-// record.
+// Somebody signs a batch in the name of another worker. If the history then has a batch of that worker at the same
+// record, the client must not take the host of the forger's key for the sandbox's host.
 func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	t.Parallel()
 	signed := func(record uint64, key, writer string) *protocol.Batch {
@@ -33,7 +33,8 @@ func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	}
 }
 
-// An unsigned batch is not new, and a batch without a record proves nothing.
+// Old unsigned messages of a deployment that signs now are valid. A live batch is new, so without a signature it proves
+// nothing, and neither does a batch without a record.
 func TestAClientBelievesNoUnsignedBatchOfADeploymentThatSigns(t *testing.T) {
 	t.Parallel()
 	w := &writers{read: time.Now(), rules: protocol.Rules{Signed: true, Since: 1000}}
@@ -104,7 +105,7 @@ func newOld(t *testing.T) *old {
 	return o
 }
 
-// copyOf returns a copy of a batch that somebody has stored after the third one.
+// copyOf returns batch i as if somebody had stored the batch again after the third one.
 func (o *old) copyOf(i int) *protocol.Batch {
 	b := *o.batches[i]
 	last := o.batches[len(o.batches)-1].Record
@@ -121,7 +122,8 @@ func (o *old) findsTheEnd() {
 	}
 }
 
-// A copy of an old batch is stored at a newer record than the batches that the feed has yet to read.
+// The feed receives a copy of an old batch. The record of the copy is newer than the batches that the feed has yet to
+// read. The feed must still read them.
 func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -131,7 +133,8 @@ func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// The client has not received the second batch and the third one, and receives a copy of the second.
+// The client has not received the second and the third batch, and receives a copy of the second. It must still find the
+// third.
 func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -140,7 +143,7 @@ func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// Batches that arrive before the feed knows where it begins are delivered when it does, without a read.
+// Batches that arrive before the feed knows where it begins are delivered once it knows, without a read of the history.
 func TestEarlyBatchesAreDelivered(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -159,7 +162,7 @@ func TestEarlyBatchesAreDelivered(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// More batches than the feed holds are read from the history.
+// If more batches arrive early than the feed holds, the feed reads them from the history.
 func TestTooManyEarlyBatchesAreRead(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)

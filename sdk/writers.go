@@ -28,8 +28,7 @@ const (
 	rulesAge = 5 * time.Second
 )
 
-// current returns what the deployment requires, as far as the client knows. stale means that the client should ask
-// again.
+// current returns the rules of the deployment, if the client knows them. stale means that the client should ask again.
 func (w *writers) current() (rules protocol.Rules, known, stale bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,7 +44,7 @@ func (w *writers) of(key string) (protocol.RegisteredWriter, bool) {
 	return writer, known
 }
 
-// learn asks what the deployment requires, and to whom some keys belong.
+// learn asks the coordinators for the rules of the deployment and for the writers that own some keys.
 func (w *writers) learn(ctx context.Context, keys []string) error {
 	for first := true; first || len(keys) > 0; first = false {
 		n := min(len(keys), protocol.MaxKeys)
@@ -69,7 +68,7 @@ func (w *writers) learn(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// refresh starts to ask in the background what the deployment requires, unless the client knows it well enough.
+// refreshRules asks for the rules of the deployment in the background, if they are unknown or stale.
 func (c *Client) refreshRules() {
 	w := c.writers
 	_, _, stale := w.current()
@@ -91,8 +90,8 @@ func (c *Client) refreshRules() {
 	}()
 }
 
-// askWriters asks the coordinators to whom keys belong. Coordinators of an older version cannot answer; all readers of
-// their deployment accept messages without signatures.
+// askWriters asks the coordinators for the writers that own the keys. Coordinators of an older version cannot answer.
+// In such a deployment, all readers accept messages without signatures.
 func (c *Client) askWriters(ctx context.Context, keys []string) (*protocol.WriterPage, error) {
 	page, err := c.reads.Writers(ctx, keys)
 	if protocol.CodeOf(err) != protocol.Unavailable {

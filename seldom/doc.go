@@ -1,5 +1,5 @@
 // Package seldom keeps a log short while a problem persists, affects many things at once, or is provoked by a sandbox
-// again and again: such lines are logged from time to time, with a count of the lines that were left out.
+// again and again. It passes a repeated line on only from time to time, with a count of the lines that it left out.
 //
 //	slog.Logger ── Handler ── any slog.Handler
 //	               same line: after 1, 2, 4 … 10 minutes

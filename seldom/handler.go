@@ -14,8 +14,8 @@ const (
 	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
 	alikeMost   = 20  // lines with the same message within alikeIn
-	oneMost     = 6   // lines with the same message from one sandbox within alikeIn; leaves lines for other sandboxes
-	debugMost   = 600 // lines with the same message from one sandbox within alikeIn, at debug level
+	oneMost     = 6   // like alikeMost, for one sandbox; lower, so that lines of other sandboxes are logged too
+	debugMost   = 600 // like oneMost, at debug level
 	linesKept   = 2000
 	sandboxKey  = "sandbox" // the attribute that names the sandbox
 )
@@ -29,7 +29,7 @@ type Handler struct {
 	told    *told
 }
 
-// told remembers what was logged. All loggers derived from the same one share it.
+// told remembers which lines were logged. A logger and all loggers derived from it share one told.
 type told struct {
 	mu       sync.Mutex
 	lines    map[string]*line
@@ -37,14 +37,14 @@ type told struct {
 	ofOne    map[alike]*message  // by message and sandbox
 }
 
-// line is what is remembered about one line. A line is a record with all its attributes, as text.
+// line is the memory of one line: a record with all its attributes, as text.
 type line struct {
 	next     time.Time // when the same line may be logged again
 	interval time.Duration
 	left     int // how many repetitions were left out since the line was last logged
 }
 
-// alike is what similar records share: the message and the sandbox.
+// alike identifies similar records: they have the same message and the same sandbox.
 type alike struct{ text, sandbox string }
 
 // message counts records with one message.

@@ -189,7 +189,8 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 		if err := d.faults.add(d.value(item, v, at)); err != nil {
 			return err
 		}
-		// Refuse a repeated tool here. Merge would drop it, and errors found later would name the wrong entry.
+		// Refuse a repeated tool here. Merge would drop it silently, and the errors for later entries would have the
+		// wrong index.
 		names, ok := into.Interface().([]string)
 		if ok && strings.HasSuffix(path, "tools") && v.String() != "" && slices.Contains(names, v.String()) {
 			if err := d.faults.add(d.wrong(item, at, "appears twice: %.60s", v.String())); err != nil {
@@ -271,8 +272,8 @@ func parsed[T any](
 	return v, nil
 }
 
-// integral converts a whole number in the form 50.0 or 5e1 to 50, because a JSON Schema cannot tell them apart.
-// It returns other text unchanged.
+// integral converts a whole number in a form such as 50.0 or 5e1 to 50, because a JSON Schema accepts all these forms
+// as an integer. It returns other text unchanged.
 func integral(node *yaml.Node, text string) string {
 	v, err := strconv.ParseFloat(text, 64)
 	if err == nil && node.ShortTag() == "!!float" && v == math.Trunc(v) && math.Abs(v) < 1<<53 {

@@ -58,7 +58,7 @@ func parseInto(data []byte, o Options, field string, into reflect.Value) (*Docum
 	return d, nil
 }
 
-// Validate checks that the defaults are valid below any request. Errors: invalid_argument with the field.
+// Validate checks the defaults of each tenant as the base for its requests. Errors: invalid_argument with the field.
 func (d Defaults) Validate() error {
 	for _, tenant := range slices.Sorted(maps.Keys(d)) {
 		if err := d.validate(tenant); err != nil {

@@ -32,8 +32,8 @@ type Document struct {
 	name string
 	at   map[string]position // position of each value, by its path
 
-	// open has the paths of maps whose keys the caller chooses. An error about an entry without a position does not use
-	// the position of such a map.
+	// open has the paths of maps whose keys the author chooses, such as labels. If an entry of such a map has no
+	// position, its error does not get the position of the map either.
 	open map[string]bool
 }
 
@@ -125,8 +125,8 @@ func (d *Document) Override(parameters protocol.SandboxSpec) {
 	d.Spec = Merge(d.Spec, parameters)
 }
 
-// Clear removes the document's value of a field, for a parameter that is given explicitly empty. It does not
-// clear maps and lists.
+// Clear removes the value of a field from the document. It is for a parameter that the user explicitly sets to empty.
+// It does not clear maps and lists.
 func (d *Document) Clear(field string) {
 	s := reflect.ValueOf(&d.Spec).Elem()
 	for i := range s.NumField() {
@@ -194,7 +194,7 @@ func (d *Document) Validate() error {
 // locate adds the position in the text to an error that names a field.
 func (d *Document) locate(err error) error { return d.locateBelow("spec", err) }
 
-// locateBelow does what locate does, for errors with fields below the given field.
+// locateBelow does the same as locate for errors whose fields begin with field instead of spec.
 func (d *Document) locateBelow(field string, err error) error {
 	if err == nil {
 		return nil
@@ -203,7 +203,7 @@ func (d *Document) locateBelow(field string, err error) error {
 	path := strings.TrimPrefix(e.Field, field+".")
 	at, ok := d.at[path]
 	if parent := path[:max(strings.LastIndexByte(path, '.'), 0)]; !ok && parent != "" && !d.open[parent] {
-		at, ok = d.at[parent] // a short form, or an entry without the field
+		at, ok = d.at[parent] // the value has a short form, or its map lacks the field
 	}
 	if ok && path != "" {
 		e.Message = place(d.name, at) + e.Message

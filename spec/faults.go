@@ -42,7 +42,7 @@ func (f *faults) add(err error) error {
 // errMore stops the parsing of a text with many errors.
 var errMore = errors.New("there may be more errors; the rest was not read")
 
-// result returns everything that is wrong as one error, or nil. err is the error that stopped the parsing.
+// result returns all errors that were found as one error, or nil. err is the error that stopped the parsing.
 func (f *faults) result(err error) error {
 	found := f.found
 	if err != nil && err != errMore {
@@ -90,7 +90,7 @@ func Join(errs ...error) error {
 	return joined(found[:min(len(found), maxFaults)], len(found) > maxFaults)
 }
 
-// unknownField returns the error for an unknown field. The error suggests a field if one is likely meant.
+// unknownField returns the error for an unknown field. If a known field has a similar name, the error suggests it.
 func (d *decoder) unknownField(key *yaml.Node, path string, fields map[string]reflect.StructField) error {
 	meant := elsewhere[key.Value]
 	if _, here := fields[meant]; !here {

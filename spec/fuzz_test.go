@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// FuzzParse parses any text. A parsed document survives a round trip; a rejected one is
-// rejected with a typed error that names a line; and uses bounded memory in both cases.
+// FuzzParse parses any text. A document that parses is the same after it is written and parsed again. If parsing fails,
+// the error is typed and names a line. Parsing uses bounded memory in both cases.
 func FuzzParse(f *testing.F) {
 	f.Add(string(Example()), "x")
 	for _, text := range []string{

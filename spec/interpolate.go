@@ -14,10 +14,10 @@ var errTooLong = errors.New("is too long after expanding its variables")
 // interpolate expands variables as Compose does. It works on parsed text, so that the value of a variable
 // cannot change the structure of the document:
 //
-//	$VAR ${VAR}        its value; an error if it is not set
-//	${VAR:-x} ${VAR-x} x if it is empty or not set; if it is not set
-//	${VAR:+x} ${VAR+x} x if it is set and not empty; if it is set; otherwise empty
-//	${VAR:?x} ${VAR?x} an error with x if it is empty or not set; if it is not set
+//	$VAR ${VAR}        the value; an error if the variable is not set
+//	${VAR:-x} ${VAR-x} the value, or x if the variable is not set; with a colon, x also if the value is empty
+//	${VAR:+x} ${VAR+x} x if the variable is set, else empty; with a colon, also empty if the value is empty
+//	${VAR:?x} ${VAR?x} the value; an error with x if the variable is not set; with a colon, also if the value is empty
 //	$$                 a dollar sign
 //
 // x may contain variables. A dollar sign before anything else stays unchanged. The result has at most limit

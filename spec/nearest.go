@@ -2,8 +2,8 @@ package spec
 
 import "strings"
 
-// Nearest returns the known name that an unknown one was probably meant to be: the name with the fewest edits, at most
-// a third of its letters. It returns "" if none is near.
+// Nearest returns the known name that is most similar to a mistyped name: the known name that takes the fewest edits,
+// at most a third of its letters. It returns "" if no name is similar enough.
 func Nearest(name string, known []string) string {
 	if len(name) < 3 || len(name) > 64 { // too short to tell, or not a name
 		return ""
@@ -19,7 +19,7 @@ func Nearest(name string, known []string) string {
 	return nearest
 }
 
-// plainName normalizes what people confuse: letter case and how words are joined.
+// plainName removes differences that people overlook: letter case and how words are joined.
 func plainName(name string) string {
 	return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(name))
 }

@@ -35,8 +35,8 @@ func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []s
 	return resolved, builtIn
 }
 
-// OnWorker returns a resolved spec as it applies on a worker with these defaults. They override the built-in defaults;
-// every other layer overrides them. Validate finds contradictions in the result.
+// OnWorker returns a resolved spec as it applies on a worker. The worker's defaults override the built-in defaults, and
+// every other layer overrides the worker's defaults. Validate finds contradictions in the result.
 func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protocol.SandboxSpec) protocol.SandboxSpec {
 	if defaults == nil {
 		return resolved
@@ -59,8 +59,7 @@ func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protoco
 	return there
 }
 
-// Says reports whether a resolved spec contains everything that a layer sets. It cannot tell what other layers
-// added.
+// Says reports whether a resolved spec contains everything that a layer sets. The resolved spec may contain more.
 func Says(resolved, layer protocol.SandboxSpec) bool {
 	full := Merge(layer, protocol.SandboxSpec{})
 	full.Resolve() // fills in the defaults within its fields
@@ -92,7 +91,7 @@ func contains(f reflect.StructField, has, wanted reflect.Value) bool {
 			}
 		}
 		return true
-	case f.Type.Kind() == reflect.Slice && !replaced(f): // upper layers are appended
+	case f.Type.Kind() == reflect.Slice && !replaced(f): // higher layers append to the list
 		if has.Len() < wanted.Len() {
 			return false
 		}

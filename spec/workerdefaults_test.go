@@ -100,7 +100,7 @@ func TestAToolInBothLayersAppearsOnce(t *testing.T) {
 	}
 }
 
-// The accepted spec stays, even if another version has other built-in defaults.
+// A spec keeps the built-in defaults of the version that accepted it, even if this version has others.
 func TestBuiltInValuesAreThoseOfTheAcceptingVersion(t *testing.T) {
 	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
 	accepted.PIDs = 7777

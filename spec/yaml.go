@@ -71,8 +71,8 @@ func syntaxError(err error, data []byte, name, field string) error {
 	return faultAt(name, field, at, "%.200s, %.80s", e.Message, e.ContextMsg)
 }
 
-// overlong returns the start of the first document with more than [MaxBytes] bytes. A line that starts with ---
-// starts a document, wherever it is.
+// overlong returns the start of the first document with more than [MaxBytes] bytes. Every line that starts with ---
+// counts as the start of a document.
 func overlong(data []byte) (at position, found bool) {
 	begin, offset := 0, 0
 	for line := range bytes.Lines(data) {

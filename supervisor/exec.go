@@ -156,8 +156,8 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	}
 }
 
-// settleWhy fixes the reason why the exec ended: an exit and a stop may happen at the same time. It returns false if
-// the exec ended by itself; a later stop then has no effect.
+// settleWhy decides why the exec ended, because an exit and a stop may happen at the same time. It returns false if the
+// exec ended by itself; a later stop then has no effect.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

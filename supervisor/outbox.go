@@ -14,8 +14,9 @@ const (
 	repliesMax = 4096     // number of waiting entries above which no more commands are read
 )
 
-// outbox is the queue of what will be sent on one connection. Its size is limited even if the worker does not read: the
-// outbox has at most one Output and one Result of each exec, and no more commands are read while too many entries wait.
+// outbox is the queue of messages to be sent on one connection. Its size is limited even if the worker does not read:
+// the outbox has at most one Output and one Result of each exec, and no more commands are read while too many entries
+// wait.
 type outbox struct {
 	mu      sync.Mutex
 	changed sync.Cond // signals changes of entries, due and closed

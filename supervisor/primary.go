@@ -19,14 +19,14 @@ const (
 	restartMost  = 30 * time.Second
 	steadyAfter  = time.Minute // a longer run resets the backoff
 
-	graceLooks = 25 * time.Millisecond // the time between two checks whether the grace period has ended
+	graceLooks = 25 * time.Millisecond // the time between two checks for the end of the grace period
 
 	everyPrimaryOutput = 50 * time.Millisecond // the time between two notices of output
 )
 
-// primary is the primary command: the sandbox's own command, if its spec has one, or the command of a service container.
-// The first Welcome of a boot starts the command. After each end, the command is started again with backoff. It gets the
-// signals that PID 1 gets.
+// primary is the primary command: the sandbox's own command, if its spec has one, or the command of a service
+// container. The first Welcome of a boot starts the command. After each end, the command is started again with backoff.
+// It gets the signals that PID 1 gets.
 type primary struct {
 	s     *supervisor
 	group uint32 // one group for all runs: no process of a run is left when the next run starts

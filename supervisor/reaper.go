@@ -30,9 +30,9 @@ type reaper struct {
 	wake chan struct{} // wakes run after a child was started
 }
 
-// idleReap is how often a reaper without children checks for orphans. No event announces an orphan that came from
-// outside, for example from a `docker exec`. A handler for SIGCHLD would notice the orphan's end at once, but would
-// also run for each exec.
+// idleReap is the pause between two checks for orphans while the reaper has no children. No event announces an orphan
+// that came from outside, for example from a `docker exec`. A handler for SIGCHLD would notice the orphan's end at
+// once, but would also run for each exec.
 const idleReap = 5 * time.Second
 
 func newReaper() *reaper {

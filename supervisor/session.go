@@ -14,7 +14,8 @@ import (
 )
 
 // The supervisor pauses before it dials the worker's socket again. The pause is an eighth of the time since the worker
-// was last connected, between redialFirst and redialMost. So the pauses make that time only a little longer.
+// was last connected, but at least redialFirst and at most redialMost. A pause therefore adds little to the time
+// without a connection.
 const (
 	redialFirst = 10 * time.Millisecond
 	redialMost  = 200 * time.Millisecond

@@ -1,7 +1,7 @@
 package supervisor
 
-// startWindow is the size of the window of numbers that startedNumbers distinguishes. Starts of one sandbox may arrive
-// out of order, because each exec has its own goroutine in the worker.
+// startWindow is how many numbers the window of startedNumbers has. Starts of one sandbox may arrive out of order,
+// because each exec has its own goroutine in the worker.
 const startWindow = 1 << 16
 
 // startedNumbers remembers, in constant memory, which numbers of starts were taken. Like the protection of IPsec

@@ -188,7 +188,7 @@ func (s *stream) store(p []byte) {
 }
 
 // settle stores the bytes that are in the pipe at this moment. The stream stores no later bytes. settle does not wait
-// for the end of the pipe, because a process that the command left behind may write without end.
+// for the end of the pipe, because a process that the command left behind may write forever.
 func (s *stream) settle() {
 	s.slot.acquire()
 	defer s.slot.release()

@@ -156,7 +156,7 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 }
 
 // attach puts the Hello into box, and makes box the destination of all notices. It holds the lock meanwhile, so a later
-// notice reports every change that is missing in the Hello.
+// notice reports every change that is missing from the Hello.
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

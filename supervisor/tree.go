@@ -16,7 +16,7 @@ const killBound = 10 * time.Second
 
 // trees finds and ends processes by the group with which they were started.
 type trees struct {
-	base uint32 // the first group id of this boot; only the supervisor gives out this id and higher ids
+	base uint32 // the first group id of this boot; only the supervisor assigns this id and higher ids
 	self int
 
 	// mains returns the main processes of commands, with their groups. It is nil unless the supervisor is privileged.

@@ -62,7 +62,7 @@ type rewriter struct {
 	linkBytes int             // total length of the names of these links
 }
 
-// entry handles one entry of the upload: it counts it, checks it and copies it to the output.
+// entry counts one entry of the upload, checks it, and copies it to the output.
 func (w *rewriter) entry(h *tar.Header) error {
 	if h.Size < 0 || w.entries >= w.MaxEntries || h.Size > w.MaxBytes-w.bytes {
 		return refuse("the tree has more than %d entries or %d bytes", w.MaxEntries, w.MaxBytes)

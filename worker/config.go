@@ -44,7 +44,7 @@ type Config struct {
 	Firewall      string       // "required" (default): no sandbox runs without firewall rules; or "off"
 	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, even if its spec allows them; default none
 	AllowNetworks []string     // private IPv4 ranges that specs may allow; default none
-	Connections   int          // maximum number of a sandbox's open connections that leave its network; default 2048
+	Connections   int          // maximum number of open connections of a sandbox to other networks; default 2048
 	PIDs          int64        // maximum processes and threads that a spec may give a container; default 16384
 	Ports         string       // loopback ports that sandboxes may publish, FIRST-LAST; default DefaultPorts
 	DNS           []string     // name servers of sandboxes; default: the name servers of the engine's host
@@ -57,9 +57,9 @@ type Config struct {
 	OnReady       func()       // called once, when the worker takes sandboxes; may be nil
 	Logger        *slog.Logger // default slog.Default
 
-	// OnHost is called with the id of the Docker host whenever the worker has learned it, before the worker uses any
-	// right of that host. OnHost can give Conn the credentials of the host and make it reconnect. If OnHost returns
-	// unavailable, Run tries again; any other error ends Run. OnHost may be nil.
+	// OnHost is called with the id of the Docker host whenever the worker has learned it, before the worker uses a
+	// right that is limited to that host. OnHost can give Conn the credentials of the host and make it reconnect. If
+	// OnHost returns unavailable, Run tries again; any other error ends Run. OnHost may be nil.
 	OnHost func(ctx context.Context, host string) error
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
@@ -72,8 +72,8 @@ type Config struct {
 	Images     Images     // how the worker treats the images on the host
 
 	// When the worker's or the engine's disk has less than DiskLow free, the worker stops the sandbox that fills the
-	// disk; 0: a tenth of the disk, at most 2 GiB. DiskReserve is held back on the worker's own disk for the worker's
-	// records; 0: a fiftieth of the disk, at most 32 MiB.
+	// disk. DiskReserve is held back on the worker's own disk for the worker's records. A DiskLow of 0 means a tenth of
+	// the disk, but at most 2 GiB. A DiskReserve of 0 means a fiftieth, but at most 32 MiB.
 	DiskLow, DiskReserve protocol.Bytes
 
 	// A sandbox fails if its command exits again and again for CrashWindow (default 5 min), and no run lasts for

@@ -24,7 +24,7 @@ var (
 	errEngineReplaced = errors.New("the engine's address now leads to the engine of another host")
 )
 
-// startsOver reports whether the worker must start over, and ask the engine again what it is and can do.
+// startsOver reports whether the worker must start over and read the engine's identity and abilities again.
 func startsOver(err error) bool { return err == errEngineChanged || err == errEngineReplaced }
 
 // engineWatch follows the engine's events, and inspects everything on the host at intervals.
@@ -140,9 +140,9 @@ func (e *engineWatch) awaitAnswer(ctx context.Context) bool {
 	}
 }
 
-// check compares the engine's present identity and configuration with what the worker knows, after a reconnect. If they
-// differ, check returns an error for which startsOver is true. An engine that refuses a request that it answered before
-// counts as changed, because it may have another version. Any other error is temporary.
+// After a reconnect, check compares the engine's identity and configuration with those from before the reconnect. If
+// they differ, check returns an error for which startsOver is true. An engine that now refuses a request that it
+// answered before counts as changed: it may have another version. Any other error is temporary.
 func (e *engineWatch) check(ctx context.Context) error {
 	w := e.w
 	id, err := w.engine.KeepHostID(ctx, w.hostID)

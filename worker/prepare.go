@@ -64,14 +64,14 @@ func (w *worker) identify(ctx context.Context) error {
 	return nil
 }
 
-// deploymentDir is the directory that contains the directories of the deployment's hosts.
+// deploymentDir returns the directory that contains the directories of the deployment's hosts.
 func (w *worker) deploymentDir() string { return filepath.Join(w.cfg.StateDir, w.conn.Deployment()) }
 
-// dirs are the directories of the sandboxes on this host.
+// dirs returns the directories of the sandboxes on this host.
 func (w *worker) dirs() hostdir.Root { return hostdir.In(w.dir) }
 
-// prepare prepares everything that all sandboxes share. The engine takes 10 ms to describe itself, so prepare reads
-// and writes the files at the same time.
+// prepare prepares everything that all sandboxes share. It reads and writes the worker's files while the engine
+// describes itself, which takes 10 ms.
 func (w *worker) prepare(ctx context.Context) error {
 	copied := make(chan error, 1)
 	go func() {

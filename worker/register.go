@@ -17,11 +17,11 @@ const (
 	registerPeriod = 15 * time.Second
 )
 
-// listening counts how often the worker began to receive notifications. Notifications may have been lost before it
-// began again. The coordinators read the count from the heartbeats, and repeat lost notifications.
+// listening counts how many times the worker has begun to receive notifications. Notifications may have been lost
+// before it began again. The coordinators read the count from the heartbeats, and repeat lost notifications.
 type listening struct {
 	times atomic.Uint64
-	beat  wake.Signal // send the next heartbeat now
+	beat  wake.Signal // set to send the next heartbeat at once
 }
 
 func newListening() *listening { return &listening{beat: wake.New()} }
@@ -49,7 +49,7 @@ func (r *registration) register(ctx context.Context) error {
 	}
 }
 
-// entry is the worker's entry in the table of hosts.
+// entry returns the worker's entry for the table of hosts.
 func (r *registration) entry() *protocol.Host {
 	w := r.w
 	healthy, problem, firewall := r.condition()

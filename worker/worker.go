@@ -61,7 +61,7 @@ type worker struct {
 	listening  *listening
 	epoch      epoch.Epoch
 	recovery   epoch.Recovery
-	changed    wake.Signal // the entry in the table of hosts is outdated
+	changed    wake.Signal // set when the entry in the table of hosts is outdated
 
 	ready     sync.Once // logs that the worker is ready, and calls OnReady
 	unlimited sync.Once // logs that terminals are not limited
@@ -200,7 +200,7 @@ func (w *worker) tenures(ctx context.Context) error {
 			w.lock.release(ctx, lease)
 			return err
 		}
-		// If another worker held the lock meanwhile, the log says what it did. The next tenure inspects everything.
+		// If another worker held the lock meanwhile, its changes are in the log. The next tenure inspects everything.
 		w.log.Warn("the worker lost the host's lock; taking the lock again", "error", err)
 	}
 }
@@ -223,8 +223,8 @@ func (w *worker) awaitDeployment(ctx context.Context) error {
 	}
 }
 
-// registerWriter registers the key with which the worker signs what it appends. While NATS does not answer, and until a
-// coordinator has registered its own key, it waits.
+// registerWriter registers the key with which the worker signs what it appends. It waits while NATS does not answer,
+// and until a coordinator has registered its own key.
 func (w *worker) registerWriter(ctx context.Context) error {
 	for pause := backoff.New(20*time.Millisecond, time.Second); ; {
 		err := w.conn.RegisterWriter(ctx, protocol.OwnerWorker, w.cfg.Name, w.hostID)

@@ -131,7 +131,7 @@ func (cmds applyCommands) apply(ctx context.Context, c *sdk.Client, documents []
 	}))
 }
 
-// compare compares a document with its sandbox. A refusal says why apply can neither create the sandbox nor keep it.
+// compare compares a document with its sandbox. If apply can neither create the sandbox nor keep it, refusal says why.
 func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults protocol.SandboxSpec) (r applied,
 	refusal string, err error) {
 	r.ID, r.Name = d.ID, d.Name
@@ -161,8 +161,8 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	return r, "", nil
 }
 
-// carryOut creates the missing sandboxes and, with wait, waits until all are ready. A failure does not stop the others.
-// carryOut returns the error of the first document that failed.
+// carryOut creates the missing sandboxes and, with wait, waits until all are ready. If one document fails, it continues
+// with the others, and it returns the error of the first document that failed.
 func (cmds applyCommands) carryOut(
 	ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string),
 ) error {
@@ -249,8 +249,8 @@ func (r *applied) ended(box *sdk.Sandbox, err error) error {
 // called returns the name or id by which apply finds a document's sandbox.
 func called(d *spec.Document) string { return cmp.Or(d.Name, d.ID) }
 
-// applyRequest derives the request id from a document. Two clients that apply the same document at once then share one
-// sandbox.
+// applyRequest derives the request id from a document. If two clients apply the same document at the same time, they
+// then share one sandbox.
 func applyRequest(d *spec.Document) string {
 	sum := sha256.Sum256(append([]byte(d.ID+"\n"), protocol.Encode(&d.Spec)...))
 	return "apply-" + hex.EncodeToString(sum[:16])

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// counts returns a usage error unless a command gets exactly these arguments.
+// counts returns a usage error unless a command gets exactly one argument for each name.
 func counts(cmd *cobra.Command, args []string, names ...string) error {
 	if len(args) < len(names) {
 		return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
@@ -21,7 +21,7 @@ func counts(cmd *cobra.Command, args []string, names ...string) error {
 	return nil
 }
 
-// takes accepts exactly these arguments, each of which must be an id.
+// takes accepts exactly one argument for each name. Each argument must be an id.
 func takes(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := counts(cmd, args, names...); err != nil {
@@ -66,9 +66,9 @@ func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
 	return args[:at], args[at:]
 }
 
-// commandLine holds the arguments of exec and run: ids, and the command to run. Boxfleet's own flags come before the
-// command, also between the ids. Everything after the first word of the command belongs to the command, as with ssh and
-// docker. "--" before the command is optional, unless the command starts with a dash.
+// commandLine holds the arguments of exec and run: ids, and the command to run. Boxfleet's own flags stand before the
+// command; they may also stand between the ids. Everything after the first word of the command belongs to the command,
+// as with ssh and docker. "--" before the command is optional, unless the command starts with a dash.
 type commandLine struct{ ids, command []string }
 
 // of makes cmd accept these ids and a command to run.
@@ -88,7 +88,8 @@ func (l *commandLine) of(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// parse splits the arguments after the leading flags, and parses the flags after each id.
+// parse splits args, which begin after the leading flags, into ids and the command. It also parses the flags after each
+// id.
 func (l *commandLine) parse(cmd *cobra.Command, args []string, ids int) error {
 	flags := cmd.Flags()
 	for len(l.ids) < ids && len(args) > 0 && flags.ArgsLenAtDash() < 0 {

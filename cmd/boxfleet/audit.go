@@ -121,8 +121,8 @@ func (cmds auditCommands) audit(ctx context.Context, c *sdk.Client, since time.T
 	return nil
 }
 
-// auditSandbox visits the events of a sandbox that are still kept, page by page: unlike a read of the whole history,
-// pages can begin after events that have expired.
+// auditSandbox visits the events of a sandbox that are still stored. It reads page by page: a page can begin after
+// events that have expired, unlike a read of the whole history.
 func (cmds auditCommands) auditSandbox(ctx context.Context, s *sdk.Sandbox, visit func(*protocol.Event) error) error {
 	for from := uint64(0); ; {
 		page, last, err := s.EventsPage(ctx, from, 1000)

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// An audit line names the user, the request's effect, and what it affected.
+// An audit line names the user, the event that the request caused, and the sandbox and exec of the event.
 func TestTheAuditSaysWhoAskedForWhat(t *testing.T) {
 	at := time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC)
 	e := &protocol.Event{Sequence: 7, Kind: protocol.ExecAccepted, Time: at, State: protocol.StateReady, Tenant: "acme",
@@ -27,7 +27,8 @@ func TestTheAuditSaysWhoAskedForWhat(t *testing.T) {
 	}
 }
 
-// An operator audits any tenant, or all of them, also those whose sandboxes are all deleted. A user audits its own.
+// An operator audits any tenant, or all tenants, including a tenant whose sandboxes are all deleted. A user audits only
+// their own tenant.
 func TestAnOperatorAuditsAllTenants(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)

@@ -49,7 +49,7 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// of opens the authority, and returns what do returns for the holder whom the arguments name.
+// of opens the authority and calls do with it and with the identity of the holder that args and flags name.
 func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
 ) ([]auth.Issued, error) {
 	id, err := h.identity(args)
@@ -63,7 +63,7 @@ func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights
 	return do(opened, id)
 }
 
-// holder has the flags that, with the arguments ROLE and NAME, say whose credentials a command concerns.
+// holder has the flags that identify, together with the arguments ROLE and NAME, the holder of credentials.
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {
@@ -91,7 +91,7 @@ func roleNames(_ *cobra.Command, args []string, _ string) ([]string, cobra.Shell
 	return all, cobra.ShellCompDirectiveNoFileComp
 }
 
-// tellServers says what is left to do after a change of the accounts.
+// tellServers tells the user to pass the change of the accounts to the servers.
 func (cmds authCommands) tellServers() {
 	cmds.note("servers do not know this yet: run boxfleet auth push")
 }

@@ -26,8 +26,9 @@ func (cmds authCommands) addCommand() *cobra.Command {
 		Long: `Make credentials for one process or person, in a file that only its owner can read. The file is the only copy
 of the secret key. NATS servers accept the credentials at once.
 
-ROLE is coordinator; worker, with the ID of its Docker host, which the worker logs at its start; user or viewer, with
-their tenant; fleet-viewer; or operator. NAME must be the name that the coordinator or worker runs under.`,
+ROLE is coordinator, worker, user, viewer, fleet-viewer or operator. A worker needs --host with the ID of its Docker
+host; a worker logs this ID when it starts. A user or viewer needs --tenant. A coordinator or worker must run under
+NAME.`,
 		Example: "  boxfleet auth add worker w1 --host EUJWVNGE5TFI6JAATMATQMD76O\n" +
 			"  boxfleet auth add user anna --tenant blue --expires 720h --file anna.creds",
 	}
@@ -51,7 +52,7 @@ their tenant; fleet-viewer; or operator. NAME must be the name that the coordina
 	cmd.Flags().DurationVar(&expires, "expires", 0,
 		"how long the credentials are accepted, such as 720h (default: forever)")
 	cmd.Flags().BoolVar(&again, "again", false,
-		"make further credentials although there are valid ones, which stay valid")
+		"make further credentials even if there are valid ones; the valid ones stay valid")
 	cmd.Flags().StringVar(&file, "file", "",
 		"new `file` for the credentials; - for stdout (default: ROLE-NAME.creds or ROLE-TENANT-NAME.creds)")
 	return cmd
@@ -65,8 +66,8 @@ func credentialsFile(id rights.Identity) string {
 	return strings.Join(parts, "-") + ".creds"
 }
 
-// add makes credentials and writes them into a new file, which it makes first: credentials that could not be written
-// would be valid, and nobody would have them.
+// add makes credentials and writes them into a new file. It creates the file first: if add signed the credentials first
+// and then could not create the file, valid credentials would exist that nobody has.
 func (cmds authCommands) add(a *auth.Authority, id rights.Identity, o auth.IssueOptions, file string) error {
 	out := io.WriteCloser(nopCloser{cmds.stdout})
 	if file != "-" {

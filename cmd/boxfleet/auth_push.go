@@ -49,7 +49,7 @@ again after each change and have each server reload its configuration.`,
 	cmd.Flags().StringVar(&resolverDir, "resolver-dir", "",
 		"absolute path of the `directory` in which each server stores the accounts")
 	cmd.Flags().BoolVar(&memory, "memory", false,
-		"servers store no accounts and have all of them in their configuration")
+		"for servers that store no accounts: put all accounts into the configuration")
 	return cmd
 }
 

@@ -14,8 +14,8 @@ func (cmds authCommands) revokeCommand() *cobra.Command {
 	h := &holder{}
 	cmd := &cobra.Command{
 		Use: "revoke ROLE NAME", Short: "Revoke credentials", Args: takes("ROLE", "NAME"),
-		Long: `Revoke all credentials of one process or person, or only those with one key. NATS servers refuse them, and end
-their connections, once boxfleet auth push has told them.`,
+		Long: `Revoke all credentials of one process or person, or only those with one key. After the next
+boxfleet auth push, NATS servers refuse these credentials and close their connections.`,
 		ValidArgsFunction: roleNames,
 		Example:           "  boxfleet auth revoke worker w1\n  boxfleet auth revoke user anna --tenant blue",
 	}

@@ -29,7 +29,7 @@ func must(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// trustingServer runs a NATS server with a part of its configuration, at the port of its URL.
+// trustingServer runs a NATS server whose configuration includes part. The server keeps its files in dir.
 func trustingServer(t *testing.T, dir, part string) *server.Server {
 	t.Helper()
 	file := filepath.Join(dir, "nats.conf")
@@ -261,7 +261,8 @@ func TestTheCommandsForANewHostWorkAsPrinted(t *testing.T) {
 	}
 }
 
-// TestARoleRefusesCredentialsOfAnother checks credentials with which the server would refuse one message after another.
+// A role checks its role, name and host against its credentials when it starts. Without the check, the server would
+// refuse the role's messages one after another.
 func TestARoleRefusesCredentialsOfAnother(t *testing.T) {
 	clean(t)
 	dir := filepath.Join(t.TempDir(), "authority")

@@ -91,7 +91,8 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds flags for settings: the flags of the named command or, if command is "", the flags of every command.
+// addFlags adds the flags of settings: those that the named command has or, if command is "", those that every command
+// has.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -163,8 +164,8 @@ func isGiven(v *viper.Viper, cmd *cobra.Command, s *setting) bool {
 	return inEnv || v.InConfig(s.key) || flag != nil && flag.Changed && hasFlag(s, cmd)
 }
 
-// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with the likely intended
-// name. It ignores the variables that tests use.
+// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with a suggestion if a
+// setting has a similar name. It ignores the variables that tests use.
 func (c *config) unknownEnv(environ []string) []string {
 	var names, unknown []string
 	for _, s := range c.settings() {
@@ -181,8 +182,7 @@ func (c *config) unknownEnv(environ []string) []string {
 	return unknown
 }
 
-// hasFlag reports whether the command's flag with the name of a setting sets that setting. A command may use the same
-// name for another flag.
+// hasFlag reports whether a setting has a flag in a command. A command may have another flag with the same name.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
 	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
 		return false
@@ -261,9 +261,9 @@ func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.y
 // dataDir returns the default data directory of up, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
-// userDir returns the path of name in the directory boxfleet of a user directory. The XDG variable contains the path of
-// the user directory. If the variable is not set, below is the path relative to the home directory. If there is no home
-// directory either, userDir returns "": nothing is written to the root directory.
+// userDir returns the path of name in the directory boxfleet of a user directory. The user directory is the value of
+// the XDG variable or, if the variable is not set, the directory below in the home directory. If there is no home
+// directory either, userDir returns "", so that nothing is written to the root directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)

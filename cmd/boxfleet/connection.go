@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// connection holds what clients on this machine need to reach a running `boxfleet up`.
+// connection holds the address and the credentials with which clients on this machine reach a running `boxfleet up`.
 type connection struct {
 	URL   string `json:"url"`
 	Token string `json:"token,omitempty"`
@@ -60,13 +60,14 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 	return c, err
 }
 
-// looksForUp reports whether the client uses the `up` on this machine: neither a URL nor credentials are configured.
+// looksForUp reports whether the client uses the `up` on this machine, because neither a URL nor credentials are
+// configured.
 func (cl *client) looksForUp() bool {
 	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
 }
 
-// whereNATS returns the URL, the token and the credentials of the configured NATS servers, or otherwise of the NATS
-// server that `boxfleet up` runs on this machine.
+// whereNATS returns the URL, the token and the credentials of the configured NATS servers or, if none are configured,
+// of the NATS server that `boxfleet up` runs on this machine.
 func (c *config) whereNATS() (connection, error) {
 	where := connection{URL: c.NATS, Token: c.Token, Creds: c.Creds}
 	if where.Token == "" && c.TokenFile != "" {

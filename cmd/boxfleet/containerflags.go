@@ -43,7 +43,7 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 }
 
 // apply sets in s the fields whose flags are given. onDelete is the on_delete command of the spec file. Without
-// --on-delete, --on-delete-timeout applies to it.
+// --on-delete, --on-delete-timeout applies to that command.
 func (f *containerFlags) apply(s *protocol.SandboxSpec, onDelete *protocol.Hook) error {
 	for _, text := range []struct {
 		field *string

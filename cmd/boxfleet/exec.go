@@ -77,7 +77,7 @@ read execs, use "boxfleet execs".
 
 Ctrl-C cancels the command and waits for it to end; a second Ctrl-C ends boxfleet at once. TERM, HUP and QUIT
 also cancel the command and end boxfleet within 2 s, with exit code 128+n if the command has not ended by then.
-So does closing the output, as in "boxfleet exec web cat log | head -1", with exit code 141.
+Closing the output does the same, as in "boxfleet exec web cat log | head -1"; the exit code is then 141.
 
 --deadline ends only the wait, with exit code 125: the command continues, and "boxfleet execs logs --follow"
 attaches to it again. --detach does not wait at all. The command also continues if boxfleet is killed or this
@@ -108,9 +108,9 @@ machine goes down.`,
 	return cmd
 }
 
-// withHint adds to the error of an exec a command that the user may want to type instead. This is `boxfleet sandbox
-// resume` for a stopped sandbox, or `boxfleet execs list web` for `boxfleet exec list web` if no sandbox is called
-// list.
+// withHint adds to the error of an exec the command that the user may have meant. If the sandbox is stopped, this is
+// `boxfleet sandbox resume`. If the user typed `boxfleet exec list web` and no sandbox is called list, this is
+// `boxfleet execs list web`.
 func withHint(err error, line *commandLine) error {
 	verb := line.ids[0]
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
@@ -205,8 +205,8 @@ func exitOf(r *sdk.Result, err error) error {
 }
 
 const (
-	cancelWithin = 30 * time.Second // time limit until a cancel is accepted, after ctx has ended
-	endMargin    = 15 * time.Second // time limit until the exec ends after its cancel, added to the exec's grace period
+	cancelWithin = 30 * time.Second // how long a cancel may take to be accepted, after ctx has ended
+	endMargin    = 15 * time.Second // how long the exec may take to end after its cancel, beyond its grace period
 )
 
 // execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until it
@@ -238,8 +238,8 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// because returns the error of a wait that this client ended. If err says why the fleet has not decided the request,
-// the new error also says why.
+// because returns the error of a wait that this client ended. If err has a reason why the fleet has not decided the
+// request yet, because adds that reason and its message.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -247,15 +247,15 @@ func because(err error, code protocol.Code, message string) error {
 	return protocol.Errorf(code, "", "%s", message)
 }
 
-// noteContinues records the hint for the user that is printed if the client ends before the exec.
+// noteContinues records a hint that is printed if the client ends before the exec.
 func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 	cmds.unfinished.set("exec",
 		"exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context running ends or the exec's
-// time limit has passed.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context running ends, or when the
+// exec has had its grace period and endMargin to end.
 func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {
@@ -283,7 +283,7 @@ func cancelExec(ctx context.Context, box *sdk.Sandbox, id string) error {
 	return untilFound(ctx, func() error { return box.ExecByID(id).Cancel(ctx) })
 }
 
-// foundWithin is how long untilFound retries: a request may not have been decided yet.
+// foundWithin is how long untilFound retries, because a request may not have been decided yet.
 const foundWithin = 3 * time.Second
 
 // untilFound retries while the result is not_found.

@@ -108,8 +108,8 @@ func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	return stop
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready. The
-// ping needs the credentials that the connection file names.
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready,
+// and the ping finds the credentials for it through the connection file.
 func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)
@@ -123,7 +123,7 @@ func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	}
 }
 
-// If another user's up has the default port, clients connect to that up until this user's up listens.
+// If another user's up listens on the default port, clients connect to that up until this user's up listens.
 func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	clean(t)
 	server := startNATSOfAnotherUser(t)
@@ -192,7 +192,7 @@ func TestARemovedImageIsNamed(t *testing.T) {
 	}
 }
 
-// A repeated request gets the same answer as the original request, whether that was accepted or refused.
+// A repeated request gets the same answer as the original request, whether the original was accepted or refused.
 func TestARepeatedRequestIDIsAnsweredAtOnce(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)

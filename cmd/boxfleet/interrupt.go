@@ -207,7 +207,8 @@ func (cl *client) ended(ctx context.Context, err error) error {
 	return cl.unfinished.appendTo(cl.withCause(ctx, err))
 }
 
-// withCause adds what ended the client's context to an error that says only that the context has ended.
+// withCause replaces an error that says only that the client's context has ended. The new error names the signal or the
+// deadline that ended the context.
 func (cl *client) withCause(ctx context.Context, err error) error {
 	e := *protocol.AsError(err)
 	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled &&

@@ -26,9 +26,9 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case err != nil:
 		return "", 0, usage("up.listen: %v", err)
 	case !loopback && !insecurely:
-		return "", 0, usage("up.listen: other machines can reach %s, but up's NATS has no TLS: anyone on the way can "+
-			"change requests, and so get root on the hosts. Listen on loopback and give others access through "+
-			"ssh or a VPN, run your own NATS server with TLS, or set --listen-insecurely", listen)
+		return "", 0, usage("up.listen: other machines can reach %s, but up's NATS has no TLS: anyone on the "+
+			"network path can change requests and so become root on the hosts. Listen on loopback "+
+			"and give others access through ssh or a VPN, run your own NATS server with TLS, or set --listen-insecurely", listen)
 	case port == 0:
 		return host, 0, nil
 	}

@@ -93,8 +93,8 @@ func (srv *servers) startLocal(ctx context.Context, dir string, server embedded.
 	}
 }
 
-// localRoles returns the configurations of the coordinator and the worker. Names in credentials are lower case, and
-// credentials stay from one start to the next, so the coordinator keeps its name.
+// localRoles returns the configurations of the coordinator and the worker. With credentials, the two get the same names
+// at every start, because the credentials name them. The names are in lower case, as in credentials.
 func (srv *servers) localRoles() (coordinator.Config, worker.Config, error) {
 	if !srv.config.Insecure {
 		machine := strings.ToLower(machineName())
@@ -124,8 +124,9 @@ func (f *local) protect(server *embedded.Config, dir string, insecure bool, coor
 	return err
 }
 
-// refuseInsecure refuses to run a fleet without credentials if it had them before. The server must not have started:
-// it would give the streams to another account, and then nothing would show that they had an operator.
+// refuseInsecure refuses to run a fleet without credentials if the fleet had credentials before. It must run before the
+// server starts: without credentials, the server moves the streams to another account, and then nothing shows that they
+// belonged to an operator.
 func refuseInsecure(dir string) error {
 	in := filepath.Join(dir, natsDir)
 	owned, err := embedded.HasOperator(in)
@@ -156,8 +157,8 @@ func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
 }
 
 // run runs the coordinator and the worker until ctx ends. The worker starts when the coordinator has created the
-// streams. On shutdown the worker ends first: the coordinator can then still decide its reports. If one of the two
-// fails, the other ends too.
+// streams. On shutdown the worker ends first, so that the coordinator can still decide the worker's reports. If one
+// role fails, the other ends too.
 func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, ready <-chan struct{}) {
 	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))
 	f.roles.Go(func() error {
@@ -197,7 +198,7 @@ func (f *local) close() {
 	f.server.Stop()
 }
 
-// connection returns how clients reach the fleet.
+// connection returns the address and the credentials with which clients reach the fleet.
 func (f *local) connection() connection {
 	where := connection{URL: f.server.ClientURL(), Token: f.token}
 	if f.rights != nil {

@@ -28,13 +28,13 @@ const (
 // learned the id of its host.
 const unknownHostLife = time.Hour
 
-// localRights are an authority for the NATS server of a local fleet, and the credentials of its coordinator, of its
-// worker and of the user of this machine, who has the rights of an operator.
+// localRights hold the authority for the NATS server of a local fleet, and three credentials: for its coordinator, for
+// its worker, and for the user of this machine, who has the rights of an operator.
 type localRights struct {
 	authority               *auth.Authority
 	dir                     string // data directory
 	coordinator, user       rights.Identity
-	worker                  rights.Identity // Host is the one in its present credentials
+	worker                  rights.Identity // Host is the host in the worker's present credentials
 	server                  *embedded.Keeper
 	trusted                 *auth.Trust // what the server trusts now
 	coordinatorIn, workerIn string      // paths of the credentials files
@@ -110,7 +110,8 @@ func openAuthority(dir string) (*auth.Authority, error) {
 	return auth.Init(in, false)
 }
 
-// localUser returns the name under which the user of this machine acts. It never equals the name of a machine.
+// localUser returns the name under which the user of this machine acts. The prefix local- sets it apart from the
+// machine's name, which up gives to its worker.
 func localUser() string {
 	name := ""
 	if u, err := user.Current(); err == nil {
@@ -120,7 +121,7 @@ func localUser() string {
 	return name[:min(len(name), 48)]
 }
 
-// operators returns what the server trusts.
+// operators returns the operator, the accounts and their directory for the configuration of the server.
 func (r *localRights) operators() *embedded.Operators {
 	return &embedded.Operators{
 		Operator: r.trusted.Operator, System: r.trusted.System, Streams: r.trusted.Streams, Accounts: r.trusted.Accounts,
@@ -128,19 +129,24 @@ func (r *localRights) operators() *embedded.Operators {
 	}
 }
 
-// onHost gives the worker's connection the credentials of its host.
+// onHost gives the worker's connection the credentials of its host. After an error, it can be called again.
 func (r *localRights) onHost(ctx context.Context, conn *jetstream.Conn, host string) error {
 	if r.worker.Host == host {
 		return nil
 	}
-	r.worker.Host = host
-	if _, err := r.authority.Keep(r.worker, r.workerIn, auth.IssueOptions{}); err != nil {
+	worker := r.worker
+	worker.Host = host
+	if _, err := r.authority.Keep(worker, r.workerIn, auth.IssueOptions{}); err != nil {
 		return err
 	}
 	if err := r.tellServer(); err != nil {
 		return err
 	}
-	return conn.Reconnect(ctx)
+	if err := conn.Reconnect(ctx); err != nil {
+		return err
+	}
+	r.worker = worker
+	return nil
 }
 
 // tellServer gives the server the accounts that have changed.

@@ -75,8 +75,8 @@ func (w *plainText) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// jsonText writes JSON and replaces control characters by equivalent \u escapes. Of the characters below 0x20,
-// encoding/json itself leaves only newlines.
+// jsonText writes JSON and replaces control characters by equivalent \u escapes. encoding/json has already escaped all
+// characters below 0x20, except the newline after each value.
 type jsonText struct{ io.Writer }
 
 func (w jsonText) Write(data []byte) (int, error) {

@@ -75,7 +75,7 @@ const (
 	mostReasons  = 3 // a message shows the reasons of at most this many hosts
 )
 
-// creating shows the progress of a create and the reason for any wait, until done is called.
+// creating shows the progress of a create until done is called. With wait, it also shows why the sandbox is pending.
 func (cl *client) creating(ctx context.Context, c *sdk.Client, id string, wait bool) (done func()) {
 	const what = "creating the sandbox"
 	tell, shown := cl.progressing(what)
@@ -86,8 +86,8 @@ func (cl *client) creating(ctx context.Context, c *sdk.Client, id string, wait b
 	return func() { explained(); shown() }
 }
 
-// explainWait explains what a pending sandbox waits for, until done is called. On a terminal it calls tell again and
-// again. Otherwise it prints one note to stderr if no host can take the sandbox.
+// explainWait explains, until done is called, why a sandbox is pending. On a terminal it calls tell repeatedly.
+// Otherwise it prints one note to stderr if no host can take the sandbox.
 func (cl *client) explainWait(ctx context.Context, c *sdk.Client, id string, tell func(why string)) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -16,8 +16,8 @@ import (
 // controlsAtOnce is how many sandboxes a command stops, resumes or deletes at a time.
 const controlsAtOnce = 8
 
-// controlAll stops, resumes or deletes sandboxes in parallel. It prints each sandbox once, in the order of the
-// arguments and as the first argument for the sandbox names it. A failure does not stop the others. controlAll prints
+// controlAll stops, resumes or deletes sandboxes in parallel. If one sandbox fails, it continues with the others. It
+// prints each sandbox once, in the order of the arguments, by the first argument that names the sandbox. It prints
 // every error except the last one, which it returns.
 func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
 	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
@@ -41,7 +41,7 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 	_ = group.Wait() // the goroutines store their errors in failures
 	done()
 	var last error
-	printed := map[string]bool{} // ids of sandboxes: one may be given by its name and by its id
+	printed := map[string]bool{} // by the id of the sandbox: the arguments may contain its name and its id
 	for i, id := range ids {
 		if err := failures[i]; err != nil {
 			if len(ids) > 1 {

@@ -105,8 +105,8 @@ func (cmds sandboxCommands) create(ctx context.Context, c *sdk.Client, d *spec.D
 	return cmds.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
 }
 
-// notReady adds to the error of a create what happened to the sandbox and what the user can do. box is nil if the
-// create was not accepted.
+// notReady adds the state of the sandbox to the error of a create, and a command that the user can run next. box is nil
+// if the create was not accepted.
 func (cmds sandboxCommands) notReady(box *sdk.Sandbox, err error) error {
 	if box == nil {
 		return err

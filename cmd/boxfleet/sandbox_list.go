@@ -44,7 +44,7 @@ func (cmds sandboxCommands) listCommand(below, name string, aliases ...string) *
 	cmd.Flags().StringArrayVar(&labels, "label", nil,
 		"only sandboxes with the label `K=V`; may be repeated, all must match")
 	cmd.Flags().StringVar(&called, "name", "",
-		"only sandboxes with this `name`: at most one that is pending, ready or stopped, and others that had it before")
+		"only sandboxes with this `name`: the one that has it now, and failed or deleted ones that had it before")
 	cmd.Flags().StringSliceVar(&states, "state", nil,
 		"only sandboxes in this `state`; may be repeated (default: all except deleted)")
 	addQuiet(cmd, &quiet)

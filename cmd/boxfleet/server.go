@@ -18,8 +18,8 @@ type servers struct {
 	config *config
 }
 
-// role runs a coordinator or worker, as kind says, under its name against the configured NATS servers. It waits while
-// NATS is unreachable, and reads the credentials again for every connection attempt.
+// role runs a coordinator or a worker; kind says which. It waits while the configured NATS servers are unreachable, and
+// reads the credentials again for every connection attempt.
 func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := srv.connectionOf(cmd, kind)
@@ -35,7 +35,7 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	if err := checkRole(&cfg, kind, name); err != nil {
 		return err
 	}
-	cfg.User = "@" + name // of no tenant
+	cfg.User = "@" + name // the @ marks a name that belongs to no tenant
 	h := &health{}
 	natsSays, roleSays := h.part("NATS"), h.part(kind)
 	stop, err := srv.serveHealth(h)

@@ -69,10 +69,12 @@ func (c *config) commonSettings() []setting {
 			everyCommand, "", text(&c.TokenFile)},
 		{"creds", "", "NATS credentials file; read again for every connection attempt",
 			everyCommand, "", text(&c.Creds)},
-		{"tenant", protocol.DefaultTenant, "tenant to work in; if not set, the one that creds names, if it names one",
+		{"tenant", protocol.DefaultTenant,
+			"tenant to work in; if this key is not set and creds names a tenant, that tenant",
 			everyCommand, "", text(&c.Tenant)},
 		{"nats_user", "",
-			"name of the NATS user, whom the fleet names as the actor of requests; default: the one that creds names",
+			"name of the NATS user, which the fleet records as the actor of requests; default: the user that creds " +
+				"names",
 			everyCommand, "", text(&c.NATSUser)},
 		{"output", outputText, "output format: text or json",
 			everyCommand, "o", oneOf(&c.Output, outputText, outputJSON)},
@@ -106,12 +108,12 @@ func (c *config) upSettings() []setting {
 			onlyUp, "", text(&c.Listen)},
 		{"up.listen_insecurely", "false",
 			"true: up may listen on an address that other machines can reach; its NATS has no TLS, so anyone on the " +
-				"way can read and change what passes, and with insecure also read the token, which gives access to " +
-				"every host",
+				"network path can read and change messages; with insecure, they can also read the token, which " +
+				"gives access to every host",
 			onlyUp, "", parsed(&c.ListenInsecurely, strconv.ParseBool)},
 		{insecureKey, "false",
-			"true: up uses no credentials but one token, which permits everything; refused once the deployment has had " +
-				"credentials, because everything is signed since then",
+			"true: up uses one token, which permits everything, instead of credentials; refused if the deployment " +
+				"ever had credentials, because its messages must be signed from then on",
 			onlyUp, "", parsed(&c.Insecure, strconv.ParseBool)},
 	}
 }
@@ -121,8 +123,7 @@ func (c *config) coordinatorSettings() []setting {
 	k := &c.Coordinator
 	return []setting{
 		{"coordinator.name", "",
-			"id of this coordinator, which no other coordinator of the fleet has; default: the machine's name and a " +
-				"random suffix",
+			"id of this coordinator, unique in the fleet; default: the machine's name and a random suffix",
 			onlyCoordinator, "", text(&k.Name)},
 		{"coordinator.cleanup_ttl", "360h0m0s",
 			"delete a sandbox that has been stopped or failed for this time, and purge the history of a sandbox that " +
@@ -168,8 +169,8 @@ func (c *config) storageSettings() []setting {
 			onlyCoordinator, "", optional(parsed(&k.Replicas, copies))},
 		sizeLimit("coordinator.event_max_bytes",
 			"size limit of the event log; the last eighth of this size, at most 1GiB, is reserved for ends and "+
-				"deletes: once only that is free, new work is refused with log_full; default: an existing log keeps "+
-				"its limit, a new one gets 8GiB",
+				"deletes: when only this reserve is free, new work is refused with log_full; default: an existing "+
+				"log keeps its limit, a new one gets 8GiB",
 			&k.EventMaxBytes),
 		{"coordinator.log_max_age", "",
 			"how long output is kept; default: an existing stream keeps its limit, a new one gets 360h",
@@ -179,8 +180,8 @@ func (c *config) storageSettings() []setting {
 				"stream keeps its limit, a new one gets 8GiB",
 			&k.LogMaxBytes),
 		{"coordinator.blob_max_age", "",
-			"how long an uploaded tree is kept, or longer while a sandbox waits for it; default: an existing stream " +
-				"keeps its limit, a new one gets 24h",
+			"how long an uploaded tree is kept; a tree that a sandbox still waits for is kept longer; default: an " +
+				"existing stream keeps its limit, a new one gets 24h",
 			storageSet, "", optional(parsed(&k.BlobMaxAge, positive))},
 		sizeLimit("coordinator.blob_max_bytes",
 			"size limit of all uploaded trees; further uploads are refused; default: an existing stream keeps its "+
@@ -191,8 +192,8 @@ func (c *config) storageSettings() []setting {
 				"its limit, a new one gets 16GiB",
 			&k.ImageMaxBytes),
 		sizeLimit("coordinator.segment_max_bytes",
-			"size limit of the compressed older parts of histories; what does not fit stays in the event log; "+
-				"default: an existing stream keeps its limit, a new one gets 8GiB",
+			"size limit of the compressed older parts of histories; if it is reached, older messages stay in the "+
+				"event log; default: an existing stream keeps its limit, a new one gets 8GiB",
 			&k.SegmentMaxBytes),
 		sizeLimit("coordinator.table_max_bytes",
 			"size limit of each table of ids, names, snapshots and imported images; writes to a full table are "+
@@ -214,15 +215,15 @@ func (c *config) historySettings() []setting {
 			"how many of the newest messages of a sandbox's history always stay in the event log, at least 1",
 			nil, "", parsed(&k.HistoryKeep, between(1, math.MaxInt32))},
 		{"coordinator.history_batches", "5000",
-			"when a live sandbox has more than this many messages in the event log beyond history_keep, at least 1, " +
-				"compress these older messages and move them out of the log",
+			"when a live sandbox has more than this many messages in the event log beyond history_keep, compress " +
+				"these older messages and move them out of the log; at least 1",
 			nil, "", parsed(&k.HistoryBatches, between(1, math.MaxInt32))},
 		{"coordinator.history_bytes", "4MiB",
-			"also move the messages beyond history_keep out of the event log when they exceed this size",
+			"like history_batches, for the size of the messages beyond history_keep",
 			nil, "", parsed(&k.HistoryBytes, someBytes)},
 		{"coordinator.history_max_age", "0s",
-			"how long the older messages of a history are kept after they left the event log; 0s: until the whole " +
-				"history is purged",
+			"how long older messages of a history are kept after they were moved out of the event log; 0s: until the " +
+				"whole history is purged",
 			nil, "", parsed(&k.HistoryMaxAge, notNegative)},
 	}
 }
@@ -232,8 +233,8 @@ func (c *config) hostSettings() []setting {
 	w := &c.Worker
 	return []setting{
 		{"worker.name", "",
-			"id of this worker, which no other worker of the fleet has and which never changes for its host; default: " +
-				"the machine's name",
+			"id of this worker, unique in the fleet; never change the id of a host's worker; default: the machine's " +
+				"name",
 			onlyWorker, "", text(&w.Name)},
 		{"worker.engine", "", "address of the Docker Engine; default: $DOCKER_HOST, else the local socket",
 			upAndWorker, "", text(&w.Engine)},
@@ -246,7 +247,8 @@ func (c *config) hostSettings() []setting {
 		{"worker.slots", "100", "maximum number of sandboxes on the host; 0: 100",
 			upAndWorker, "", parsed(&w.Slots, strconv.Atoi)},
 		{"worker.cpu", "0",
-			"CPU cores to offer; sandboxes may be promised more, and then share them; 0: all cores of the host",
+			"CPU cores to offer; the specs of sandboxes may request more in total, and the sandboxes then share the " +
+				"cores; 0: all cores of the host",
 			upAndWorker, "", parsed(&w.CPU, parseFloat)},
 		{"worker.memory", "0B", "memory to offer to sandboxes, such as 4GiB; 0: nine tenths of the host's memory",
 			upAndWorker, "", parsed(&w.Memory, protocol.ParseBytes)},
@@ -267,8 +269,8 @@ func (c *config) imageSettings() []setting {
 			"images to pull in the background, before a sandbox needs them, and to keep",
 			upAndWorker, "", list(&w.Images.PrePull)},
 		{"worker.images.high_water", "85",
-			"when more than this percentage of the bytes or inodes of the engine's file system is in use, the worker " +
-				"removes unused images that it pulled; 100: never",
+			"when more than this percentage of the bytes or of the inodes of the engine's file system is in use, the " +
+				"worker removes unused images that it pulled; 100: never",
 			onlyWorker, "", parsed(&w.Images.HighWater, strconv.Atoi)},
 		{"worker.images.low_water", "75",
 			"the worker stops removing images below this percentage, which is at most high_water",
@@ -325,12 +327,13 @@ func (c *config) limitSettings() []setting {
 			"when more than this percentage of a disk of the engine or the worker is in use, the host takes no new " +
 				"sandboxes",
 			onlyWorker, "", parsed(&w.Watermarks.Disk, strconv.Atoi)},
-		{"worker.max_inodes", "95", "the same for the inodes of these disks",
+		{"worker.max_inodes", "95", "like max_disk, for the inodes of these disks",
 			onlyWorker, "", parsed(&w.Watermarks.Inodes, strconv.Atoi)},
 		{"worker.max_memory", "97",
-			"the same for the host's memory, as the kernel estimates it",
+			"like max_disk, for the host's memory; the kernel estimates how much is in use",
 			onlyWorker, "", parsed(&w.Watermarks.Memory, strconv.Atoi)},
-		{"worker.max_pids", "90", "the same for the number of processes and threads that the host's kernel allows",
+		{"worker.max_pids", "90",
+			"like max_disk, for the number of processes and threads that the host's kernel allows",
 			onlyWorker, "", parsed(&w.Watermarks.PIDs, strconv.Atoi)},
 		{"worker.disk_low", "0B",
 			"when a disk of the engine or the worker has less free space than this, stop the sandbox that fills the " +
@@ -348,8 +351,8 @@ func (c *config) limitSettings() []setting {
 			"how much output per second one sandbox may publish once it has used up output_burst",
 			onlyWorker, "", parsed(&w.OutputRate, someBytes)},
 		{"worker.crash_window", "5m0s",
-			"how long a primary command or a service may keep ending without one run of at least crash_guard; after " +
-				"that it is not restarted, and the sandbox or the service fails",
+			"a primary command or a service that keeps ending for this time, without one run of at least " +
+				"crash_guard, is not restarted: the sandbox or the service fails",
 			onlyWorker, "", parsed(&w.CrashWindow, positive)},
 		{"worker.crash_guard", "30s",
 			"a run of a command or service that lasts this long ends the series of failures that crash_window " +

@@ -90,8 +90,8 @@ func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, e
 	return layer, nil
 }
 
-// render merges the layers, lowest first. It prints the resulting spec as the fleet would accept it or, with a worker,
-// as it would be on that worker.
+// render merges the layers; a later layer overrides the layers before it. It prints the spec that the fleet would
+// accept or, if worker is not nil, that spec with the worker's defaults.
 func (cmds specCommands) render(d *spec.Document, worker *spec.Layer, layers ...spec.Layer) error {
 	whole := spec.Document{ID: d.ID, Name: d.Name, Copies: d.Copies}
 	for _, layer := range layers {

@@ -86,7 +86,7 @@ func specOptions(file string) spec.Options {
 	return spec.Options{Name: file, Env: environment()}
 }
 
-// environment returns the environment of this process, which sets the variables in specs.
+// environment returns the environment of this process, which has the values of the variables in specs.
 func environment() map[string]string {
 	env := map[string]string{}
 	for _, kv := range os.Environ() {

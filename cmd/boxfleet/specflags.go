@@ -32,7 +32,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags := pflag.NewFlagSet("spec", pflag.ContinueOnError)
 	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags override it")
 	flags.StringVar(&f.name, "name", "",
-		"name of the sandbox; of a tenant's sandboxes that are pending, ready or stopped, only one can have it "+
+		"name of the sandbox; only one pending, ready or stopped sandbox of a tenant can have a given name "+
 			"(default: the file's, else none)")
 	flags.StringVar(&f.image, "image", "", "image of the sandbox")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable `K=V`; may be repeated")

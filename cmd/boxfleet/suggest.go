@@ -64,8 +64,8 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return usage("unknown command %q%s; see %s --help", name, commandMeant(cmd, name), cmd.CommandPath())
 }
 
-// commandMeant suggests a subcommand of cmd with a similar name. If there is none, it suggests a command with that name
-// below any other command: people type `boxfleet stop web`.
+// commandMeant suggests a subcommand of cmd with a similar name. If there is none, it suggests commands with exactly
+// that name elsewhere, such as `boxfleet sandbox stop` for `boxfleet stop web`.
 func commandMeant(cmd *cobra.Command, name string) string {
 	var known, elsewhere []string
 	var visit func(c *cobra.Command)

@@ -64,7 +64,7 @@ func TestATenantIsShownWithItsQuotaAndUse(t *testing.T) {
 	}
 	expect(t, "tenant list -q", 0, "acme\n")
 	write(t, file, "acme: {sandboxes: -1}\n")   // refused: the quotas that were read before stay in force
-	write(t, file, "acme: {waiting: 3}\nb: {}") // replaces all
+	write(t, file, "acme: {waiting: 3}\nb: {}") // replaces the quotas of all tenants
 	showTenant(t, "acme", func(got *protocol.Tenant) bool { return got.Quota == protocol.Quota{Waiting: 3} })
 	expect(t, "sandbox create --tenant acme --image i --cpu 2 --wait=false --id c", 0, "c\n")
 	expect(t, "tenant list -q", 0, "acme\nb\n")

@@ -106,8 +106,8 @@ func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
 	}
 }
 
-// checkDataIsHidden checks that no sandbox can mount a directory of up's own data, such as the event log. The operator
-// allows mounts of the whole data directory.
+// checkDataIsHidden checks that no sandbox can mount a directory of up's own data, such as the event log, even though
+// the operator allows mounts of the whole data directory.
 func checkDataIsHidden(t *testing.T) {
 	t.Helper()
 	own := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
@@ -196,7 +196,7 @@ func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	}
 }
 
-// interrupted runs the program. As soon as the program has printed text, interrupted ends its context, as Ctrl-C does.
+// interrupted runs the program and ends the program's context, as Ctrl-C does, as soon as the program has printed text.
 func interrupted(t *testing.T, text string, args ...string) (code int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -104,8 +104,8 @@ func between(least, most int) func(string) (int, error) {
 	}
 }
 
-// copies parses a number of replicas. It rejects even numbers: they tolerate no more failures than the odd number
-// below.
+// copies parses a number of replicas. It rejects even numbers: an even number of replicas survives no more failures
+// than the next lower odd number.
 func copies(v string) (int, error) {
 	n, err := strconv.Atoi(v)
 	if err != nil || n != 1 && n != 3 && n != 5 {

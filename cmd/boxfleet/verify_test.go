@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/evidence"
 )
 
-// The history of a sandbox is checked where it is stored, saved, and checked again without a connection.
+// sandbox verify checks the stored history of a sandbox, saves it to a file, and checks the file without a connection.
 func TestTheHistoryOfASandboxIsVerified(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)
@@ -66,4 +66,15 @@ func TestTheHistoryOfASandboxIsVerified(t *testing.T) {
 	}
 	expect(t, "sandbox verify --file "+file, exitUsage, "")
 	expect(t, "sandbox verify --file "+file+".none", exitUsage, "")
+	huge := filepath.Join(t.TempDir(), "huge")
+	if err := os.WriteFile(huge, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(huge, evidenceMost+1); err != nil { // takes no space on the disk
+		t.Fatal(err)
+	}
+	if code, _, stderr := call(t.Context(), "", "sandbox", "verify", "--file", huge); code != exitUsage ||
+		!strings.Contains(stderr, "file: "+huge+" has more than") {
+		t.Errorf("verify of a huge file: %d, %s", code, stderr)
+	}
 }

@@ -61,7 +61,8 @@ type natsServer struct {
 	cmd    *exec.Cmd
 }
 
-// newNATS prepares a server on a free port. authorization is the section authorization in its configuration.
+// newNATS prepares a server on a free port. authorization is the text of the section authorization in its
+// configuration.
 func newNATS(t *testing.T, authorization string) *natsServer {
 	t.Helper()
 	s := &natsServer{config: filepath.Join(t.TempDir(), "nats.conf"), port: freePort(t)}

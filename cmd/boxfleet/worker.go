@@ -45,8 +45,8 @@ func (srv *servers) workerCommand() *cobra.Command {
 	return cmd
 }
 
-// checkHost refuses a credentials file that is for another host than the worker's. Without the check, the server would
-// refuse the lock of the host, and the worker would wait for the lock. It is no error if there is no file.
+// checkHost refuses a credentials file for another host than the worker's. Without this check, the server would refuse
+// the lock of the host, and the worker would wait for the lock forever. checkHost accepts that there is no file.
 func checkHost(creds, name, host string) error {
 	if creds == "" {
 		return nil

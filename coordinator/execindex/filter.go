@@ -12,7 +12,7 @@ type filter struct {
 }
 
 const (
-	filterBits   = 9  // bits per id that fits
+	filterBits   = 9  // bits for each id that the filter has room for
 	filterRoom   = 24 // one spare place per 24 ids
 	filterProbes = 6
 )

@@ -146,8 +146,8 @@ func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	}
 }
 
-// LogFollowed tells the index that the log was followed to its end: a sandbox whose history begins now has no stored
-// index yet.
+// LogFollowed tells the index that the log was followed to its end. From then on, a sandbox whose history begins has no
+// stored index yet.
 func (x *Index) LogFollowed() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -353,7 +353,8 @@ type Lookups map[jetstream.ExecHash]struct {
 // ErrUnknown says that memory cannot tell whether an id was used; call [Index.Lookup], then ask again.
 var ErrUnknown = errors.New("the index in memory does not say whether the exec id was used")
 
-// Used reports whether an exec of the sandbox ever had the id, as far as its history is folded. It does no I/O.
+// Used reports whether an exec of the sandbox ever had the id, as far as the sandbox's history is folded. It does no
+// I/O.
 func (x *Index) Used(k key, id string, lookups Lookups) (bool, error) {
 	hash := jetstream.HashExec(id)
 	x.mu.Lock()

@@ -245,7 +245,8 @@ func (x *Index) readOld(ctx context.Context, k key) error {
 	return nil
 }
 
-// share runs f once for all concurrent callers with the same what. Each caller waits until its own ctx ends.
+// share runs f once for all concurrent callers that pass the same text in what. Each caller waits until its own ctx
+// ends.
 func share(ctx context.Context, group *singleflight.Group, what string, f func(ctx context.Context) error) error {
 	done := group.DoChan(what, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shareWithin)
@@ -303,8 +304,8 @@ func (x *Index) Store(ctx context.Context, k key) error {
 }
 
 // StoreThrough stores the execs of a sandbox up to a snapshot. Unlike Store, it first checks that the stored index has
-// the execs that were accepted before this coordinator started. If it does not have them, it is rebuilt from the
-// history.
+// the execs that were accepted before this coordinator started. If some of them are missing, the index is rebuilt from
+// the history.
 func (x *Index) StoreThrough(ctx context.Context, k key, s *jetstream.Snapshot) error {
 	x.EnsureCovers(k, s.State)
 	if _, err := x.storedHead(ctx, k); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Images is what workers report about the images of their hosts, by worker name.
+// Images has the workers' reports about the images of their hosts, by worker name.
 type Images map[string]*protocol.HostImages
 
 // of returns the images that a host's current worker process reported, or nil if it has not reported yet. The report of

@@ -98,7 +98,7 @@ func (x *Index) SetUsage(hostID string, u Usage) {
 	x.rateLoad(i)
 }
 
-// SetImages replaces what a worker reports about its host's images; nil removes the report.
+// SetImages replaces a worker's report about the images of its host; nil removes the report.
 func (x *Index) SetImages(worker string, reported *protocol.HostImages) {
 	if reported == nil {
 		delete(x.images, worker)
@@ -112,7 +112,7 @@ func (x *Index) SetImages(worker string, reported *protocol.HostImages) {
 	}
 }
 
-// rateSpecs rates a host again for each kind, after what the host offers has changed.
+// rateSpecs rates a host again for each kind, after the host has begun to offer something else.
 func (x *Index) rateSpecs(i int) {
 	for _, k := range x.kinds {
 		x.match(k, i)
@@ -130,7 +130,7 @@ func (x *Index) rateLoad(i int) {
 // Hosts returns all hosts.
 func (x *Index) Hosts() []*protocol.Host { return HostsOf(x.rows) }
 
-// Images returns what workers report about images.
+// Images returns the workers' reports about images.
 func (x *Index) Images() Images { return x.images }
 
 // Lost returns the ids of the lost hosts.
@@ -270,7 +270,8 @@ func (k *kind) set(i int, fit float64) {
 	}
 }
 
-// best returns the index of the host that fits best, the first one of equals; -1 if all refuse.
+// best returns the index of the host that fits best, or the first such host if several fit equally well; -1 if all
+// refuse.
 func (k *kind) best() int {
 	if math.IsInf(k.fit[1], -1) || len(k.specs) == 0 {
 		return -1

@@ -114,8 +114,8 @@ func shortage(s *protocol.SandboxSpec, h *protocol.Host) string {
 	return ""
 }
 
-// unavailable returns why a host takes no sandbox now, or does not take this sandbox whatever its spec. It returns ""
-// if the host may take the sandbox.
+// unavailable returns why a host takes no sandbox now, or refuses this sandbox for a reason outside the sandbox's spec.
+// It returns "" if the host may take the sandbox.
 func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
@@ -123,7 +123,7 @@ func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	case h.Cordoned || h.Drain != nil:
 		return closedByOperator(h)
 	case h.State != protocol.HostReady && unregistered(h):
-		return fmt.Sprintf("the host is %s, and what it offers is not known until its worker is back", h.State)
+		return fmt.Sprintf("the host is %s, and its offer is unknown until its worker is back", h.State)
 	case h.State != protocol.HostReady:
 		if h.Problem != "" {
 			return fmt.Sprintf("the host is %s: %s", h.State, h.Problem)
@@ -158,7 +158,7 @@ func closedByOperator(h *protocol.Host) string {
 func returnedBy(b *protocol.Sandbox, h *protocol.Host) string {
 	for _, r := range b.Refusals {
 		if r.HostID == h.HostID {
-			return fmt.Sprintf("the host gave the sandbox back, and is passed over until %s: %s",
+			return fmt.Sprintf("the host gave the sandbox back, and gets it again at the earliest at %s: %s",
 				r.Until.UTC().Format(time.RFC3339), r.Reason)
 		}
 	}
@@ -178,7 +178,7 @@ func WithoutExpiredRefusals(b *protocol.Sandbox, now time.Time) *protocol.Sandbo
 
 // headroom returns the free share of a host's scarcest resource among slots, memory, disk and cores. It is 1 for an
 // empty host and 0 for a host without free room; it is negative if more cores or pids are promised than the host has.
-// Sandboxes are promised far more pids than they use, so pids count only once more are promised than the host has. A
+// Sandboxes are promised far more pids than they use, so pids count only if more are promised than the host has. A
 // resource that a host does not report counts as not scarce.
 func headroom(h *protocol.Host) float64 {
 	free := func(used, all float64) float64 { return 1 - used/max(all, 1) }

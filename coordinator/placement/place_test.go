@@ -253,7 +253,7 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 	if large.UsedPIDs != 80_000 || small.UsedPIDs != 40_000 || large.UsedDisk != 200<<30 {
 		t.Errorf("the usage of the hosts is wrong: %+v, %+v", large, small)
 	}
-	// The host that has promised less of its scarcest resource is chosen. Pids are promised beyond what a host has.
+	// The host that has promised less of its scarcest resource is chosen. Hosts may promise more pids than they have.
 	emptier := func(change func(a, b *protocol.Host)) {
 		t.Helper()
 		a, b := host("a", 1), host("b", 1)
@@ -359,7 +359,7 @@ func TestRequirementsThatNoHostAloneMeetsAreRefusedAtOnce(t *testing.T) {
 	if why := Impossible(b, []*protocol.Host{h1, h2, both}); why != nil {
 		t.Errorf("the host that meets all requirements is only busy, but the error is %v", why)
 	}
-	// The error names the requirement that no host meets, although each host fails another one too.
+	// The error names the requirement that no host meets, although each host also fails another requirement.
 	h1.Runtimes, b.Spec.Runtime, b.Spec.Tools = []string{"runsc"}, "runsc", []string{"git"}
 	if why := Impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" ||
 		why.Reason != protocol.ReasonToolUnavailable {
@@ -393,7 +393,7 @@ func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 			t.Errorf("while a host is away, too much %s leads to the error %v", field, e)
 		}
 		_, refusals := Place(b, []*protocol.Host{small, large, away}, nil)
-		if r := refusals[0]; !strings.Contains(r.Reason, "not known until its worker is back") {
+		if r := refusals[0]; !strings.Contains(r.Reason, "its offer is unknown until its worker is back") {
 			t.Errorf("the host that is away refuses with %+v", r)
 		}
 	}
@@ -418,7 +418,7 @@ func TestAHostThatGaveASandboxBackIsPassedOverForAWhile(t *testing.T) {
 		t.Errorf("before the refusal expires, the refusals are %+v", refusals)
 	}
 	if chosen, _ := Place(WithoutExpiredRefusals(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {
-		t.Error("the host is still passed over after its refusal has expired")
+		t.Error("the host is still skipped after its refusal has expired")
 	}
 }
 

@@ -75,7 +75,7 @@ func unmetNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 	}
 	if i := privateRangeNotAllowed(n, h); i >= 0 {
 		all = append(all, unmetError(protocol.PermissionDenied, protocol.ReasonPolicyDenied, allow(i),
-			"%s is private: the operator of %s would have to allow it with worker.allow_networks",
+			"%s is private, and the operator of %s does not allow it (worker.allow_networks)",
 			n.Allow[i], h.Worker))
 	}
 	return all
@@ -151,9 +151,8 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 	return all
 }
 
-// unmetTotals lists the resources of which a sandbox and its services together reserve more than an empty host has. It
-// returns nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was
-// lowered since.
+// unmetTotals lists the resources of which a sandbox and its services reserve more than an empty host has. It returns
+// nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was lowered since.
 func unmetTotals(
 	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
 ) (all []*protocol.Error) {
@@ -251,8 +250,8 @@ func prefixes(texts []string) (list []netip.Prefix) {
 	return list
 }
 
-// unregistered reports whether a host is known only from the sandboxes assigned to it. What such a host offers is not
-// known, because its worker has not registered.
+// unregistered reports whether a host is known only from the sandboxes assigned to it. The offer of such a host is
+// unknown, because its worker has not registered.
 func unregistered(h *protocol.Host) bool { return h.Instance == "" }
 
 // mountRefusal returns why a host does not allow a mount, and which field of the mount is at fault, or "" if the host
@@ -273,7 +272,7 @@ func mountRefusal(m protocol.Mount, h *protocol.Host) (field, reason string) {
 	}
 	for _, dir := range h.Mounts {
 		if (dir == narrowest || isBelow(dir, source)) && !slices.Contains(h.Writable, dir) {
-			return "writable", "may be mounted read-only by the allow-list"
+			return "writable", "may only be mounted read-only, according to the allow-list"
 		}
 	}
 	return "", ""
@@ -330,7 +329,7 @@ func mountAllowedNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.
 		if !slices.ContainsFunc(hosts, allows) {
 			reason := " is not below any host's allow-list"
 			if refused == "writable" {
-				reason = " may be mounted read-only at most, by every host's allow-list"
+				reason = " may only be mounted read-only, according to every host's allow-list"
 			}
 			return unmetError(protocol.PermissionDenied, protocol.ReasonMountDenied,
 				fmt.Sprintf("spec.mounts[%d].%s", i, refused), "%s%s", m.Source, reason)

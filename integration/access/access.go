@@ -94,7 +94,8 @@ func (d Dir) Worker(name, engine string) (file string, err error) {
 	return file, d.keep(rights.Identity{Role: rights.Worker, Name: name, Host: auth.UnknownHost}, file)
 }
 
-// OnHost gives a worker the credentials of its host, as worker.Config.OnHost must. creds is the worker's file.
+// OnHost gives a worker the credentials of its host, in the way that worker.Config.OnHost requires. creds is the
+// worker's file.
 func (d Dir) OnHost(ctx context.Context, conn *jetstream.Conn, name, creds, host string) error {
 	if d == "" {
 		return nil
@@ -108,8 +109,8 @@ func (d Dir) OnHost(ctx context.Context, conn *jetstream.Conn, name, creds, host
 	return conn.Reconnect(ctx)
 }
 
-// Unlimited returns the file with credentials that permit everything in the account of the streams, which no role has.
-// Tests use them to read and change the streams. The keys of an authority are needed to make them.
+// Unlimited returns the file with credentials that permit everything in the account of the streams. No role has such
+// credentials. Tests use them to read and change the streams. Only the keys of an authority can make them.
 func (d Dir) Unlimited() (file string, err error) {
 	if d == "" {
 		return "", nil

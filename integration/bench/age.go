@@ -21,10 +21,10 @@ import (
 // pastOfGoals is the number of past execs that the goals apply to.
 const pastOfGoals = 100000
 
-// measureAge measures how costs grow with the number of past execs of a sandbox: of an exec, of reading one exec, and
-// of restarting the worker.
+// measureAge measures how three costs grow with the number of past execs of a sandbox: running an exec, reading one
+// exec, and restarting the worker.
 func measureAge(ctx context.Context, b *bench) (err error) {
-	r := b.role // without credentials, because none of the roles writes the past
+	r := b.role // without credentials, because no role has the right to write past execs
 	// Measure when a snapshot contains the past execs. In production a snapshot contains them some time after they have
 	// ended.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second
@@ -69,7 +69,8 @@ func measureAge(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// age adds past execs to a sandbox, with the numbers from there to n-1, and waits until a snapshot contains them.
+// age adds past execs to a sandbox until it has n. there is the number of past execs that the sandbox already has. age
+// returns when a snapshot contains all of them.
 func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int) error {
 	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(),
 		seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
@@ -91,7 +92,7 @@ func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int
 	}
 }
 
-// agedExecs measures execs in the two sandboxes, alternately.
+// agedExecs measures execs in the sandboxes fresh and old, in turn.
 func (b *bench) agedExecs(ctx context.Context, fresh, old *sdk.Sandbox, n int) error {
 	m := &measurement{Name: fmt.Sprintf("exec p50 with %d past execs, relative to a fresh sandbox", n), Unit: "x",
 		Target: target{ofP50, 1.05}.at(n, pastOfGoals)}

@@ -1,5 +1,6 @@
-// Bench measures Boxfleet against the bare Docker Engine API in one run on one machine. Samples alternate between the
-// two: other load on the machine then affects both alike. Bench prints one table and writes the raw samples as JSON.
+// Bench measures Boxfleet against the bare Docker Engine API in one run on one machine. Samples of Boxfleet and of the
+// Engine alternate, so other load on the machine affects both alike. Bench prints one table and writes the raw samples
+// as JSON.
 //
 //	go run ./integration/bench [-short] [-only exec,replay] [-o bench.json] [-cpuprofile cpu.out]
 //

@@ -111,8 +111,8 @@ func (b *bench) execRoundTrip(ctx context.Context, s, plain *sdk.Sandbox, bare *
 	return nil
 }
 
-// withoutCredentials ends the name of a measurement without credentials. It is taken in turns with the measurement
-// before it.
+// withoutCredentials ends the name of a measurement without credentials. Its samples alternate with those of the same
+// measurement with credentials.
 const withoutCredentials = ", without credentials"
 
 // execLoad is one pattern of concurrent execs.
@@ -123,7 +123,7 @@ type execLoad struct {
 }
 
 // execRates counts the execs per second in several rounds. In each round it measures Boxfleet and then the bare Engine.
-// Unless plain is nil, it also measures the deployment without credentials in which the sandbox plain is.
+// If plain is not nil, it also measures the sandbox plain, which is in a deployment without credentials.
 func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, plain *sdk.Sandbox, bare *box) error {
 	loads := []*execLoad{
 		{measurement: measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, parallel: 8, over: 1},

@@ -33,7 +33,7 @@ type options struct {
 	insecure   bool     // measure a deployment without credentials
 	only       []string // phases to run; empty: all phases
 	out        string   // path of the JSON file
-	cpuProfile string   // CPU profile of the deployment in the exec phase; the client's has the suffix .client
+	cpuProfile string   // CPU profile of the deployment in the exec phase; the client's profile has the suffix .client
 	past       []int    // numbers of past execs and past sandboxes to measure with, ascending
 }
 

@@ -40,7 +40,8 @@ type target struct {
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target if size equals of, and no target otherwise. of is the only size that the target applies to.
+// at returns the target for a measurement of the given size. The target applies only to the size in of; for any other
+// size, at returns no target.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}

@@ -12,7 +12,7 @@ var starts = make(chan func())
 
 func init() {
 	go func() {
-		runtime.LockOSThread() // never unlocked, for the reason at Start
+		runtime.LockOSThread() // never unlocked; Start says why
 		for start := range starts {
 			start()
 		}

@@ -39,7 +39,8 @@ func (f *Fleet) credsFor(r *Role) (file string, err error) {
 	return "", nil
 }
 
-// Options returns o with the fleet's servers and, unless o names credentials, those of a user of o's tenant.
+// Options returns o with the fleet's servers. If o names no credentials, Options adds the credentials of a user of o's
+// tenant.
 func (f *Fleet) Options(o sdk.Options) sdk.Options {
 	f.TB.Helper()
 	if o.URL == "" {
@@ -101,8 +102,8 @@ func (f *Fleet) Unlimited(name string) jetstream.Config {
 	return jetstream.Config{URL: f.URL(), Creds: creds, Name: name, Logger: f.refused.logger()}
 }
 
-// AsCoordinator opens a connection that appends to histories as a coordinator with this name does. It signs if the
-// fleet runs with credentials. The end of the test closes it.
+// AsCoordinator opens a connection that appends to histories as a coordinator with this name does. The connection signs
+// if the fleet runs with credentials. It is closed at the end of the test.
 func (f *Fleet) AsCoordinator(name string) *jetstream.Conn {
 	f.TB.Helper()
 	creds, err := f.access.Of(rights.Identity{Role: rights.Coordinator, Name: name})
@@ -171,8 +172,8 @@ func (v violations) WithGroup(name string) slog.Handler {
 	return violations{v.of, v.Handler.WithGroup(name)}
 }
 
-// MayBeRefused permits that servers refuse subjects to the fleet's connections. Only tests that try something that a
-// role has no right to do may call it.
+// MayBeRefused makes the test accept that servers refuse subjects to the fleet's connections. Only tests that try
+// something that a role has no right to do may call it.
 func (f *Fleet) MayBeRefused() { f.mayBeRefused = true }
 
 // checkViolations fails the test if a server refused a subject to a process of the fleet or to the test.

@@ -23,8 +23,8 @@ type History struct {
 	err        error // the first error; after it nothing is written
 }
 
-// Sandbox begins a history: the sandbox is accepted at the time at, assigned to a host, and becomes ready on that host.
-// container is the id of the container on the host's Engine. Sandbox passes each message to write.
+// Sandbox begins a history: the sandbox is accepted, assigned to a host, and becomes ready on that host. at is the time
+// of the first event. container is the id of the container on the host's Engine. Sandbox passes each message to write.
 func Sandbox(
 	id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error,
 ) *History {

@@ -54,7 +54,7 @@ func SignedExecs(ctx context.Context, coordinator, worker Appender, tenant, sand
 	})
 }
 
-// each calls f with the ids of the execs of one message after another.
+// each calls f once for each message, with the ids of the message's execs.
 func (p Past) each(f func(ids []string) error) error {
 	if p.PerMessage < 1 {
 		p.PerMessage = 100

@@ -26,9 +26,10 @@ func (o *Operators) streams() string {
 }
 
 // adoptStreams gives the streams of a store to an account. A server keeps the streams of each account in a directory
-// with the account's name. No file in that directory names the account. So one rename moves them all, and a crash
-// leaves them in one place or the other. adoptStreams does nothing if the account already has the streams, if there are
-// no streams, or if account is empty. Error: failed_precondition if several accounts have streams.
+// with the account's name. No file in that directory names the account. So one rename moves all streams of an account,
+// and a crash leaves them all in the old directory or all in the new one. adoptStreams does nothing if the account
+// already has the streams, if there are no streams, or if account is empty. Error: failed_precondition if several
+// accounts have streams.
 func adoptStreams(dir, account string) error {
 	store := filepath.Join(dir, server.JetStreamStoreDir)
 	found, err := accountsWithStreams(store)
@@ -40,8 +41,8 @@ func adoptStreams(dir, account string) error {
 	}
 	if len(found) > 1 {
 		return protocol.Errorf(protocol.FailedPrecondition, "",
-			"the store %s has streams of several accounts, %s: keep the directory of the one whose streams are to be used, "+
-				"and move the others out of the store", store, strings.Join(found, " and "))
+			"the store %s has streams of several accounts, %s: keep the directory of the account that you want, "+
+				"and move the other directories out of the store", store, strings.Join(found, " and "))
 	}
 	to := filepath.Join(store, account)
 	// The server leaves empty directories behind. A directory that is not empty stays, and the rename then fails.

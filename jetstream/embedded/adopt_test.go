@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// inStore runs a server on a store, appends a batch to each of two histories, and checks that those which were appended
-// before are still there. a is nil without an operator.
+// inStore runs a server on a store, checks that the store still has the histories in before, and begins two more
+// histories. a is nil without an operator. now lists all histories.
 func inStore(t *testing.T, dir string, a *auth.Authority, before []string) (now []string) {
 	t.Helper()
 	cfg, conf := embedded.Config{Dir: dir, Port: -1}, jetstream.Config{}
@@ -65,7 +65,8 @@ func inStore(t *testing.T, dir string, a *auth.Authority, before []string) (now 
 	return before
 }
 
-// A store keeps its streams when it gets an operator, gets another one, and loses it.
+// A store keeps its streams when it gets an operator, when the operator is replaced, and when the store has no operator
+// any more.
 func TestAStoreKeepsItsStreamsWhenItsAccountChanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -81,8 +82,8 @@ func TestAStoreKeepsItsStreamsWhenItsAccountChanges(t *testing.T) {
 	}
 }
 
-// A crash leaves the streams in the one place or in the other. A server may have made empty directories for the account
-// before.
+// A crash leaves the streams with the old account or with the new one. In both cases a server may already have made
+// empty directories for the new account.
 func TestStreamsAreAdoptedWhateverACrashLeft(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -69,7 +69,8 @@ func TestInProcessClientsNeedCredentialsInOperatorMode(t *testing.T) {
 	if err := conn.Provision(t.Context(), jetstream.Assets{}); err != nil {
 		t.Errorf("a coordinator makes the streams: %v", err)
 	}
-	// A pipe inside the process may close before the client has read why, so the code of the error is not compared.
+	// The pipe inside the process may close before the client has read the server's reason, so the test does not
+	// compare the code of the error.
 	if _, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: s}); err == nil {
 		t.Error("a client without credentials was accepted")
 	}

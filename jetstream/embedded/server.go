@@ -155,7 +155,7 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 		if time.Now().After(deadline) {
 			return protocol.Errorf(protocol.DeadlineExceeded, "", "no leader of the NATS cluster within %s", within)
 		}
-		time.Sleep(20 * time.Millisecond) // the server does not announce that it is current
+		time.Sleep(20 * time.Millisecond) // the server does not announce when it knows the leader
 	}
 }
 

@@ -19,7 +19,7 @@ type Record struct {
 	Result  Result `json:"result"`
 }
 
-// Seal encodes and seals a record. The result is the HMAC-SHA256 of the body, which has 32 bytes, and the body.
+// Seal encodes and seals a record. The result is the HMAC-SHA256 of the body (32 bytes), followed by the body.
 func Seal(key []byte, r Record) []byte {
 	r.Version = Version
 	r.Result = r.Result.WithoutOutput()

@@ -28,7 +28,7 @@ type Abilities struct {
 	engine docker.Info
 }
 
-// New checks the configuration against what the engine has. Error: invalid_argument.
+// New checks the configuration against the abilities of the engine. Error: invalid_argument.
 func New(cfg Config, engine docker.Info) (*Abilities, error) {
 	a := &Abilities{Config: cfg, GPUs: countGPUs("/dev"), engine: engine}
 	if len(a.Profiles) == 0 {
@@ -96,7 +96,8 @@ func (a *Abilities) Check(s *protocol.SandboxSpec) error {
 	return a.CheckChoices(s)
 }
 
-// CheckChoices refuses a spec if the operator does not allow what it chooses, or if the host does not have it.
+// CheckChoices refuses a spec whose profile, runtime, GPUs, number of processes or services this host lacks or its
+// operator does not allow.
 func (a *Abilities) CheckChoices(s *protocol.SandboxSpec) error {
 	switch {
 	case s.Profile != "" && !slices.Contains(a.Profiles, s.Profile):

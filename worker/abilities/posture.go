@@ -33,8 +33,7 @@ func EnginePosture(i docker.Info) *protocol.Posture {
 	return p
 }
 
-// vulnerable lists programs with a known escape from containers. A version is vulnerable if it is at least from, and
-// lower than fixed.
+// vulnerable lists programs with a known escape from containers. A version v is vulnerable if from <= v < fixed.
 var vulnerable = []struct {
 	what        string
 	from, fixed version

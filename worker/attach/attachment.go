@@ -155,7 +155,8 @@ func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, conte
 	return ctx, cancel
 }
 
-// Up reports whether the supervisor is connected. If not, its last report may be out of date. a may be nil.
+// Up reports whether the supervisor is connected. If it is not, the supervisor's last report may be out of date. a may
+// be nil.
 func (a *Attachment) Up() bool { return a != nil && a.Link.Up() }
 
 // EndAll tells the supervisor to end every command in the container, and reports whether the supervisor did so.

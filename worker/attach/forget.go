@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// forgetDelay is how long ended execs are gathered before one message tells the supervisor to forget all of them. A
-// message for each exec took a sixth of the CPU time of a short exec. The delay is well below the time after which the
-// supervisor writes the record of an exec to disk.
+// forgetDelay is how long ended execs are gathered before one message tells the supervisor to forget all of them. When
+// each exec had its own message, these messages took a sixth of the CPU time of short execs. The delay is so short that
+// the supervisor normally forgets an exec before it would write the exec's record to disk.
 const forgetDelay = 20 * time.Millisecond
 
 // forgetting gathers the execs that the supervisor should forget.

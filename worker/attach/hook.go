@@ -69,7 +69,7 @@ func hookError(h *protocol.Hook, timeout protocol.Duration, r *control.Result, o
 	return nil
 }
 
-// Quote returns a command's output in the form in which an error message quotes it, or "" for no output.
+// Quote formats a command's output for an error message. It returns "" for no output.
 func Quote(output []byte) string {
 	text := strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD")
 	if text == "" {

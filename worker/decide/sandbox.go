@@ -29,8 +29,8 @@ func Refused(st *protocol.State, why string) []protocol.Event {
 		Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
 }
 
-// Phases returns events. While the sandbox waits for its create, the phases that the log does not have come first.
-// unreported are the phases that the worker has entered and that the log may not have.
+// Phases returns events. During the sandbox's create, the result begins with those phases in unreported that are
+// missing from the log. unreported are the phases that the worker has entered and may not have appended yet.
 func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return events
@@ -63,7 +63,8 @@ func Restarted(st *protocol.State, reason, boot string, ports []protocol.Port) [
 		Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
 }
 
-// Waiting records what a ready sandbox needs from its host before its container can start again.
+// Waiting records why the container of a ready sandbox cannot start again yet: the host lacks something that the
+// sandbox needs.
 func Waiting(st *protocol.State, why *protocol.Error) []protocol.Event {
 	if st.Sandbox.State != protocol.StateReady {
 		return nil

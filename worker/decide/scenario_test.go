@@ -228,7 +228,7 @@ func (w *words) result() *control.Result {
 		Failed: w.has("reason"), Error: w.why(), OOMKills: w.number("oom")}
 }
 
-// phases returns the phases a and b that the worker entered for phase=a,b.
+// phases returns the phases that the worker entered: a and b for phase=a,b.
 func (w *words) phases() (events []protocol.Event) {
 	for _, phase := range strings.FieldsFunc(w.values["phase"], func(r rune) bool { return r == ',' }) {
 		events = append(events, protocol.Event{Kind: protocol.SandboxPreparing,
@@ -237,7 +237,7 @@ func (w *words) phases() (events []protocol.Event) {
 	return events
 }
 
-// logged returns the event that the line says is in the log.
+// logged returns the event in the log that the line describes.
 func (w *words) logged() ([]protocol.Event, error) {
 	e := protocol.Event{Kind: protocol.Kind(w.first), Reason: w.values["reason"], Error: w.why()}
 	box := &protocol.SandboxDetails{Worker: "w1", HostID: w.values["host"], Generation: uint64(w.number("gen")),

@@ -33,9 +33,9 @@ func ServiceFailed(name string, why *protocol.Error) []protocol.Event {
 		Service: &protocol.ServiceDetails{Name: name}}}
 }
 
-// ServiceHook records the outcome of the hook with this number; the first hook has number 1. A failed hook fails the
-// service in the same message. Otherwise, a worker that restarts between two messages would continue with the next
-// hook.
+// ServiceHook records the outcome of the hook with this number; the first hook has number 1. If the hook failed, the
+// same message also fails the service. With two messages, a worker that restarts between them would continue with the
+// next hook.
 func ServiceHook(name string, number int, exit *int, output []byte, failed *protocol.Error) []protocol.Event {
 	hook := protocol.Event{Kind: protocol.ServiceHook,
 		Service: &protocol.ServiceDetails{Name: name, Hook: number, ExitCode: exit, Output: output}}
@@ -46,7 +46,7 @@ func ServiceHook(name string, number int, exit *int, output []byte, failed *prot
 	return append([]protocol.Event{hook}, ServiceFailed(name, failed)...)
 }
 
-// ServiceEnded records, in one event, the ends of the service's command that the log does not have. The supervisor
+// ServiceEnded records, in one event, those ends of the service's command that are missing from the log. The supervisor
 // pauses before it starts the command again, so the number of these events is limited. The command of a failed service
 // may end again and again for weeks, so ServiceEnded then records an end only if its exit code differs from that of the
 // last recorded end.
@@ -65,7 +65,7 @@ func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.
 	return []protocol.Event{e}
 }
 
-// EndsOf returns how often a command has ended since its container was started.
+// EndsOf returns how many times a command has ended since its container was started.
 func EndsOf(p *control.Primary) int {
 	ends := p.Restarts
 	if !p.Running && (p.LastExit != nil || p.Error != nil) {

@@ -33,7 +33,8 @@ func deviceOf(dir string) uint64 {
 	return r.device
 }
 
-// Defaults for the space that counts as low: a tenth of the disk, but at most lowMost or lowInodes.
+// Defaults for the free space that counts as low: a tenth of the disk's bytes, but at most lowMost, and a tenth of its
+// inodes, but at most lowInodes.
 const (
 	lowPart   = 10
 	lowMost   = 2 << 30 // bytes

@@ -96,8 +96,8 @@ func writeNote(home string, why *protocol.Error) error {
 	return os.WriteFile(filepath.Join(home, noteName), data, 0o600)
 }
 
-// ReadNote returns the reason why a watch stopped the sandbox with this directory. The watch may be the one of an
-// earlier worker. ReadNote returns nil if no watch stopped the sandbox.
+// ReadNote returns the reason why a watch, perhaps that of an earlier worker, stopped the sandbox with this directory.
+// It returns nil if no watch stopped the sandbox.
 func ReadNote(home string) *protocol.Error {
 	data, err := os.ReadFile(filepath.Join(home, noteName))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -25,7 +25,7 @@ type sample struct {
 // writer is a sandbox that writes to a disk.
 type writer struct {
 	key  protocol.SandboxKey
-	rate float64 // bytes or inodes per second; from latestWriter, the number of recent bytes
+	rate float64 // bytes or inodes per second; if latestWriter chose the sandbox, its number of recent bytes
 	by   string  // the evidence: one of the constants below
 }
 

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Deleted counts, until ctx ends, the deleted files that processes still have open or mapped. It counts files on the
-// file system of the processes' root, and on device. If the root is an overlay, the kernel reports the overlay's device
-// for some files, and the device of the overlay's layer for others; so the caller passes the device of the layer.
+// Deleted counts, until ctx ends, the deleted files that processes still have open or mapped, and that are on the file
+// system of the processes' root, or on device. If the root is an overlay, device must be the device of the overlay's
+// layer: the kernel reports the overlay's device for some files, and the layer's device for others.
 func Deleted(ctx context.Context, pids []int, device uint64, since time.Time) Usage {
 	u := &unnamed{since: since.Unix(), seen: map[file]bool{}, use: Usage{Device: device, Complete: true}}
 	for _, pid := range pids {

@@ -114,8 +114,8 @@ func (w *walk) enter(ctx context.Context, name string) {
 	w.read(ctx)
 }
 
-// leave moves the walk to the directory above. It returns false if the walk did not enter the present directory from
-// that directory.
+// leave moves the walk to the directory above. It returns false if that directory is not the one from which the walk
+// came, because a directory was moved.
 func (w *walk) leave() bool {
 	up := w.above[len(w.above)-1]
 	w.above = w.above[:len(w.above)-1]

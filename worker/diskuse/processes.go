@@ -39,7 +39,7 @@ func Processes(groups map[string]bool) map[string][]int {
 }
 
 // Written returns how many bytes the processes have written to file systems on disks. It includes the bytes of children
-// that have ended and for which the processes waited.
+// that have ended, if their parents have waited for them.
 func Written(pids []int) (written int64) {
 	for _, pid := range pids {
 		written += writtenBy(pid)

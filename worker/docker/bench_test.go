@@ -76,7 +76,8 @@ func BenchmarkLife(b *testing.B) {
 	}
 }
 
-// direct returns a bench whose client does not use the proxy, and a bare Docker client of the same engine.
+// direct returns a bench whose client connects to the engine without the proxy, and a bare Docker client of the same
+// engine.
 func direct(b *testing.B) (*bench, *client.Client) {
 	e := newBench(b)
 	host := "unix://" + dockertest.Socket(b)

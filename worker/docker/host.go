@@ -68,7 +68,7 @@ func (hm *hostMark) readHostID(ctx context.Context) (string, error) {
 		if id == "" || got.Labels[LabelDeployment] != hm.deployment {
 			return protocol.Errorf(protocol.FailedPrecondition, "",
 				"volume %s was not created by Boxfleet: it lacks the label %s, or its label %s is not %s; "+
-					"remove or rename the volume", hm.hostVolume(), LabelHost, LabelDeployment, hm.deployment)
+					"remove the volume", hm.hostVolume(), LabelHost, LabelDeployment, hm.deployment)
 		}
 		return nil
 	})

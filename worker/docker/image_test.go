@@ -227,7 +227,7 @@ func TestACallerAfterAnAbandonedPullStartsANewSharedPull(t *testing.T) {
 			<-joined
 		}
 		close(release)
-		for range 2 { // a caller with a third pull would also get its answer, and the third pull would be counted
+		for range 2 { // both callers share the second pull; a third pull would be counted below
 			if err := <-ended; !errors.Is(err, errPullFailed) {
 				t.Errorf("round %d: a caller of the second pull got %v, want %v", i, err, errPullFailed)
 			}

@@ -316,7 +316,7 @@ func pullError(ref string, err error, known bool) error {
 }
 
 // credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine.
-// known is false, and the pull anonymous, if there are no credentials or they cannot be read.
+// known is false, and the pull is anonymous, if there are no credentials or they cannot be read.
 func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, known bool) {
 	found, err := loginFor(ctx, ps.dockerConfig, host)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // Archive writes an image with one name, in the format of docker save. While it writes a layer, it calls moved with the
-// number of the layer's bytes that are written so far.
+// number of bytes of that layer written so far.
 type Archive func(ctx context.Context, w io.Writer, moved func(layer string, done, total int64)) error
 
 // TakeImage loads an image from the archive that open returns, under the name in the archive. Callers use it for images

@@ -7,8 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Epoch counts how often the engine's process may have been replaced. A container that ended in the epoch in which it
-// was last known to run ended by itself. If the epoch has changed since, the engine may have ended the container.
+// Epoch counts the times that the engine's process may have been replaced. If a container ends in the same epoch in
+// which it was last known to run, it has ended by itself. If the epoch has changed since, the engine may have ended the
+// container.
 type Epoch struct {
 	mu   sync.Mutex
 	n    int64
@@ -58,8 +59,8 @@ func (e *Epoch) Same(epoch int64) error {
 	return nil
 }
 
-// EndedByItself returns nil if a container that ended since epoch ended by itself: the engine answers, and its events
-// were followed without a gap. It returns the errors of ping and of Same.
+// EndedByItself is called for a container that has ended since epoch. It returns nil if the container ended by itself:
+// the engine answers, and its events were followed without a gap. Otherwise it returns the error of ping or of Same.
 func (e *Epoch) EndedByItself(ctx context.Context, ping func(context.Context) error, epoch int64) error {
 	if err := ping(ctx); err != nil {
 		return err

@@ -20,8 +20,8 @@ type Bridge struct {
 }
 
 // Abandoned lists the bridges that were created for this deployment and belong to no known network. It does not list
-// bridges for which another deployment has rules, or bridges to which interfaces are attached. It also removes bridges
-// that no longer exist from the record.
+// bridges for which another deployment has rules, or bridges to which interfaces are attached. It also removes from the
+// record the bridges that no longer exist.
 func (f *Firewall) Abandoned() ([]Bridge, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -35,7 +35,7 @@ func TestFiveHundredNetworksAreProtectedAndForgotten(t *testing.T) {
 		check(t, f.Forget(network(i, "internet").Bridge))
 	}
 	t.Logf("forgetting a network took %s", time.Since(start)/n)
-	// Abandoned also removes bridges that do not exist from the record.
+	// Abandoned also removes from the record the bridges that do not exist.
 	if found, err := f.Abandoned(); len(found) > 0 || err != nil {
 		t.Errorf("the abandoned bridges are %v, and the error is %v; want none", found, err)
 	}

@@ -14,7 +14,7 @@ type ledger struct {
 type entry struct {
 	Network
 	set    uint64 // the ledger's clock when the network was added or confirmed
-	listed bool   // the engine was seen to have the network at least once after it was added here
+	listed bool   // the engine has had the network at some time since the network was added here
 }
 
 func newLedger() ledger { return ledger{known: map[string]*entry{}, gone: map[string]uint64{}} }

@@ -73,7 +73,7 @@ func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	})
 }
 
-// Withheld returns the index of the first private range of a policy that the operator does not let policies allow.
+// Withheld returns the index of the first private range in a policy that is within no range of [Config].Allow.
 func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool {
 		return protocol.IsPrivateRange(r) &&
@@ -82,9 +82,9 @@ func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 	return i, i >= 0
 }
 
-// Denied returns the index of the first range of a policy that no sandbox may reach. The host's own addresses are such
-// ranges. So is each range within a range that is never reachable, within the network pool of the sandboxes, or within
-// a range that the operator denies.
+// Denied returns the index of the first range in a policy that no sandbox may reach: the host's own addresses, the
+// network pool of the sandboxes, the ranges that are never reachable, and those that the operator denies. A range
+// counts if it lies completely within one of these.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)
 	if f.cfg.Pool.IsValid() {

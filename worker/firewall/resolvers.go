@@ -77,9 +77,9 @@ func (f *Firewall) DNS(p Policy) []string {
 // this address means the container itself.
 const deadResolver = "0.0.0.0"
 
-// resolvers reads the configured name servers of the engine's host. For a sandbox, the engine queries them from inside
-// the sandbox's network. resolvers leaves out name servers on the loopback, because the engine queries them from
-// outside of the sandbox's network.
+// resolvers reads the configured name servers of the engine's host, except those on its loopback. The engine queries
+// the returned name servers from inside the sandbox's network, so the firewall applies. It would query a name server on
+// the loopback from outside that network.
 func (n *namespace) resolvers() []netip.Addr {
 	var found []netip.Addr
 	for _, name := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {

@@ -315,7 +315,7 @@ func address(offset uint32, r netip.Prefix, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// ifname returns an interface's name in the form in which the kernel compares names.
+// ifname encodes an interface's name as the kernel does when it compares names.
 func ifname(name string) []byte {
 	key := make([]byte, unix.IFNAMSIZ)
 	copy(key, name)

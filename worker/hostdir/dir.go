@@ -82,8 +82,8 @@ type Dir struct {
 	Path       string
 }
 
-// At returns d at another path, because an earlier worker with another state directory may have made the directory
-// there. If path is not absolute or has another name, At returns d unchanged.
+// At returns d at another path: an earlier worker with another state directory may have made the directory there. If
+// path is not absolute, or its last element is not that of d, At returns d unchanged.
 func (d Dir) At(path string) Dir {
 	if filepath.IsAbs(path) && filepath.Base(path) == filepath.Base(d.Path) {
 		d.Path = filepath.Clean(path)

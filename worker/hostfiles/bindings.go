@@ -23,9 +23,9 @@ import (
 // without the worker. During a start, the link leads to the source, which the worker keeps open. Before the supervisor
 // may run a command, the worker compares the mounted files with the files that it has opened.
 type Binding struct {
-	Field    string `json:"field"`            // field of the spec that errors name
-	Source   string `json:"source,omitempty"` // path on the host, as it is in the spec
-	Tool     string `json:"tool,omitempty"`   // name of a tool's mount; "": Source must be below the allow-list
+	Field    string `json:"field"`            // field of the spec, for error messages
+	Source   string `json:"source,omitempty"` // path on the host, as the spec names it
+	Tool     string `json:"tool,omitempty"`   // name of a tool's mount; "": a mount of the spec
 	Target   string `json:"target"`
 	Writable bool   `json:"writable,omitempty"`
 	Dir      bool   `json:"dir,omitempty"`      // the source is a directory

@@ -24,7 +24,7 @@ func openBelow(dir, real string) (*os.File, error) {
 	return openPath(int(root.Fd()), rel, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS)
 }
 
-// maxOpenTries limits how often openPath tries to open a path while the kernel returns EAGAIN.
+// maxOpenTries is how many times openPath tries to open a path while the kernel returns EAGAIN.
 const maxOpenTries = 200
 
 // openPath opens a path with O_PATH, so that the open has no effect on a socket, pipe or device. For a path with ".."

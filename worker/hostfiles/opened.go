@@ -51,7 +51,7 @@ func (o *Opened) Close() {
 	o.files = nil
 }
 
-// Verify compares the mounts of a container that has just started with the open sources. pid is the container's
+// Verify compares the open sources with the mounts of a container that has just started. pid is the container's
 // supervisor, which runs no command before it is connected to the worker. A worker that is not root checks nothing.
 func (o *Opened) Verify(pid int) error {
 	if len(o.files) == 0 || !CanVerify() {

@@ -30,7 +30,7 @@ type toolMount struct {
 // toolUse is one mount of a tool.
 type toolUse struct {
 	mount    string
-	required bool // if the host does not have the mount, the tool is refused; an optional mount is left out
+	required bool // without this mount, the host refuses the tool; an optional mount that is missing is left out
 }
 
 type tool struct {

@@ -25,7 +25,7 @@ type Options struct {
 	HostID       string
 	Instance     string
 	Dir          string   // the directory in which the record of images is stored
-	DenyNetworks []string // valid IPv4 ranges; like a sandbox, the worker connects to no public registry in them
+	DenyNetworks []string // valid IPv4 ranges; the worker connects to no public registry in these ranges
 	Engine       *docker.Engine
 	Log          Log
 	Recovered    func() <-chan struct{} // returns a channel that is closed when the engine or NATS is back

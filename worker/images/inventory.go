@@ -21,9 +21,10 @@ import (
 type inventory struct {
 	file    string
 	log     *slog.Logger
-	changed wake.Signal // the report of images is outdated
+	changed wake.Signal // set when the report of images is outdated
 
-	// removal is held while an image is removed, and while hold begins. So no image is removed after hold has begun.
+	// removal is locked while an image is removed, and while hold counts a use. A removal therefore sees every use that
+	// hold has counted.
 	removal sync.Mutex
 
 	mu      sync.Mutex
@@ -44,8 +45,8 @@ type record struct {
 	Left   string         `json:"left,omitempty"`   // reference by digest that the worker's pull left on the engine
 	File   string         `json:"file,omitempty"`   // digest of the imported file
 
-	// Others says that the name belongs to another client of the engine, although a pull, or an import by an older
-	// version, gave the name to another image. The worker never removes such a name.
+	// Others says that another client of the engine had given the name to its own image, before a pull, or an import by
+	// an older version, gave the name to another image. The worker never removes such a name.
 	Others bool      `json:"others,omitempty"`
 	UsedAt time.Time `json:"used_at"`
 }
@@ -342,7 +343,7 @@ func (v *inventory) unpinUnwanted(wanted map[string]bool) (unwanted []string) {
 	return unwanted
 }
 
-// rows returns the worker's images in the form in which they are reported.
+// rows returns the worker's images for the report.
 func (v *inventory) rows() []protocol.HostImage {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -361,8 +362,8 @@ func (v *inventory) rows() []protocol.HostImage {
 	})
 }
 
-// withRefs returns the names, and in front of them more references: if only the worker uses an image's name on the
-// host, withRefs adds the reference by which specs name the image.
+// withRefs returns the names, preceded by further references: if only the worker uses an image's name on the host,
+// withRefs adds the reference by which specs name the image.
 func (v *inventory) withRefs(names []string) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -92,8 +92,8 @@ func (m *Images) recordPull(full string, before, now docker.Image) {
 	m.sweepNow.Wake()
 }
 
-// pullAside makes the engine pull an image whose name on the host belongs to another client of the engine. That name
-// does not change. The pulled image gets a name that only the worker uses.
+// pullAside makes the engine pull an image whose name on the host belongs to another client of the engine. The client's
+// image keeps that name. The pulled image gets a name that only the worker uses.
 func (m *Images) pullAside(ctx context.Context, full string, report func(protocol.PullProgress)) (docker.Image, error) {
 	name := m.localName(protocol.ImagePulled, full)
 	left := func(ref string) {

@@ -33,7 +33,7 @@ type Watchers struct {
 const (
 	watchersPeriod = time.Second
 
-	// blamePart divides the limit of file watchers: a sandbox that has at most a quarter of them does not lose any.
+	// A sandbox loses file watchers only if it has more than the limit of file watchers divided by blamePart.
 	blamePart = 4
 )
 
@@ -87,17 +87,16 @@ func watchersUsedUp() bool {
 	return errors.Is(err, unix.EMFILE)
 }
 
-// holder is a process in a sandbox that has file watchers.
+// holder is a process of a sandbox, with the number of its file watchers.
 type holder struct {
 	pid      int
 	fd       int // a pidfd, so that no other process that gets the PID later is killed
 	watchers int
 }
 
-// relieve finds the sandbox that has the most file watchers, and kills its processes until the number of file watchers
-// is no greater than least. It begins with the processes that have the most. If the number is no greater than least at
-// first, it kills nothing. containers maps the first process of each container to the name of the sandbox. First
-// processes have no file watchers, and are never killed.
+// relieve finds the sandbox that has the most file watchers. If it has more than least, relieve kills its processes
+// until it has at most least, beginning with the processes that have the most. containers maps the first process of
+// each container to the name of the sandbox. First processes have no file watchers, and are never killed.
 func relieve(containers map[int]string, least int) (name string, killed int) {
 	held := findHolders(containers)
 	total := map[string]int{}

@@ -23,7 +23,7 @@ type Config struct {
 	DenyNetworks  []string // IPv4 ranges that no sandbox reaches
 	AllowNetworks []string // private IPv4 ranges that specs may allow
 	DNS           []string // name servers of sandboxes; default: the name servers of the engine's host
-	Connections   int      // maximum number of a sandbox's open connections that leave its network; 0: no limit
+	Connections   int      // maximum number of open connections of a sandbox to other networks; 0: no limit
 
 	Subnets    *Subnets
 	Engine     Engine

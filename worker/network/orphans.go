@@ -12,7 +12,8 @@ import (
 )
 
 // orphanPasses is the number of intervals Config.Reconcile during which a bridge must have been an orphan before it is
-// removed. If a worker was killed, the engine may still be creating the network of a bridge that looks like an orphan.
+// removed. The wait is necessary after a worker was killed: the engine may still be creating the network of a bridge
+// that looks like an orphan.
 const orphanPasses = 4
 
 // orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The
@@ -57,7 +58,7 @@ func (o *orphanBridges) remove(ctx context.Context) error {
 			continue
 		}
 		if o.dryRun {
-			o.log.Warn("would remove an orphan bridge", "bridge", b.Name)
+			o.log.Warn("dry run: would remove an orphan bridge", "bridge", b.Name)
 			continue
 		}
 		if err := o.fence(); err != nil {

@@ -30,7 +30,7 @@ func parseSettings(cfg Config) (*settings, error) {
 	for _, r := range s.allow {
 		if !protocol.IsPrivateRange(r) {
 			return nil, protocol.Invalid("allow_networks",
-				"must only have private ranges, because specs may always allow public ranges, got %s", r)
+				"must have only private ranges, got %s; specs may always allow public ranges", r)
 		}
 	}
 	for _, text := range cfg.DNS {

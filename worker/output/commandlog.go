@@ -50,7 +50,7 @@ const (
 
 	// FinishWithin limits how long publishing the last output of a command may take.
 	FinishWithin = 2 * time.Second
-	// FinishPoll is the pause between two checks whether the supervisor has reported the end of the command.
+	// FinishPoll is the pause between two checks for the report that the command has ended.
 	FinishPoll = 10 * time.Millisecond
 )
 

@@ -14,14 +14,14 @@ import (
 
 // Exec publishes the output of one exec from its files. Only one goroutine may use it.
 //
-// After each reconnect, Exec compares the acknowledged output with the output in the log, because a NATS server without
-// a cluster loses the output that it acknowledged last if it is killed.
+// If a NATS server without a cluster is killed, it loses the output that it acknowledged last. After each reconnect,
+// Exec therefore compares the acknowledged output with the output in the log.
 type Exec struct {
 	feed
 	cfg ExecConfig
 
 	checked    bool   // the published offsets were read from the log, or nothing was published before
-	reconnects uint64 // how often the connection had reconnected when the published offsets were last known to be right
+	reconnects uint64 // number of reconnects when the published offsets were last known to be right
 	hashSaved  bool   // the file with the hash states may exist
 	unsure     bool   // the log's last chunk may have been sent after a reconnect, so chunks before it may be lost
 
@@ -188,8 +188,8 @@ func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Du
 	return 0, err
 }
 
-// PublishAll publishes the rest of the output of an exec that has ended. lost says why a part of the output is missing
-// in the log; it is nil if the log has all output.
+// PublishAll publishes the rest of the output of an exec that has ended. lost says why the log lacks a part of the
+// output; it is nil if the log has all output.
 func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *protocol.Error, err error) {
 	p.extend()
 	for {

@@ -25,7 +25,7 @@ type feed struct {
 	rolling bool
 }
 
-// storedOn names the output of the feed that these hosts published.
+// storedOn names the feed's output from these hosts.
 func (p *feed) storedOn(hosts []protocol.OutputHost) jetstream.OutputOf {
 	return jetstream.OutputOf{Tenant: p.key.Tenant, Sandbox: p.key.ID, Log: p.name, Hosts: hosts}
 }

@@ -56,7 +56,7 @@ func (s *stream) moveTo(published int64, empty bool) {
 	s.synced, s.marked = min(s.synced, published), min(s.marked, published)
 }
 
-// sync updates synced. after is how long after its acknowledgement a crash of the server can still lose output.
+// sync updates synced. Acknowledged output survives a crash of the server once the acknowledgement is older than after.
 func (s *stream) sync(now time.Time, after time.Duration) {
 	if now.Sub(s.markedAt) >= after {
 		s.synced, s.marked, s.markedAt = s.marked, s.published, now

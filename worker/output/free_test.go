@@ -26,15 +26,15 @@ type publishing struct {
 	size int64
 }
 
-// newHost returns a host that is connected to a server of its own.
 // here is the host of these tests.
 var here = []protocol.OutputHost{{ID: "HOSTA"}}
 
-// storedHere names some output that was published from the host of these tests.
+// storedHere names the output in a log that was published from the host of these tests.
 func storedHere(log string) jetstream.OutputOf {
 	return jetstream.OutputOf{Tenant: "default", Sandbox: "s", Log: log, Hosts: here}
 }
 
+// newHost returns a host that is connected to a server of its own.
 func newHost(t *testing.T) *Host {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})

@@ -16,8 +16,8 @@ import (
 )
 
 // hashing computes the SHA-256 of the bytes of a stream that the log has acknowledged. The worker hashes the bytes that
-// it sent, because a container can change its files later. It reads the bytes that an earlier worker sent from the
-// file. If those bytes were freed on disk, the hash continues from the state that the earlier worker saved.
+// it sent, because a container can change its files later. Bytes that an earlier worker sent are read from the file. If
+// those bytes were freed on disk, the hash continues from the state that the earlier worker saved.
 type hashing struct {
 	sum     hash.Hash // nil: no byte is hashed yet
 	hashed  int64     // number of bytes at the start of the stream that sum covers
@@ -47,8 +47,8 @@ func (h *hashing) add(at int64, data []byte) {
 	h.hashed = end
 }
 
-// hashUpTo reads the bytes of the stream that are not hashed yet from the file, and hashes them up to an offset. Error:
-// the error of ctx.
+// hashUpTo reads from the file the bytes of the stream that are not hashed yet, up to an offset, and hashes them.
+// Error: the error of ctx.
 func (s *stream) hashUpTo(ctx context.Context, f *os.File, to int64) error {
 	if s.hashed >= to {
 		return nil

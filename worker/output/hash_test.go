@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hashes checks that the hash of the published output is known and correct, and that the hash of stderr, which is
-// empty, is empty.
+// hashes checks that the hash of the published stdout is known and correct, and that stderr, which is empty, has no
+// hash.
 func (p *publishing) hashes(pub *Exec) {
 	p.t.Helper()
 	stdout, stderr, err := pub.Hashes(p.t.Context())

@@ -18,8 +18,8 @@ const (
 )
 
 // Forget calls forget once a crash of the server can no longer lose the output of the ended exec. forget removes the
-// exec's files. Forget stops waiting when the context that while returns ends. This context must end with the
-// container.
+// exec's files. Forget passes its context to while, and stops waiting when the returned context ends. The returned
+// context must end with the container.
 func (p *Exec) Forget(while func(context.Context) (context.Context, context.CancelFunc), forget func()) {
 	h := p.host
 	stdout, stderr := p.Published() // the same sizes as in the event of the exec's end

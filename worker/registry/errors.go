@@ -15,8 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// failed translates an error. It uses no text of a remote server, because the server could put any data that it can
-// read into that text.
+// failed translates an error. It uses no text of a remote server: the server may quote any data that it can read.
 func (i *Image) failed(ctx context.Context, err error) error {
 	registry := imageref.Registry(i.ref)
 	fail := func(code protocol.Code, reason, format string, args ...any) error {

@@ -213,8 +213,8 @@ func (e *Error) Error() string { return fmt.Sprintf("remove %s: %v", e.Name, e.E
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// failure returns an Error with this name. It returns err itself if err is the error of a context, or already an Error.
-// Such an Error names a file inside the directory called name.
+// failure returns an Error with this name. It returns err itself if err is the error of a context, or is already an
+// Error. In the second case, err names a file inside the directory called name.
 func failure(name string, err error) error {
 	var named *Error
 	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) ||

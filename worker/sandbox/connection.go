@@ -111,8 +111,8 @@ func (c *connection) ownRun() *decide.PrimaryRun {
 	return &run
 }
 
-// check appends the starts and ends of a ready sandbox's own command that the log does not have. It fails the sandbox
-// if the command is in a crash loop.
+// check appends those starts and ends of a ready sandbox's own command that are missing from the log. It fails the
+// sandbox if the command is in a crash loop.
 func (c *connection) check(ctx context.Context) error {
 	s := c.s
 	st, _ := s.journal.State()

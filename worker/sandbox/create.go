@@ -61,11 +61,11 @@ type assignment struct {
 	from time.Time // when the time limit began to count, by this process's monotonic clock
 }
 
-// maxLateness is the most time that the coordinators need to end a create after its deadline.
+// maxLateness is the longest time that the coordinators need to end a create after its deadline.
 const maxLateness = time.Minute
 
-// left returns the time that remains until the sandbox must be ready. The time limit counts by this process's monotonic
-// clock. A change of the machine's wall clock therefore does not end the create.
+// left returns the time that remains until the sandbox must be ready. This process's monotonic clock measures the time
+// limit. A change of the machine's wall clock therefore does not end the create.
 func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	timeout := b.Spec.CreateTimeout.Std()
 	if !a.at.Equal(b.AssignedAt) {

@@ -64,7 +64,7 @@ func (d *diskStop) noted(generation uint64) *protocol.Error {
 func (d *diskStop) forget(generation uint64) error {
 	d.set(nil)
 	if err := disk.RemoveNote(d.s.dir(generation).Path); err != nil {
-		return hosterr.Wrap(err, "remove the note of why the disk watch stopped the sandbox")
+		return hosterr.Wrap(err, "remove the note that says why the disk watch stopped the sandbox")
 	}
 	return nil
 }

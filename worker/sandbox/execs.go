@@ -24,7 +24,7 @@ type execs struct {
 	unstarted  map[string]time.Time // when this worker first saw each accepted exec that has not started
 }
 
-// execRetryMost is the longest pause before execs that returned an error are retried. The first pause is retryFirst.
+// execRetryMost is the longest pause before execs are retried after an error. The first pause is retryFirst.
 const execRetryMost = 2 * time.Second
 
 // start starts a goroutine for each active exec without a goroutine, if the exec's supervisor is connected or its
@@ -131,14 +131,14 @@ func (e *execs) remove(ctx context.Context, r *execRun, err error) {
 		e.pause = 0
 		return
 	}
-	e.s.log.Warn("could not take an exec to its end; retrying", "exec", r.id, "error", err)
+	e.s.log.Warn("could not carry out the next step of an exec; retrying", "exec", r.id, "error", err)
 	e.s.mu.Lock()
 	e.s.stale = true
 	e.s.mu.Unlock()
 	e.resumeLater()
 }
 
-// resumeLater wakes the sandbox after a pause, which grows while execs return errors. Hold e.mu.
+// resumeLater wakes the sandbox after a pause. The pause grows until an exec ends without an error. Hold e.mu.
 func (e *execs) resumeLater() {
 	now := time.Now()
 	if now.Before(e.pauseUntil) { // the end of the present pause wakes the sandbox for this exec, too

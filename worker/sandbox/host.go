@@ -41,8 +41,8 @@ type Host struct {
 	Admission Admission
 	Owned     Owned
 
-	Listening func() uint64               // returns how often the worker has subscribed to notifications
-	Settled   func(k protocol.SandboxKey) // called when nothing of the sandbox is on the host that should not be on it
+	Listening func() uint64               // returns how many times the worker has subscribed to notifications
+	Settled   func(k protocol.SandboxKey) // called when the host matches the log for the sandbox
 }
 
 // Images gets images for containers.

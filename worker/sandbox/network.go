@@ -64,8 +64,8 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 		s.host.Subnets.Use(n.Subnet)
 		return n, false, s.host.Network.Verify(n)
 	}
-	// The engine may have made the network in spite of the error. If the engine lists the network later, adopt restores
-	// the rules.
+	// The engine may have made the network although it returned an error. If the engine lists the network later, adopt
+	// restores the rules.
 	if lost := s.host.Network.Unprotect(n.Bridge); lost != nil {
 		s.log.Warn("could not remove the firewall rules of a network that the engine did not make",
 			"bridge", n.Bridge, "error", lost)

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// maxPasswd is how many bytes of an image's /etc/passwd are read at most.
+// maxPasswd is the maximum number of bytes that are read of an image's /etc/passwd.
 const maxPasswd = 1 << 20
 
 const removePasswdWithin = 10 * time.Second

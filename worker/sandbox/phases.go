@@ -66,8 +66,9 @@ func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func(
 	}
 }
 
-// append appends the phases of the create that the log does not have, and then, in the same message, the events that
-// choose returns. If choose returns no events, the phases are appended only while the sandbox waits for its create.
+// append appends those phases of the create that are missing from the log, followed in the same message by the events
+// that choose returns. If choose returns no events, the phases are appended only while the sandbox waits for its
+// create.
 func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
 	return c.of(b).Append(func(unreported []protocol.Event) error {
 		return c.s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {

@@ -137,9 +137,9 @@ func (p *primary) failing() bool {
 }
 
 // crashLoop returns the error of a sandbox whose command exits again and again, or nil if there is no crash loop. It
-// finds a crash loop only while the supervisor is connected. Otherwise, the command may run again without the worker
-// knowing. Once crashLoop has found a crash loop, it returns the same error for this start of the container, even if
-// the command no longer exits: the worker ends the command before it appends the error.
+// finds a crash loop only while the supervisor is connected: without a connection, the worker does not know whether the
+// command runs again. Once crashLoop has found a crash loop, it returns the same error for this start of the container,
+// even if the command no longer exits: the worker ends the command before it appends the error.
 func (p *primary) crashLoop(memory protocol.Bytes) *protocol.Error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -196,8 +196,8 @@ func (p *primary) awaitEnd(ctx context.Context) {
 }
 
 // awaitSteady waits until the sandbox's own command has run for decide.SteadyFor. It returns an error if the command
-// cannot be started or ends too early. A run that began before from may end early, because a service that the command
-// needs may not have been ready then. Without a command, awaitSteady returns at once.
+// cannot be started or ends too early. A run that began before the time from may end early: a service that the command
+// needs may not have been ready. Without a command, awaitSteady returns at once.
 func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from time.Time) error {
 	if len(b.Spec.Command) == 0 {
 		return nil

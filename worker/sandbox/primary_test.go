@@ -17,7 +17,8 @@ const (
 	testGuard  = 30 * time.Second
 )
 
-// report returns a supervisor's report that a command, which has exited once before, started or ended a while ago.
+// report returns a supervisor's report that a command started or ended the given time ago. The command has exited once
+// before.
 func report(ago time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-ago)}
 }
@@ -29,8 +30,8 @@ func listening(t *testing.T, s *Sandbox) (p *primary, connect func() net.Conn) {
 		crash: decide.CrashLoop{Window: testWindow, Guard: testGuard}}, connect
 }
 
-// Without a connection to the supervisor, the worker does not know whether the command stays up by now. The crashes of
-// an earlier start of the container do not count.
+// Without a connection to the supervisor, the worker does not know whether the command has stopped crashing. The
+// crashes of an earlier start of the container do not count.
 func TestACrashLoopIsFoundByReportsOnOneStartOfTheContainer(t *testing.T) {
 	s := &Sandbox{wake: wake.New()}
 	first, connect := listening(t, s)

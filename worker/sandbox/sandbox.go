@@ -180,7 +180,7 @@ func (s *Sandbox) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	return protocol.Errorf(protocol.Internal, "", "the sandbox still needs operations after %d in a row", maxSteps)
+	return protocol.Errorf(protocol.Internal, "", "the sandbox needs more than %d operations in a row", maxSteps)
 }
 
 // step inspects the host, starts the execs that can start, and does the next operation. It returns true if nothing is

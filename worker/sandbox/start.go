@@ -222,14 +222,15 @@ func (t *starter) resume(ctx context.Context) error {
 	return err
 }
 
-// revivals counts how often a container was started again in quick succession after its engine or machine had ended it.
-// A container that ends soon after each start is not started any more.
+// revivals counts the starts of a container in quick succession after its engine or machine had ended it. A container
+// that ends soon after each start is not started any more.
 type revivals struct {
 	n    int
 	last time.Time
 }
 
-// maxRevivals is how often a container is started again if each start is within the crash window after the last start.
+// maxRevivals is how many times a container is started again if each start is within the crash window after the last
+// start.
 const maxRevivals = 5
 
 // another counts one more start of the container, and reports whether the start is allowed. It counts from zero again
@@ -271,7 +272,7 @@ func (t *starter) revive(ctx context.Context) error {
 	}
 	if !s.revivals.another(c, time.Now(), s.host.CrashWindow, s.host.CrashGuard) {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"the sandbox's container ended too often soon after its start, last with exit code %d", c.ExitCode))
+			"the sandbox's container ended soon after its start too many times; its last exit code was %d", c.ExitCode))
 	}
 	p, err := t.again(ctx)
 	if err == nil {

@@ -44,8 +44,8 @@ func networkObject(n docker.Network) Object {
 }
 
 // stray reports whether an object is a stray according to the log. If the log does not know the sandbox, the object is
-// not a stray. An object with the engine's name for the sandbox's container and network is not a stray while the sandbox
-// is on this host, because the sandbox's operations handle objects of any generation with this name.
+// not a stray. name is the engine's name for the sandbox's container and network. While the sandbox is on this host, an
+// object with this name is not a stray in any generation, because the sandbox's operations handle it.
 func (o Object) stray(b *protocol.Sandbox, hostID, name string) bool {
 	if b.State == protocol.StateNone {
 		return false
@@ -99,8 +99,8 @@ func stillThere(ctx context.Context, s *Sandbox, objects []Object) ([]Object, er
 	return withoutGone(objects, networks), err
 }
 
-// withoutGone returns the objects without the networks that are not among the engine's present networks. The subnet of
-// such a network, and the name of its bridge, may already belong to another sandbox's network.
+// withoutGone returns the objects, except those networks that the engine's list of networks lacks. The subnet of such a
+// network, and the name of its bridge, may already belong to another sandbox's network.
 func withoutGone(objects []Object, networks []docker.Network) []Object {
 	return slices.DeleteFunc(objects, func(o Object) bool {
 		return o.Network && !slices.ContainsFunc(networks, func(n docker.Network) bool { return n.ID == o.id })

@@ -64,7 +64,7 @@ func (v *Service) raise(ctx context.Context) error {
 	return nil
 }
 
-// raising is one call of raise.
+// raising is the state of one call of raise.
 type raising struct {
 	v   *Service
 	dir hostdir.Dir

@@ -173,7 +173,7 @@ func (h *health) unstartable(p *control.Primary) error {
 		return outOfMemory(h.v.spec.Memory)
 	case ends >= maxEnds:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"the command of the service ended %d times before the service was ready, last with exit code %d",
+			"the command of the service ended %d times before the service was ready; its last exit code was %d",
 			ends, *p.LastExit)
 	}
 	return nil
@@ -189,7 +189,7 @@ func (h *health) test(ctx context.Context) *protocol.Error {
 	if a == nil {
 		return sick("the service's container does not run")
 	}
-	// Only the service's goroutine inspects the container, so the test must not wait for a supervisor that has ended.
+	// This goroutine also inspects the container, so it must not wait here for a supervisor that has ended.
 	ctx, cancel := a.WhileConnected(ctx)
 	defer cancel()
 	r, output, err := runTest(ctx, a, check)
@@ -230,7 +230,7 @@ func (h *health) starting(p *control.Primary) bool {
 	return h.passed.Before(p.Since) && time.Since(p.Since) < h.check.StartPeriod.Std()
 }
 
-// lastLine returns the last line of a test's output in the form in which an error message quotes it.
+// lastLine formats the last line of a test's output for an error message.
 func lastLine(output []byte) string {
 	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD"), "\n")
 	if last := lines[len(lines)-1]; last != "" {

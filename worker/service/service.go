@@ -219,7 +219,7 @@ func (v *Service) append(ctx context.Context, events []protocol.Event) error {
 	}
 }
 
-// recordEnds appends the ends of the service's command that the log does not have.
+// recordEnds appends those ends of the service's command that are missing from the log.
 func (v *Service) recordEnds(ctx context.Context) {
 	a, p := v.attachment(), v.process()
 	if a == nil || decide.EndsOf(&p) == 0 {

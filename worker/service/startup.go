@@ -44,7 +44,7 @@ func (s *startup) run(ctx context.Context) error {
 }
 
 // overdue returns the error of a service that was not ready in time because of err. If err says only that the time is
-// up, overdue replaces it with what the service waited for.
+// up, the returned error says instead what the service was waiting for.
 func (s *startup) overdue(err error) error {
 	why := err.Error()
 	s.v.mu.Lock()

@@ -119,8 +119,8 @@ func (r *restarts) countEnd(why error) {
 }
 
 // crashLoop returns the error of a service whose command exits again and again, or nil if there is no crash loop. It
-// also returns nil while the service has a container whose supervisor is not connected, because the command may run
-// again without the worker knowing.
+// also returns nil while the service has a container whose supervisor is not connected: without a connection, the
+// worker does not know whether the command runs again.
 func (r *restarts) crashLoop() *protocol.Error {
 	v := r.v
 	r.resetAfterEngine()

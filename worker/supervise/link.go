@@ -150,16 +150,16 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
-// Any process in the sandbox may dial without end. The following constants limit how much work such a process causes
-// for the worker.
+// Any process in the sandbox may dial endlessly. The following constants limit how much work such a process causes for
+// the worker.
 const (
 	backlog     = 128 // maximum number of connections that the kernel queues
 	strangeRest = 100 * time.Millisecond
 	strangeMost = 8 // number of refused connections after which accept pauses for strangeRest
 )
 
-// accept accepts connections until the listener is closed. It pauses after strangeMost refused connections, so that a
-// process which dials without end has to wait, and costs the worker little.
+// accept accepts connections until the listener is closed. It pauses after strangeMost refused connections. A process
+// that dials endlessly then has to wait, and costs the worker little.
 func (l *Link) accept() {
 	for refused := 0; ; {
 		if refused >= strangeMost {

@@ -235,7 +235,7 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	<-first
 }
 
-// welcomed returns a link with this lease, and the supervisor's end of a connection to the link after the handshake.
+// welcomed returns a link with this lease, and the supervisor's end of a connection to the link. The handshake is done.
 func welcomed(t *testing.T, lease func() (time.Duration, error)) (*supervise.Link, net.Conn) {
 	t.Helper()
 	dir := t.TempDir()

@@ -136,8 +136,8 @@ func (s *session) answer(r *control.Reply) {
 	}
 }
 
-// write sends the queued commands until the session ends. It encodes a command only after all earlier commands are
-// written. Encoding checks the lease, and a stopped supervisor may delay a write for a long time after the check.
+// write sends the queued commands until the session ends. Encoding a command checks the lease, so write encodes no
+// command while an earlier write is blocked: a stopped supervisor may block a write for a long time.
 func (s *session) write() {
 	var buf []byte
 	var commands []queued

@@ -27,8 +27,9 @@ type Uploads interface {
 	Blob(ctx context.Context, tenant, digest string) (io.ReadCloser, error)
 }
 
-// Disk watches copies that write to the host's disk. It counts the bytes that are written to counter. If a copy fills
-// the disk, Disk cancels the context that Copy returned, with a *protocol.Error as the cause.
+// Disk watches copies that write to the host's disk. The caller of Copy also writes the copied bytes to counter, which
+// counts them. If a copy fills the disk, Disk cancels the context that Copy returned, with a *protocol.Error as the
+// cause.
 type Disk interface {
 	Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func())
 }
@@ -100,7 +101,7 @@ func (c Copier) copyTree(ctx context.Context, to Container, tree protocol.Copy) 
 	return copyErr
 }
 
-// rewrite rewrites an upload for the engine and checks its digest. It also writes all bytes that it reads to copied.
+// rewrite rewrites an upload for the engine and checks its digest. It also writes to copied all bytes that it reads.
 func rewrite(upload io.Reader, copied, out io.Writer, target treetar.Target, digest string) error {
 	sum := sha256.New()
 	stored := &storedTree{r: upload}
@@ -136,7 +137,7 @@ func refuse(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonCopyFailed, format, args...)
 }
 
-// target finds out which directories of a tree's target are missing in the container.
+// target returns the target of a tree, with the directories of its path that do not exist in the container.
 func (c Copier) target(ctx context.Context, to Container, tree protocol.Copy) (t treetar.Target, err error) {
 	uid, gid, ok := tree.Owners()
 	if !ok {

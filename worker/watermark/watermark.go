@@ -33,8 +33,9 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Reached describes the first limit that the host has reached, or returns "". It checks the file systems of dirs. It
-// skips directories that do not exist on this machine: the worker may have the engine's socket, but not its directory.
+// Reached describes the first limit that the host has reached, or returns "" if it has reached none. It checks the file
+// systems of dirs. It skips directories that do not exist on this machine: the worker may have the engine's socket, but
+// not its directory.
 func (l *Limits) Reached(dirs ...string) string {
 	for _, dir := range dirs {
 		var fs unix.Statfs_t
@@ -76,7 +77,7 @@ func reached(what, where string, used, free uint64, percent int) string {
 		return ""
 	}
 	if is := used * 100 / (used + free); is >= uint64(percent) {
-		return fmt.Sprintf("%d%% of the %s of %s are used, the watermark is %d%%", is, what, where, percent)
+		return fmt.Sprintf("%d%% of the %s of %s are used; the watermark is %d%%", is, what, where, percent)
 	}
 	return ""
 }
