@@ -121,34 +121,29 @@ func reads(ctx context.Context, conn *trialConn) (*sdk.Client, error) {
 	return c, nil
 }
 
-func TestAViewerNeedsEachOfItsRights(t *testing.T) {
-	t.Parallel()
-	members := eachRight(t, rights.Viewer, func(n int) rights.Identity {
-		return someone(rights.Viewer, fmt.Sprint("vera", n), "blue", "")
-	})
+// startReading starts trials of a role that reads. The sandbox "shown" of tenant blue has printed. Each member lacks
+// another right.
+func startReading(t *testing.T, role rights.Role) (*trials, []*member) {
+	t.Helper()
+	members := eachRight(t, role, func(n int) rights.Identity { return someone(role, fmt.Sprint("r", n), "blue", "") })
 	s := startTrials(t, members...)
 	root := s.decide(t)
 	root.running(t, "shown", "w1", "HOSTA")
 	if err := root.prints("HOSTA", "shown", "hello", 0); err != nil {
 		t.Fatal(err)
 	}
-	s.judgeAll(t, members, func(ctx context.Context, conn *trialConn) error {
-		_, err := reads(ctx, conn)
-		return err
-	})
+	return s, members
+}
+
+func TestAViewerNeedsEachOfItsRights(t *testing.T) {
+	t.Parallel()
+	s, members := startReading(t, rights.Viewer)
+	s.judgeAll(t, members, func(ctx context.Context, conn *trialConn) error { return second(reads(ctx, conn)) })
 }
 
 func TestAUserNeedsEachOfItsRights(t *testing.T) {
 	t.Parallel()
-	members := eachRight(t, rights.User, func(n int) rights.Identity {
-		return someone(rights.User, fmt.Sprint("anna", n), "blue", "")
-	})
-	s := startTrials(t, members...)
-	root := s.decide(t)
-	root.running(t, "shown", "w1", "HOSTA")
-	if err := root.prints("HOSTA", "shown", "hello", 0); err != nil {
-		t.Fatal(err)
-	}
+	s, members := startReading(t, rights.User)
 	dir := t.TempDir()
 	s.judgeAll(t, members, func(ctx context.Context, conn *trialConn) error {
 		c, err := reads(ctx, conn)
@@ -170,12 +165,7 @@ func TestAUserNeedsEachOfItsRights(t *testing.T) {
 
 func TestAFleetViewerNeedsEachOfItsRights(t *testing.T) {
 	t.Parallel()
-	members := eachRight(t, rights.FleetViewer, func(n int) rights.Identity {
-		return someone(rights.FleetViewer, fmt.Sprint("screen", n), "", "")
-	})
-	s := startTrials(t, members...)
-	root := s.decide(t)
-	root.running(t, "shown", "w1", "HOSTA")
+	s, members := startReading(t, rights.FleetViewer)
 	s.judgeAll(t, members, func(ctx context.Context, conn *trialConn) error {
 		for _, tenant := range []string{"blue", "green"} {
 			c, err := sdk.Connect(ctx, sdk.Options{Conn: conn.Conn, Tenant: tenant})

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -23,6 +24,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
 )
+
+func TestMain(m *testing.M) {
+	// Many tests wait for the end of credentials or for a coordinator. On small machines they therefore finish sooner with
+	// more parallel tests than cores. The flag -parallel overrides this number.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
 
 // right is one subject of the table of rights, with its placeholders.
 type right struct {

@@ -216,8 +216,17 @@ func TestAHostileWorkerCannotNotifyAnother(t *testing.T) {
 	}
 	for _, header := range []nats.Header{nil, {protocol.HeaderSignature: {genuine.Proof.Signature.String()}}} {
 		for _, query := range []string{`{"last_by_subj":%q,"no_hdr":true}`, `{"last_by_subj":%q}`} {
+			before, err := deciding.LastRecord(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
 			s.send(t, &nats.Msg{Subject: protocol.AppendSubject("w1", "blue", "trick"), Header: header,
 				Data: protocol.Encode(forged)})
+			// The server stores a message after it has read it, and would find nothing before that.
+			s.eventually(t, "the notification is stored", func() bool {
+				last, err := deciding.LastRecord(t.Context())
+				return err == nil && last > before
+			})
 			s.send(t, &nats.Msg{Subject: "$JS.API.DIRECT.GET." + protocol.StreamEvents,
 				Reply: protocol.WorkSubject("w2", "blue", "mine"),
 				Data:  fmt.Appendf(nil, query, protocol.EventSubject("blue", "trick"))})

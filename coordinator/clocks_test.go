@@ -73,6 +73,7 @@ func (d *deployment) execIs(sandbox, exec string) protocol.ExecState {
 }
 
 func TestNothingIsDecidedByTheClockOfAWorker(t *testing.T) {
+	t.Parallel()
 	for _, by := range []time.Duration{-15 * time.Minute, 15 * time.Minute} {
 		t.Run(by.String(), func(t *testing.T) {
 			t.Parallel()
@@ -105,6 +106,7 @@ func TestNothingIsDecidedByTheClockOfAWorker(t *testing.T) {
 }
 
 func TestNothingIsDecidedByTheClockOfACoordinator(t *testing.T) {
+	t.Parallel()
 	for _, by := range []time.Duration{15 * 24 * time.Hour, -15 * 24 * time.Hour} {
 		t.Run(by.String(), func(t *testing.T) {
 			t.Parallel()
@@ -143,6 +145,7 @@ func TestNothingIsDecidedByTheClockOfACoordinator(t *testing.T) {
 }
 
 func TestAClockThatIsOffIsShown(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	conn := d.connectAs(jetstream.Config{InProcess: d.server, Name: "c1", Clock: clockOffBy(-time.Minute)})
 	defer d.run(Config{Name: "c1", Conn: conn})()

@@ -12,6 +12,7 @@ import (
 )
 
 func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	stop := d.run(Config{Name: "c1", Defaults: spec.Defaults{
 		"*": {CPU: 4, Labels: map[string]string{"by": "all", "of": "all"}},
@@ -57,6 +58,7 @@ func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
 }
 
 func TestARepeatedCreateFindsItsSandboxAfterTheDefaultsChanged(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	mounting := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i",
 		Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
@@ -86,6 +88,7 @@ func TestARepeatedCreateFindsItsSandboxAfterTheDefaultsChanged(t *testing.T) {
 }
 
 func TestInvalidDefaultsAreRefusedAtTheStart(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	err := Run(context.Background(), Config{Conn: d.connect("c1"), Name: "c1", Defaults: spec.Defaults{"a": {CPU: -1}}})
 	if err == nil || protocol.AsError(err).Field != "defaults.a.cpu" {

@@ -45,6 +45,7 @@ func (d *deployment) storedExecs(sandbox string) int {
 }
 
 func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: 50 * time.Millisecond})
 	if r := d.request(protocol.VerbCreate, "a", "create",
@@ -116,6 +117,7 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 
 // One coordinator stores snapshots or the index of execs while another coordinator reads them.
 func TestP3_ACoordinatorThatStartsDuringARoundOfSnapshotsKnowsUsedExecIDs(t *testing.T) {
+	t.Parallel()
 	for _, bucket := range []string{protocol.BucketSandboxes, protocol.BucketExecIDs} {
 		t.Run(bucket, func(t *testing.T) {
 			t.Parallel()

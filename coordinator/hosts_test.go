@@ -51,6 +51,7 @@ func (d *deployment) hostIs(worker string, state protocol.HostState) bool {
 // The entry of a host is removed while its worker is away. A coordinator that starts then knows the host only from a
 // sandbox on it.
 func TestWaitingSandboxesSurviveARestartWhileTheWorkerIsAway(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond}
 	stop := d.coordinator("c1", timing)
@@ -83,6 +84,7 @@ func TestWaitingSandboxesSurviveARestartWhileTheWorkerIsAway(t *testing.T) {
 
 // During an outage of NATS all locks end, and a worker needs a moment to take its lock again.
 func TestAnOutageOfNATSMakesNoHostLost(t *testing.T) {
+	t.Parallel()
 	for name, restarted := range map[string]bool{
 		"for a coordinator that keeps running": false, "for a coordinator that starts": true,
 	} {
@@ -140,6 +142,7 @@ func TestAnOutageOfNATSMakesNoHostLost(t *testing.T) {
 }
 
 func TestNothingIsScheduledBeforeHostsAndImportsAreKnown(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"hosts", "imports"} {
 		t.Run(what, func(t *testing.T) {
 			d := newDeployment(t)
@@ -216,6 +219,7 @@ func TestASandboxThatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 // A host is lost during a create, no other host takes the sandbox, and the host comes back afterwards. The sandbox
 // stays failed, and the worker is notified, so that it removes what it created.
 func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Overdue: 100 * time.Millisecond})()
 	h := host("w1", 0)

@@ -10,6 +10,7 @@ import (
 )
 
 func TestAnImageThatNoHostHasFailsItsSandbox(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Image: 300 * time.Millisecond})()
 	h := reporting("w1", 0, placement.Images{})
@@ -44,6 +45,7 @@ func TestAnImageThatNoHostHasFailsItsSandbox(t *testing.T) {
 }
 
 func TestImagesThatPendingSandboxesWaitForAreListed(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	spec := protocol.SandboxSpec{Image: "app",

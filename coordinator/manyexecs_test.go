@@ -68,6 +68,7 @@ func TestThousandsOfExecsOfALostHostEnd(t *testing.T) {
 }
 
 func TestMoreActiveExecsThanASandboxMayHaveAreRefused(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.run(Config{Name: "c1", MaxActiveExecs: 3})()
 	d.ready("a")

@@ -401,14 +401,23 @@ func TestACreateThatLosesTheIDLeavesTheNameToItsOwner(t *testing.T) {
 			<-goOn
 		}
 	}})()
-	first := make(chan *protocol.Reply, 1)
+	answers, err := d.conn.Answers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answers.Close()
+	inbox, first, stop := answers.Expect("r1")
+	defer stop()
 	spec := &protocol.SandboxSpec{Image: "i"}
-	go func() {
-		first <- d.request(protocol.VerbCreate, "s1", "r1", protocol.Request{Name: "web", Sandbox: spec})
-	}()
+	create := protocol.Request{Version: protocol.Version, Name: "web", Sandbox: spec}
+	// The method request would send it again, and the probe would let the repeated request pass.
+	if err := d.conn.Submit(t.Context(), "default", protocol.VerbCreate, "s1", "r1", inbox,
+		protocol.Encode(&create)); err != nil {
+		t.Fatal(err)
+	}
 	<-arrived
-	if r := d.request(protocol.VerbCreate, "s1", "r2", protocol.Request{Name: "web", Sandbox: spec}); r.Error != nil {
-		t.Fatal(r.Error)
+	if r := d.request(protocol.VerbCreate, "s1", "r2", create); r.Error != nil {
+		t.Error(r.Error)
 	}
 	close(goOn)
 	if r := <-first; r.Error == nil {

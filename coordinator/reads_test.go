@@ -12,6 +12,7 @@ import (
 )
 
 func TestAPageOfLargeSandboxesFitsIntoOneMessage(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	large := protocol.SandboxSpec{Image: "i", Env: map[string]string{"A": strings.Repeat("x", 120<<10)},
@@ -46,6 +47,7 @@ func TestAPageOfLargeSandboxesFitsIntoOneMessage(t *testing.T) {
 }
 
 func TestAFleetOfManyHostsIsListed(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	const n = 40

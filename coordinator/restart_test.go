@@ -14,6 +14,7 @@ import (
 const duplicates = 150 * time.Millisecond
 
 func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Snapshot: 50 * time.Millisecond}
 	stop := d.coordinator("c1", timing)
@@ -76,6 +77,7 @@ func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
 }
 
 func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	purged := func() bool {
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList,
@@ -128,6 +130,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 }
 
 func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
+	t.Parallel()
 	for what, asks := range map[string]string{
 		"the ids are read": "CONSUMER.CREATE.KV_" + protocol.BucketExecIDs,
 		"reads are served": "SUB " + protocol.APISubject("*", protocol.EndpointGet),
@@ -155,6 +158,7 @@ func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
 }
 
 func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 50 * time.Millisecond})()
 	create := func(id string, queueTimeout time.Duration) {
@@ -184,6 +188,7 @@ func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 }
 
 func TestQ1_AnIDThatWasReservedAndNeverUsedIsEnded(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Abandon: 200 * time.Millisecond})()
 	r := protocol.Reservation{Request: "gone", Fingerprint: "f", Time: time.Now()}
@@ -197,6 +202,7 @@ func TestQ1_AnIDThatWasReservedAndNeverUsedIsEnded(t *testing.T) {
 }
 
 func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	leads := func(conn *jetstream.Conn, name string) bool {
 		reply, err := conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
@@ -218,6 +224,7 @@ func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
 
 // Notifications are core NATS messages, which are lost while their worker does not listen.
 func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Retell: time.Hour})()
 	ctx, host := t.Context(), &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1,
@@ -264,6 +271,7 @@ func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
 }
 
 func TestAReadIsNoOlderThanTheLog(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Fresh: time.Minute})()
 	if r := d.request(protocol.VerbCreate, "a", "create",

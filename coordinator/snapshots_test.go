@@ -49,6 +49,7 @@ func (d *deployment) covered() (from uint64, records map[string]uint64) {
 }
 
 func TestASandboxTooLargeForASnapshotBlocksNoOthers(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: 20 * time.Millisecond})
 	d.ready("large")
@@ -87,6 +88,7 @@ func TestASandboxTooLargeForASnapshotBlocksNoOthers(t *testing.T) {
 
 // One sandbox's snapshot cannot be written, for a reason that concerns only that sandbox.
 func TestASnapshotThatCannotBeWrittenBlocksNoOthersAndIsNotSkipped(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: time.Hour})
 	d.ready("bad")
@@ -189,6 +191,7 @@ func TestP3_ALateWriteOfAnOldLeaderFreesNoExecID(t *testing.T) {
 // The server's store is replaced by an older copy. Reads and execs work again, whether the coordinator keeps running or
 // starts again.
 func TestAfterTheLogWasSetBackReadsAndExecsWorkAgain(t *testing.T) {
+	t.Parallel()
 	for name, restarted := range map[string]bool{"the coordinator keeps running": false,
 		"the coordinator starts again": true} {
 		for part, whole := range map[string]bool{"all of the store": true, "the log, not the snapshots": false} {

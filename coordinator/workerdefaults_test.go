@@ -163,6 +163,7 @@ func TestTheDefaultsOfALostHostDoNotCountAgainstOthers(t *testing.T) {
 }
 
 func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
+	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 50 * time.Millisecond, Suspect: time.Minute}
 	c, stop := d.inMemory(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})

@@ -13,12 +13,11 @@ import (
 // for byte, including quotes, newlines and special characters.
 func TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile(t *testing.T) {
 	t.Parallel()
-	const name = "boxfleet/test:python-node"
-	image(t, name)
+	image(t, debianImage)
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
-	spec.Image, spec.User, spec.Memory = name, "box", 256<<20
+	spec.Image, spec.User, spec.Memory = debianImage, "box", 256<<20
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("x3-debian"))
 	if err != nil {
 		t.Fatal(err)

@@ -374,8 +374,7 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 
 func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	t.Parallel()
-	image(t, "boxfleet/test:postgres")
-	image(t, "boxfleet/test:redis")
+	image(t, debianImage)
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	db := postgres()
@@ -384,7 +383,7 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql),
 		"create table t (n int); insert into t values (42)")}}
 	spec := withServices(f, services{"db": db, "cache": redis()}, nil)
-	spec.Image, spec.User = "boxfleet/test:postgres", "box"
+	spec.Image, spec.User = debianImage, "box"
 	begun := time.Now()
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {

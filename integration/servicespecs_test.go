@@ -124,6 +124,9 @@ func imageWith(t *testing.T, name string, instructions ...string) string {
 	return ref
 }
 
+// debianImage is an image of Debian with Python, Node.js, PostgreSQL and Redis.
+const debianImage = "boxfleet/test:debian"
+
 // image makes a test image unless the engine already has it.
 func image(t *testing.T, name string) {
 	t.Helper()
@@ -143,14 +146,14 @@ func postgres() protocol.Service {
 		"install -d -o postgres -g postgres /run/postgresql; " +
 		"exec setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/postgres -D $d -c " +
 		"listen_addresses='*' -c fsync=off"
-	return protocol.Service{Image: "boxfleet/test:postgres", Command: []string{"sh", "-c", script}, Memory: 256 << 20,
+	return protocol.Service{Image: debianImage, Command: []string{"sh", "-c", script}, Memory: 256 << 20,
 		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"},
 			Interval: protocol.Duration(time.Second),
 			Retries:  40, StartInterval: protocol.Duration(200 * time.Millisecond)}}
 }
 
 func redis() protocol.Service {
-	return protocol.Service{Image: "boxfleet/test:redis", User: "redis", Memory: 64 << 20,
+	return protocol.Service{Image: debianImage, User: "redis", Memory: 64 << 20,
 		Command: []string{"redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir",
 			"/tmp"},
 		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "redis-cli ping | grep -q PONG"},

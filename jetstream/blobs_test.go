@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -46,7 +47,12 @@ func TestABlobIsCompleteAsSoonAsItIsStored(t *testing.T) {
 func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
-	c, ctx, nc := d.opened(t), t.Context(), d.raw(t)
+	ctx, nc := t.Context(), d.raw(t)
+	// An upload waits for a lost acknowledgement, and after that for chunks in flight, as long as the connection's timeout.
+	c, err := jetstream.Connect(ctx, jetstream.Config{URL: d.url(), Logger: quiet, Timeout: 2 * time.Second})
+	must(t, err)
+	t.Cleanup(c.Close)
+	must(t, c.Open(ctx))
 	whole, refused := 0, 0
 	for range 5 {
 		content, digest := randomBlob(8 << 20)

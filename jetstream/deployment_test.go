@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -45,6 +46,11 @@ func TestMain(m *testing.M) {
 	if config := os.Getenv(serverProcess); config != "" {
 		serve(config)
 	}
+	// Tests spend most of their time waiting for elections and for the ends of leases. On small machines they therefore
+	// finish sooner with more parallel tests than cores. The flag -parallel overrides this number.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	for _, s := range cluster.servers {
 		s.Stop()
@@ -62,6 +68,14 @@ func TestMain(m *testing.M) {
 // tests share.
 func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
+	t.Parallel()
+	conformAlone(t, test)
+}
+
+// conformAlone is like conform, but no other test runs at the same time. Tests use it if they must not share a
+// deployment's request queue with other tests.
+func conformAlone(t *testing.T, test func(t *testing.T, d *deployment)) {
+	t.Helper()
 	t.Run("server", func(t *testing.T) {
 		t.Parallel()
 		test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL}))
@@ -70,13 +84,6 @@ func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 		t.Parallel()
 		test(t, sharedCluster(t))
 	})
-}
-
-// conformAlone is like conform. Tests use it if they must not share a deployment's request queue with other tests.
-func conformAlone(t *testing.T, test func(t *testing.T, d *deployment)) {
-	t.Helper()
-	t.Run("server", func(t *testing.T) { test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL})) })
-	t.Run("cluster", func(t *testing.T) { test(t, sharedCluster(t)) })
 }
 
 func startServer(t testing.TB, a jetstream.Assets) *deployment {

@@ -2,7 +2,6 @@ package jetstream_test
 
 import (
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +33,7 @@ func TestALiveBatchWhoseRecordIsForgedIsOnlyAHint(t *testing.T) {
 				before)
 		}
 
+		publish := rawPublisher(t, d.url())
 		all := fmt.Sprintf("Nats-Stream: %s\r\nNats-Subject: %s\r\nNats-Sequence: 1000\r\nNats-Last-Sequence: 1\r\n",
 			protocol.StreamEvents, protocol.EventSubject(d.tenant, "s1"))
 		for name, headers := range map[string]string{
@@ -48,8 +48,8 @@ func TestALiveBatchWhoseRecordIsForgedIsOnlyAHint(t *testing.T) {
 			"no headers that are decoded": "A\r\n\r\n",
 		} {
 			t.Run(name, func(t *testing.T) {
-				publishRaw(t, d, protocol.AppendSubject("evil", d.tenant, "s1"), "NATS/1.0\r\n"+headers,
-					accepted(d.tenant, "s1", "evil").Encode())
+				publish(protocol.AppendSubject("evil", d.tenant, "s1"), "NATS/1.0\r\n"+headers,
+					string(accepted(d.tenant, "s1", "evil").Encode()))
 				b := receive(t, 5*time.Second, "the hint", heard)
 				if b.Writer != "evil" || b.Record != 0 || b.Proof.After != 0 || b.Events[0].Record != 0 {
 					t.Errorf("a batch of %s arrives with record %d after %d, want a hint", b.Writer, b.Record, b.Proof.After)
@@ -57,15 +57,4 @@ func TestALiveBatchWhoseRecordIsForgedIsOnlyAHint(t *testing.T) {
 			})
 		}
 	})
-}
-
-// publishRaw publishes a message whose headers the client library would not write.
-func publishRaw(t *testing.T, d *deployment, subject, headers string, payload []byte) {
-	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(strings.Split(d.url(), ",")[0], "nats://"))
-	must(t, err)
-	t.Cleanup(func() { _ = conn.Close() }) // the test is over
-	_, err = fmt.Fprintf(conn, "CONNECT {\"headers\":true,\"verbose\":false}\r\nHPUB %s %d %d\r\n%s%s\r\n", subject,
-		len(headers), len(headers)+len(payload), headers, payload)
-	must(t, err)
 }

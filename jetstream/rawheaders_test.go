@@ -20,11 +20,12 @@ func (d *rawDialer) Dial(network, address string) (net.Conn, error) {
 	return c, err
 }
 
-// rawPublisher returns a function that publishes with raw headers.
-func (f *signedFleet) rawPublisher(t *testing.T, by *member) func(subject, headers, payload string) {
+// rawPublisher returns a function that publishes a message with headers that the client would not write. The function
+// returns after the server has read the message.
+func rawPublisher(t testing.TB, url string, options ...nats.Option) (publish func(subject, headers, payload string)) {
 	t.Helper()
 	d := &rawDialer{}
-	nc, err := nats.Connect(f.server.ClientURL(), nats.UserCredentials(by.creds), nats.SetCustomDialer(d))
+	nc, err := nats.Connect(url, append(options, nats.SetCustomDialer(d))...)
 	must(t, err)
 	t.Cleanup(nc.Close)
 	return func(subject, headers, payload string) {
@@ -39,7 +40,7 @@ func (f *signedFleet) rawPublisher(t *testing.T, by *member) func(subject, heade
 // a history message by message nor one that reads it in batches.
 func TestRawHeadersOfForgersAreNotBelieved(t *testing.T) {
 	f := startSigned(t)
-	publish := f.rawPublisher(t, f.rogue)
+	publish := rawPublisher(t, f.server.ClientURL(), nats.UserCredentials(f.rogue.creds))
 	const start, end = "NATS/1.0\r\n", "\r\n\r\n"
 	server := func(tenant, sandbox string) string {
 		return "Nats-Stream: " + protocol.StreamEvents + "\r\nNats-Subject: " + protocol.EventSubject(tenant, sandbox) +

@@ -70,6 +70,7 @@ func accept(t testing.TB, j *jetstream.Journal, ids ...string) {
 
 // A journal keeps running while the log is restored from a backup, as the journals of coordinators and workers do.
 func TestAJournalAheadOfTheLogFoldsItAgain(t *testing.T) {
+	t.Parallel()
 	for name, then := range map[string]func(t *testing.T, d *backup, lives *jetstream.Journal){
 		"the journal is read": func(t *testing.T, _ *backup, lives *jetstream.Journal) {
 			must(t, lives.Refresh(t.Context()))
@@ -169,6 +170,7 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 }
 
 func TestAFollowerReportsARewoundLog(t *testing.T) {
+	t.Parallel()
 	logs := map[string][]string{"the log is shorter": nil, "the log has grown again": {"y1", "y2", "y3", "y4"}}
 	for name, more := range logs {
 		t.Run(name, func(t *testing.T) {

@@ -176,6 +176,7 @@ func TestAWriterSignsWithItsNewKey(t *testing.T) {
 
 // Ten thousand forged messages take time to read, but they neither change the history nor fill the log file.
 func TestAFloodOfForgeriesChangesNothing(t *testing.T) {
+	t.Parallel()
 	const flood = 10_000
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -329,6 +330,7 @@ func TestASnapshotContinuesTheChain(t *testing.T) {
 
 // Segments hold the messages as they were stored, so readers reach the same verdicts.
 func TestSegmentsKeepTheVerdicts(t *testing.T) {
+	t.Parallel()
 	f := startSigned(t)
 	t.Run("living", func(t *testing.T) { segmentsKeepTheVerdicts(t, f, "s1", false) })
 	t.Run("ended", func(t *testing.T) { segmentsKeepTheVerdicts(t, f, "s2", true) })

@@ -1,12 +1,9 @@
 package jetstream_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,129 +24,104 @@ var hostileHeaders = []string{
 	"NATS/1.0",
 }
 
-// publishEmpty publishes messages without a payload under a subject, each with one of the header blocks in turn. It
-// returns after the server has read all of them.
-func publishEmpty(t testing.TB, d *deployment, subject string, messages int, headers ...string) {
+// eachHostileHeader runs a test on a server of its own for each of the hostile headers. publish publishes so many
+// messages that have the header and no payload.
+func eachHostileHeader(t *testing.T, test func(t *testing.T, d *deployment, publish func(subject string, messages int))) {
 	t.Helper()
-	address := strings.TrimPrefix(d.servers[0].ClientURL(), "nats://")
-	conn, err := net.Dial("tcp", address)
-	must(t, err)
-	defer conn.Close()
-	must(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	out := bufio.NewWriter(conn)
-	fmt.Fprint(out, "CONNECT {\"verbose\":false,\"headers\":true,\"no_responders\":true}\r\n")
-	for i := range messages {
-		h := headers[i%len(headers)]
-		fmt.Fprintf(out, "HPUB %s %d %d\r\n%s\r\n", subject, len(h), len(h), h)
+	t.Parallel()
+	for i, header := range hostileHeaders {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			d := startServer(t, jetstream.Assets{})
+			raw := rawPublisher(t, d.url())
+			test(t, d, func(subject string, messages int) {
+				for range messages {
+					raw(subject, header, "")
+				}
+			})
+		})
 	}
-	fmt.Fprint(out, "PING\r\n")
-	must(t, out.Flush())
-	in := bufio.NewScanner(conn)
-	for in.Scan() {
-		switch line := in.Text(); {
-		case line == "PONG":
-			return
-		case strings.HasPrefix(line, "-ERR"):
-			t.Fatal(line)
-		}
-	}
-	t.Fatalf("the server closed the connection: %v", in.Err())
 }
 
 // A follower reads past the hostile messages, both those that are in the log when it starts and those that are appended
 // later.
 func TestAFollowerPassesMessagesThatLookLikeAStatus(t *testing.T) {
-	t.Parallel()
-	for i, header := range hostileHeaders {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			t.Parallel()
-			d := startServer(t, jetstream.Assets{})
-			c := d.opened(t)
-			hostile := func(sandbox string) {
-				publishEmpty(t, d, protocol.AppendSubject("evil", d.tenant, sandbox), 3, header)
-				eventually.Holds(t, 5*time.Second, "the messages are stored", func() bool {
-					return d.onSubject(t, d.tenant, sandbox) == 3
-				})
-			}
-			readySandbox(t, c, d.tenant, "s1")
-			hostile("evil1")
-			heard, caughtUp := make(chan string, 100), make(chan struct{})
-			background(t, func(ctx context.Context) error {
-				return c.FollowEvents(ctx, 1, func(b *protocol.Batch) { heard <- b.Sandbox }, func() { close(caughtUp) })
+	eachHostileHeader(t, func(t *testing.T, d *deployment, publish func(subject string, messages int)) {
+		c := d.opened(t)
+		hostile := func(sandbox string) {
+			publish(protocol.AppendSubject("evil", d.tenant, sandbox), 3)
+			eventually.Holds(t, 5*time.Second, "the messages are stored", func() bool {
+				return d.onSubject(t, d.tenant, sandbox) == 3
 			})
-			receive(t, 5*time.Second, "the end of the log", caughtUp)
-			hostile("evil2")
-			readySandbox(t, c, d.tenant, "s2")
-			for _, want := range []string{"s1", "s2"} {
-				for receive(t, 5*time.Second, "a batch of "+want, heard) != want { // each has several batches
-				}
-			}
+		}
+		readySandbox(t, c, d.tenant, "s1")
+		hostile("evil1")
+		heard, caughtUp := make(chan string, 100), make(chan struct{})
+		background(t, func(ctx context.Context) error {
+			return c.FollowEvents(ctx, 1, func(b *protocol.Batch) { heard <- b.Sandbox }, func() { close(caughtUp) })
 		})
-	}
+		receive(t, 5*time.Second, "the end of the log", caughtUp)
+		hostile("evil2")
+		readySandbox(t, c, d.tenant, "s2")
+		for _, want := range []string{"s1", "s2"} {
+			for receive(t, 5*time.Second, "a batch of "+want, heard) != want { // each has several batches
+			}
+		}
+	})
 }
 
 // Measuring the stored output reads only headers, so that each message looks as if it had no payload.
 func TestOutputThatLooksLikeAStatusIsMeasured(t *testing.T) {
-	t.Parallel()
-	for i, header := range hostileHeaders {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			t.Parallel()
-			d := startServer(t, jetstream.Assets{})
-			c := d.opened(t)
-			subject := protocol.OutputSubject("w1", d.tenant, "s1", "e1")
-			publishEmpty(t, d, subject, 3, header)
-			publishEmpty(t, d, subject, 1, "NATS/1.0\r\nA: b\r\n\r\n")
-			eventually.Holds(t, 5*time.Second, "the output is stored", func() bool {
-				room, err := c.OutputRoom(t.Context())
-				return err == nil && room.Last == 4
-			})
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			measured := 0
-			next, err := c.OutputSizes(ctx, 1, func(jetstream.StoredOutput) { measured++ })
-			must(t, err)
-			if measured != 4 || next != 5 {
-				t.Errorf("%d messages were measured and the next record is %d, want 4 and 5", measured, next)
-			}
+	eachHostileHeader(t, func(t *testing.T, d *deployment, publish func(subject string, messages int)) {
+		c := d.opened(t)
+		subject := protocol.OutputSubject("w1", d.tenant, "s1", "e1")
+		publish(subject, 3)
+		rawPublisher(t, d.url())(subject, "NATS/1.0\r\nA: b\r\n\r\n", "")
+		eventually.Holds(t, 5*time.Second, "the output is stored", func() bool {
+			room, err := c.OutputRoom(t.Context())
+			return err == nil && room.Last == 4
 		})
-	}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		measured := 0
+		next, err := c.OutputSizes(ctx, 1, func(jetstream.StoredOutput) { measured++ })
+		must(t, err)
+		if measured != 4 || next != 5 {
+			t.Errorf("%d messages were measured and the next record is %d, want 4 and 5", measured, next)
+		}
+	})
 }
 
 // More hostile requests than coordinators may hold at once must not keep the requests after them waiting.
 func TestRequestsThatLookLikeAStatusAreDelivered(t *testing.T) {
-	t.Parallel()
-	for i, header := range hostileHeaders {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			t.Parallel()
-			d := startServer(t, jetstream.Assets{})
-			c := d.opened(t)
-			const hostile = 1100
-			publishEmpty(t, d, protocol.RequestSubject("evil", protocol.VerbCreate, "s1"), hostile, header)
-			nc := d.raw(t)
-			eventually.Holds(t, 5*time.Second, "the hostile requests are stored", func() bool {
-				return waiting(t, nc) == hostile
-			})
-			submit(t, c, d.tenant, "good", "")
-			var foreign atomic.Int64
-			good := make(chan *jetstream.Delivery, 1)
-			background(t, func(ctx context.Context) error {
-				return c.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
-					switch {
-					case r.Tenant == d.tenant:
-						good <- r
-					case r.Tenant != "evil" || len(r.Payload) != 0:
-						return errors.New("not a published request")
-					default:
-						foreign.Add(1)
-					}
-					return nil
-				})
-			})
-			receive(t, 5*time.Second, "the request after the hostile ones", good)
-			awaitEmptyQueue(t, d)
-			if n := foreign.Load(); n != hostile {
-				t.Errorf("%d hostile requests were handled, want %d", n, hostile)
-			}
+	eachHostileHeader(t, func(t *testing.T, d *deployment, publish func(subject string, messages int)) {
+		c := d.opened(t)
+		const hostile = 1100
+		publish(protocol.RequestSubject("evil", protocol.VerbCreate, "s1"), hostile)
+		nc := d.raw(t)
+		eventually.Holds(t, 5*time.Second, "the hostile requests are stored", func() bool {
+			return waiting(t, nc) == hostile
 		})
-	}
+		submit(t, c, d.tenant, "good", "")
+		var foreign atomic.Int64
+		good := make(chan *jetstream.Delivery, 1)
+		background(t, func(ctx context.Context) error {
+			return c.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+				switch {
+				case r.Tenant == d.tenant:
+					good <- r
+				case r.Tenant != "evil" || len(r.Payload) != 0:
+					return errors.New("not a published request")
+				default:
+					foreign.Add(1)
+				}
+				return nil
+			})
+		})
+		receive(t, 5*time.Second, "the request after the hostile ones", good)
+		awaitEmptyQueue(t, d)
+		if n := foreign.Load(); n != hostile {
+			t.Errorf("%d hostile requests were handled, want %d", n, hostile)
+		}
+	})
 }

@@ -215,7 +215,10 @@ func TestFollowedServiceLogsAreComplete(t *testing.T) {
 				return
 			}
 			if k.Stream == sdk.Stdout { // on stderr the shell prints messages of its own
-				_, _ = out.Write(k.Data)
+				if _, err := out.Write(k.Data); err != nil {
+					ended <- err
+					return
+				}
 			}
 		}
 		ended <- nil

@@ -11,7 +11,7 @@ import (
 func TestApplyWaitsForASandboxThatAnotherApplyCreated(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
-	text := "id: a\nimage: x\nqueue_timeout: 15s\n"
+	text := "id: a\nimage: x\nqueue_timeout: 6s\n"
 	if code, stdout, stderr := call(t.Context(), text, "apply", "-f", "-", "--wait=false"); code != 0 ||
 		stdout != "a created\n" {
 		t.Fatalf("the first apply: exit code %d, stdout %q, stderr %s", code, stdout, stderr)

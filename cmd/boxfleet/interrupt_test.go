@@ -145,16 +145,25 @@ func TestWhatEndsAClient(t *testing.T) {
 	removeHostMark(t)
 	expectOf(t, []string{"sandbox", "create", "--image", image, "--id", "web", "--memory", "64m"}, 0, "web\n")
 
-	t.Run("a signal cancels the exec", signalCancelsExec)
-	t.Run("a client leaves a slow exec to its cancel", slowExecIsLeftToItsCancel)
-	t.Run("the second Ctrl-C ends the client at once", secondInterruptEndsClient)
-	t.Run("an ignored HUP stays ignored", ignoredHangupStaysIgnored)
-	t.Run("the deadline ends only the wait", deadlineEndsOnlyTheWait)
-	t.Run("a closed output cancels the exec", closedOutputCancelsExec)
-	t.Run("a closed output ends any client", closedOutputEndsAnyClient)
-	t.Run("a signal ends a client that follows", interruptEndsFollowing)
-	t.Run("an interrupted create continues", interruptedCreateContinues)
-	t.Run("an interrupted run deletes its sandbox", interruptedRunDeletesItsSandbox)
+	t.Run("clients", func(t *testing.T) {
+		for name, test := range map[string]func(t *testing.T){
+			"a signal cancels the exec":                 signalCancelsExec,
+			"a client leaves a slow exec to its cancel": slowExecIsLeftToItsCancel,
+			"the second Ctrl-C ends the client at once": secondInterruptEndsClient,
+			"an ignored HUP stays ignored":              ignoredHangupStaysIgnored,
+			"the deadline ends only the wait":           deadlineEndsOnlyTheWait,
+			"a closed output cancels the exec":          closedOutputCancelsExec,
+			"a closed output ends any client":           closedOutputEndsAnyClient,
+			"a signal ends a client that follows":       interruptEndsFollowing,
+			"an interrupted create continues":           interruptedCreateContinues,
+			"an interrupted run deletes its sandbox":    interruptedRunDeletesItsSandbox,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				test(t)
+			})
+		}
+	})
 	for _, id := range []string{"web", "talker", "waits"} {
 		expect(t, "sandbox delete "+id, 0, id)
 	}
@@ -259,7 +268,9 @@ func ignoredHangupStaysIgnored(t *testing.T) {
 	if line, _ := bufio.NewReader(out).ReadString('\n'); line != "begun\n" {
 		t.Errorf("the client printed %q", line)
 	}
-	_ = sh.Process.Signal(syscall.SIGHUP)
+	if err := sh.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Error(err)
+	}
 	expect(t, "exec web -- touch /tmp/go", 0, "")
 	if err := sh.Wait(); sh.ProcessState.ExitCode() != 6 {
 		t.Errorf("a client with HUP ignored, after HUP: %v", err)

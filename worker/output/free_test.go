@@ -72,6 +72,17 @@ func newPublishing(t *testing.T) *publishing {
 	return &publishing{t: t, host: host, run: run, file: file}
 }
 
+// newFreed returns an exec whose output was published and then freed, and its publisher.
+func newFreed(t *testing.T) (*publishing, *Exec) {
+	t.Helper()
+	p := newPublishing(t)
+	pub := p.publisher(false)
+	p.print(5<<20 + 1234)
+	p.publish(pub)
+	p.awaitFreed(pub)
+	return p, pub
+}
+
 // RunDir and the following methods make publishing a Sandbox that keeps running.
 func (p *publishing) RunDir() (*os.Root, func(), error) { return p.run, func() {}, nil }
 func (p *publishing) Ending() bool                      { return false }
@@ -193,11 +204,7 @@ func TestPublishedOutputIsFreedOnDisk(t *testing.T) {
 // If the log has removed all output of an exec, the freed part of the output file must not be published again as zeros.
 func TestFreedOutputIsNeverPublishedAgain(t *testing.T) {
 	t.Parallel()
-	p := newPublishing(t)
-	pub := p.publisher(false)
-	p.print(5<<20 + 1234)
-	p.publish(pub)
-	p.awaitFreed(pub)
+	p, pub := newFreed(t)
 	for name, next := range map[string]*Exec{"the same worker": pub, "the next worker": p.publisher(true)} {
 		p.erase()
 		pub.reconnects = ^uint64(0) // makes the publisher read the published offsets from the log again

@@ -35,11 +35,7 @@ func TestTheHashCoversAllPublishedOutput(t *testing.T) {
 // Freed output reads as zeros, so the next worker cannot hash it again.
 func TestANewWorkerContinuesTheHashOfFreedOutput(t *testing.T) {
 	t.Parallel()
-	p := newPublishing(t)
-	pub := p.publisher(false)
-	p.print(5<<20 + 1234)
-	p.publish(pub)
-	p.awaitFreed(pub)
+	p, pub := newFreed(t)
 	p.print(1 << 20)
 	p.publish(pub) // published after the state of the hash was saved
 	for _, more := range []int64{0, 5<<20 + 77, 0} {
@@ -76,11 +72,7 @@ func TestANewWorkerHashesOutputBeforeItFreesIt(t *testing.T) {
 
 func TestAHashIsUnknownIfFreedOutputWasNotHashed(t *testing.T) {
 	t.Parallel()
-	p := newPublishing(t)
-	pub := p.publisher(false)
-	p.print(5<<20 + 1234)
-	p.publish(pub)
-	p.awaitFreed(pub)
+	p, pub := newFreed(t)
 	if err := os.Remove(pub.cfg.HashFile); err != nil {
 		t.Fatal(err)
 	}
