@@ -7,7 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Some tests expect that a coordinator does not do something. They first wait until the coordinator could have done it.
+// Some tests expect that a coordinator does not do something. They first wait, with the functions below, until the
+// coordinator has had the opportunity to do it.
 
 // noneInFlight waits until every assignment that a coordinator has chosen was appended or given up.
 func (d *deployment) noneInFlight(c *coordinator) {
@@ -57,9 +58,9 @@ func (d *deployment) reservationsChecked(leader *coordinator) {
 	d.eventually("the reservations are checked once more", func() bool { return leader.reserved.Load() != last })
 }
 
-// notifierRan waits until the leader has notified the workers that registered or began to listen so far. It registers
-// another worker with a pending sandbox. The notifier also notifies the other worker each time that worker begins to
-// listen.
+// notifierRan waits until the leader has notified the workers that registered or began to listen so far. To find out,
+// it registers a new worker, "other", with a pending sandbox. It then lets "other" begin to listen three times, and
+// each time waits until the notifier has notified "other".
 func (d *deployment) notifierRan() {
 	d.t.Helper()
 	notified := make(chan struct{}, 100)
@@ -79,7 +80,7 @@ func (d *deployment) notifierRan() {
 				Phase: &protocol.SandboxDetails{Worker: h.Worker, HostID: h.HostID, Generation: 1}},
 		}
 	})
-	for listening := range uint64(3) { // a late notification of the registration may end the first round
+	for listening := range uint64(3) { // a late notification about the registration may end the first wait
 		d.eventually("the other worker is notified", func() bool {
 			if err := d.conn.Beat(&protocol.Heartbeat{Worker: h.Worker, HostID: h.HostID, Instance: h.Instance,
 				Healthy: true, Listening: listening + 1}); err != nil {

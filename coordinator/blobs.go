@@ -37,8 +37,8 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 	}
 }
 
-// imageFileChecks is the number of checks for files to remove during Timing.Unwanted, the time that the file of an
-// unwanted image is kept.
+// imageFileChecks is how many times the leader looks for files of unwanted images within Timing.Unwanted, which is how
+// long such a file is kept.
 const imageFileChecks = 24
 
 // removeImageFiles removes the files of imported images that are no longer wanted.

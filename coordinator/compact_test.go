@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ranExecs gives a sandbox ended execs. Their numbers are at least from and less than to.
+// ranExecs gives a sandbox the ended execs xN, for each N of [from, to).
 func (d *deployment) ranExecs(sandbox string, from, to int) {
 	d.t.Helper()
 	for i := from; i < to; i++ {
@@ -131,7 +131,8 @@ func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 	}
 }
 
-// To a worker of an older version, which cannot read segments, the history would begin in its middle.
+// A worker of an older version cannot read segments. If the oldest events left the log, the worker would see a history
+// without its beginning.
 func TestNoEventsLeaveTheLogUntilTheWorkerReadsSegments(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

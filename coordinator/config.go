@@ -130,7 +130,7 @@ type Timing struct {
 	Retell   time.Duration // time until a worker is notified again about a pending sandbox; default 5 s
 	Seize    time.Duration // time between two attempts to take a silent host's lock; default 3 s
 	Snapshot time.Duration // time between two rounds of snapshots; default 30 s
-	Abandon  time.Duration // age of a reservation without a history at which its id is ended; default 60 s
+	Abandon  time.Duration // an id that has been reserved for this time and still has no history is ended; default 60 s
 	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
 	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
 	Parts    time.Duration // age at which the chunks of interrupted uploads are removed; default 10 min

@@ -97,7 +97,7 @@ func newCoordinator(cfg Config) *coordinator {
 	return c
 }
 
-// run first reads and follows what is stored, then answers reads, then accepts requests, and finally campaigns to
+// run first reads and follows the stored data, then answers reads, then accepts requests, and finally campaigns to
 // become the leader.
 func (c *coordinator) run(ctx context.Context) error {
 	// While the servers were away, notifications and heartbeats may have been lost.

@@ -149,7 +149,7 @@ func decideExec(
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if u := s.UseOf(request); u != nil { // not a repeat: the first attempt would have used the exec id
+	if u := s.UseOf(request); u != nil { // used for something else: a first attempt would have used id
 		return nil, errRequestUsed(request, u)
 	}
 	if err := mayExec(s, limit); err != nil {
@@ -213,9 +213,9 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 		Exec: &protocol.ExecDetails{ID: id}}}, nil
 }
 
-// decideAssign assigns a sandbox to a host. from is the generation for which the host was chosen. No event follows if
-// the sandbox was assigned meanwhile or is no longer pending. resolved is the sandbox's spec as the chosen host
-// resolves it.
+// decideAssign assigns a sandbox to a host. The parameter from is the sandbox's generation at the time of the choice,
+// and resolved is the sandbox's spec as the chosen host resolves it. No event follows if the sandbox was assigned after
+// the choice or is no longer pending.
 func decideAssign(
 	s *protocol.State, from uint64, worker, hostID string, resolved *protocol.SandboxSpec,
 ) ([]protocol.Event, error) {

@@ -72,7 +72,7 @@ func TestARepeatedCreateFindsItsSandboxAfterTheDefaultsChanged(t *testing.T) {
 	if r := d.request(protocol.VerbCreate, "b", "r2", mounting); r.Error == nil {
 		t.Error("a new create that contradicts the defaults is not refused")
 	}
-	// A create had reserved its id, but was not accepted before the defaults changed.
+	// Before the defaults changed, a create reserved the id c, but its first event was never appended.
 	own := *mounting.Sandbox
 	own.Resolve()
 	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c",

@@ -52,8 +52,8 @@ func newHosts(t Timing, p *projection) *hosts {
 	return h
 }
 
-// workerOf returns the name of the worker that has a host now. worker is the name in the assignment. The host may have
-// another worker by now.
+// workerOf returns the name of the worker that has a host now. It may differ from the parameter worker, which is the
+// name in the assignment.
 func (h *hosts) workerOf(hostID, worker string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -95,13 +95,13 @@ func (h *hosts) mayHave(worker, hostID string) bool {
 		h.drop(known, hostID)
 		return true
 	}
-	h.log.Error("ignoring a worker's registration: another worker has its host, and the worker does not hold the host's lock",
+	h.log.Error("ignored a registration: the host has another worker, and the registering worker does not hold its lock",
 		"worker", worker, "host", hostID, "registered", known, "assigned", assigned, "holder", holder, "error", err)
 	return false
 }
 
-// drop removes a worker's host from this table. The worker's entry may claim a host whose lock the worker does not
-// hold.
+// drop removes a worker's host from the table in memory. The worker's stored entry may name a host whose lock the
+// worker does not hold.
 func (h *hosts) drop(worker, hostID string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -336,9 +336,9 @@ func (h *hosts) takeChanged() map[string]string {
 	return workers
 }
 
-// reconnected makes the notifier send every worker all notifications about its host again. This coordinator was cut
-// off, so it cannot conclude anything from the silence of workers so far. The grace time is long, because a thousand
-// workers take longer than one worker to come back.
+// reconnected makes the notifier send every worker all notifications about its host again. It also gives the hosts a
+// grace time: this coordinator was cut off, so it can conclude nothing from the silence of workers before now. The
+// grace time is long, because a thousand workers take longer than one worker to come back.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -359,7 +359,7 @@ func (h *hosts) mayBeLost(worker string) bool {
 	return e != nil && time.Since(e.silentFrom) > h.timing.Suspect
 }
 
-// setLost records that a host is lost, unless its worker was heard meanwhile. The caller has found the host's lock
+// setLost records that a host is lost, unless its worker has been heard recently. The caller has found the host's lock
 // free.
 func (h *hosts) setLost(worker string) {
 	h.mu.Lock()

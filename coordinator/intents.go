@@ -138,7 +138,7 @@ func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, 
 			return w.recordForgotten(ctx, intent.HostID, token)
 		})
 		if err == nil {
-			w.log.Warn("a host is forgotten", "worker", intent.Worker, "host", intent.HostID)
+			w.log.Warn("a lost host has been forgotten", "worker", intent.Worker, "host", intent.HostID)
 			return w.forgetImages(ctx, intent)
 		}
 		if held := (*jetstream.HeldError)(nil); !errors.As(err, &held) {
@@ -273,7 +273,7 @@ type moves struct {
 	mu     sync.Mutex
 	hosts  []*protocol.Host
 	images placement.Images
-	fits   map[key]bool // the answers during this scan; a sandbox may be asked about twice
+	fits   map[key]bool // results of fitsElsewhere in this scan; a second call for a sandbox returns the same
 }
 
 func (m *moves) beginScan(hosts []*protocol.Host, images placement.Images) {

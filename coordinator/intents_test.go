@@ -297,7 +297,7 @@ func TestSandboxesLeaveADrainedHost(t *testing.T) {
 	})
 }
 
-// One scan moves no more sandboxes than fit on other hosts. It may ask about the same sandbox twice.
+// One scan moves no more sandboxes than fit on other hosts, even if it calls fitsElsewhere twice for one sandbox.
 func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 	drained, other := host("drained", 0), host("other", 8)
 	drained.Drain = &protocol.HostDrain{}

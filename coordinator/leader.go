@@ -34,7 +34,7 @@ func (c *coordinator) campaign(ctx context.Context) error {
 	for {
 		lease, err := c.conn.AcquireScheduler(ctx, holder)
 		if err == nil {
-			c.log.Info("this coordinator schedules", "token", lease.Token())
+			c.log.Info("this coordinator is now the leader and places sandboxes", "token", lease.Token())
 			(&leader{c, lease}).lead(ctx)
 		} else if held := (*jetstream.HeldError)(nil); !errors.As(err, &held) && ctx.Err() == nil {
 			c.log.Warn("could not take the scheduler's lock; trying again", "error", err)
@@ -58,12 +58,12 @@ func (l *leader) lead(ctx context.Context) {
 		group.Go(func() error { return run(leading) })
 	}
 	l.elected.Store(true)
-	l.cfg.OnState(true, "decides requests, and schedules")
+	l.cfg.OnState(true, "decides requests, and places sandboxes")
 	err := group.Wait()
 	l.elected.Store(false)
 	l.cfg.OnState(true, standingBy)
 	if ctx.Err() == nil {
-		l.log.Warn("this coordinator no longer schedules", "error", err)
+		l.log.Warn("this coordinator is no longer the leader", "error", err)
 		return
 	}
 	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)

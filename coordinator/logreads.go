@@ -66,7 +66,7 @@ type eventPage struct {
 	protocol.EventPage
 	limit int
 	size  int    // size of the events in JSON, the larger encoding
-	gap   uint64 // number of an event that was found where the event Next was expected
+	gap   uint64 // number of the first event after missing events; 0: no event is missing
 }
 
 // add adds a batch's events. It returns false if the page is full, or if events are missing before the batch.

@@ -151,7 +151,7 @@ func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, reques
 			"the name %s was reserved, but the request was not carried out", name)); err != nil {
 			return err
 		}
-		state, holds, err = n.holdsName(ctx, holder, name) // the holder may have been accepted meanwhile
+		state, holds, err = n.holdsName(ctx, holder, name) // the holder may have been accepted since the first read
 		if err != nil {
 			return err
 		}
@@ -277,7 +277,7 @@ func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold,
 	case hold == nil:
 		return nil, nil
 	}
-	// The create that took the name did not get its id: another create got it first.
+	// The create that took the name did not get the id for its sandbox: another create reserved that id first.
 	if b := n.projection.read.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID {
 		return nil, nil
 	}

@@ -67,7 +67,7 @@ func (n *notifier) send(ctx context.Context, due []notification) []notification 
 	return due
 }
 
-// notified is the last notification of a worker about a pending sandbox.
+// notified describes the last notification that a worker was sent about a pending sandbox.
 type notified struct {
 	sequence uint64 // the sandbox's sequence at that time
 	at       time.Time

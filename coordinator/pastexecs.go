@@ -38,7 +38,7 @@ func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query)
 }
 
 // pastExec finds an exec in memory, or reads it from the log if it ended long ago. It returns nil if the history has no
-// such exec. slots limits concurrent reads of the log. It is nil if the caller limits them.
+// such exec. The parameter slots limits concurrent reads of the log; nil: the caller limits them.
 func (c *coordinator) pastExec(
 	ctx context.Context, j *jetstream.Journal, k key, id string, slots *readSlots,
 ) (x *protocol.Exec, sequence uint64, err error) {

@@ -165,7 +165,8 @@ func (p *pass) allow(events []protocol.Event, err error) ([]protocol.Event, erro
 	return events, nil
 }
 
-// do calls decide. Whenever decide fails with errUnclaimed, do takes the claim and calls decide again.
+// do calls the function decide. Whenever the function fails with errUnclaimed, do takes the claim and calls the
+// function again.
 func (p *pass) do(ctx context.Context, decide func() ([]protocol.Event, error)) ([]protocol.Event, error) {
 	for {
 		events, err := decide()
@@ -311,8 +312,8 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
-// dropExpired drops the claims that no coordinator may use any more. Before that, it waits until everything that was
-// appended while these claims could be used is folded.
+// dropExpired drops the claims that no coordinator may use any more. First it waits until this coordinator has folded
+// every batch that was appended while one of these claims could be used.
 func (l *leader) dropExpired(ctx context.Context) error {
 	for {
 		if names := l.projection.work.expired(l.conn.SinceBoot()); len(names) > 0 {

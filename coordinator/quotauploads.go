@@ -43,8 +43,8 @@ func (u *uploadUsage) set(s jetstream.StoredUpload) {
 	}
 }
 
-// of returns the size of a tenant's uploads except the one with this digest, which a new upload replaces. The server
-// removes expired uploads without a message, so of leaves them out.
+// The method of adds up the sizes of a tenant's uploads. It leaves out the upload with the digest given as but, which a
+// new upload replaces. It also leaves out expired uploads: the server removes them without a message.
 func (u *uploadUsage) of(tenant, but string, now time.Time) (n protocol.Bytes) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

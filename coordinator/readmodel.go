@@ -64,9 +64,9 @@ func deletedEntryOfRecord(r *jetstream.EndedRecord) deletedEntry {
 
 var labelSeed = maphash.MakeSeed()
 
-// labelSet encodes labels and a name as a set of 64 bits, two bits for each of them. If a selector has a bit outside a
-// sandbox's set, the sandbox does not match. Otherwise the sandbox may match, and the labels and the name themselves
-// must be compared.
+// labelSet encodes labels and a name as a set of 64 bits. Each label sets two of the bits, and so does the name. If a
+// selector has a bit outside a sandbox's set, the sandbox does not match. Otherwise the sandbox may match, and the
+// labels and the name themselves must be compared.
 func labelSet(labels map[string]string, name string) (set uint64) {
 	add := func(k, v string) {
 		h := maphash.Comparable(labelSeed, [2]string{k, v})

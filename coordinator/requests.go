@@ -89,9 +89,10 @@ func (h *requestHandler) publishStatus(why *protocol.Error, elected bool) {
 }
 
 // handle decides one request. A refusal is an answer too. While the log accepts no appends, the request waits here
-// without a time limit. A request that fails [jetstream.MaxAttempts] times for another reason becomes a dead letter.
-// handle returns an error only if ctx ends first; another coordinator then gets the request. Every step before the
-// answer can be repeated harmlessly. The acknowledgement is the last step: it follows once handle has returned nil.
+// without a time limit. A request that keeps failing although the log accepts appends becomes a dead letter after
+// [jetstream.MaxAttempts] attempts. handle returns an error only if ctx ends first; another coordinator then gets the
+// request. Every step before the answer can be repeated harmlessly. The acknowledgement is the last step: it follows
+// once handle has returned nil.
 func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) error {
 	if d.ID == "" {
 		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // without a message id a request is not idempotent
@@ -139,8 +140,8 @@ func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol
 	}
 }
 
-// After an attempt failed because of a defect, the request is tried again after firstRetry. Each further pause is twice
-// as long, up to lastRetry.
+// After an attempt has failed for a reason other than the log, the request is tried again after firstRetry. Each
+// further pause is twice as long, up to lastRetry.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 2 * time.Second

@@ -94,7 +94,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		return all
 	}
 	deleted := make(chan struct{})
-	wait := sync.OnceFunc(func() { // gives a wrong purge the time to happen before the snapshot is written
+	wait := sync.OnceFunc(func() { // delays the snapshot: a wrong purge would happen in this time
 		for began := time.Now(); !purged() && time.Since(began) < time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}

@@ -21,8 +21,8 @@ func (rd *reader) storedPages() map[string]jetstream.Endpoint {
 	}
 }
 
-// inTurn makes an endpoint wait for a slot, and ends its read after readWithin, because the client asks again soon
-// after. An endpoint that has read part of its page by then returns that part.
+// inTurn makes an endpoint wait for a slot. It ends a read after readWithin: soon after that, the client gives up the
+// attempt and asks again. If the endpoint has read a part of its page by then, it returns that part.
 func (rd *reader) inTurn(endpoint jetstream.Endpoint) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		release, err := rd.following.take(ctx, tenant)

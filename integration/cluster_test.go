@@ -163,8 +163,8 @@ func scheduler(f *fleet.Fleet, coordinators ...*fleet.Process) (leader *fleet.Pr
 	f.Eventually(20*time.Second, "a coordinator schedules", func() error {
 		for _, c := range coordinators {
 			if !c.Exited() &&
-				strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(),
-					"no longer schedules") {
+				strings.LastIndex(c.Log(), "is now the leader") > strings.LastIndex(c.Log(),
+					"is no longer the leader") {
 				leader = c
 				return nil
 			}

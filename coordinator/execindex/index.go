@@ -49,7 +49,7 @@ type sandboxExecs struct {
 	total       int                // execs accepted so far, as the fold counts them
 	recent      map[jetstream.ExecHash]recentExec
 	marks       []jetstream.Position // positions of the messages whose execs are in recent, in log order
-	announced   jetstream.Position   // a stored head covers the log up to here, further than the fold
+	announced   jetstream.Position   // a stored head covers the log up to this position, which the fold has not reached
 	old         map[uint64]struct{}  // prefixes of ids that an older version stored and the history no longer has
 	maybeStored bool                 // the bucket may have an index of the sandbox
 	drops       uint64               // how often entries were removed from recent because they are stored
@@ -82,7 +82,7 @@ func (h *indexHead) size() int {
 type pageKey struct {
 	key
 	line    uint64 // line of the head
-	version uint64 // for the head's entries, the revision of the head; for a page, the head's spills
+	version uint64 // for entriesOfHead, the revision of the head; for a page, the value of Spills in the head
 	page    int    // number of a page, or one of the constants below
 }
 

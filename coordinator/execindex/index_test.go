@@ -96,7 +96,7 @@ func (i *indexed) evict() {
 	i.heads, i.pages = newCache[key, *indexHead](1), newCache[pageKey, readPages](1)
 }
 
-// accepting returns a function that appends n accepted execs. The same batch ends some of the active execs.
+// accepting returns a function that appends one batch: it accepts n execs, and ends some of the active execs.
 func (d *deployment) accepting() (accept func(first, n int)) {
 	zero := 0
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "w1", KeepEnded: 1})

@@ -97,8 +97,8 @@ func mayPull(h *protocol.Host, ref string) bool {
 	return err != nil || len(h.Registries) == 0 || imageref.TrustOf(h.Registries, full) != imageref.Refused
 }
 
-// ImageUnavailable returns the error for a sandbox that needs an image that never comes to any host: no host has it or
-// may pull it, and no import and no worker's configuration brings it. It returns nil if waiting may help.
+// ImageUnavailable returns an error if a sandbox needs an image that will never be on any host: no host has the image
+// or may pull it, and neither an import nor a worker's configuration will bring it. It returns nil if waiting may help.
 func ImageUnavailable(
 	b *protocol.Sandbox, hosts []*protocol.Host, images Images, imports []*protocol.WantedImage,
 ) *protocol.Error {

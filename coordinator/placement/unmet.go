@@ -120,8 +120,8 @@ func LimitsOf(hosts []*protocol.Host) (most Limits) {
 	return most
 }
 
-// unmetLimits lists the limits of single containers that are above the host's cores or above what the host allows. It
-// lists a disk limit that the host cannot enforce only if another host can.
+// unmetLimits lists the limits of single containers that are above the host's cores or above what the host allows. A
+// disk limit that the host cannot enforce is listed only if another host can enforce one.
 func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all []*protocol.Error) {
 	check := func(field string, disk protocol.Bytes, cores float64, pids int64) {
 		if h.MostPIDs > 0 && pids > h.MostPIDs {
