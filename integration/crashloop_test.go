@@ -96,8 +96,8 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	// This takes at most 23 s. The first run may last almost as long as the guard, 6 s. Then the window of 12 s begins.
-	// Failing the sandbox may take another 5 s.
+	// This takes at most 23 s. The first run may last almost as long as the crash guard, 6 s. Then the crash window of
+	// 12 s begins. The worker may take another 5 s to fail the sandbox.
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonOOMKilled || b.Error == nil || b.Error.Code != protocol.ResourceExhausted {
 		t.Errorf("the sandbox failed with %s: %v", b.Reason, b.Error)

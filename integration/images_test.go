@@ -26,7 +26,8 @@ import (
 
 const mebibyte = 1 << 20
 
-// warehouse is a registry, an engine that pulls from the registry, and the doors through which engines reach it.
+// warehouse is a registry, an engine that pulls from the registry, and the doors through which engines reach the
+// registry.
 type warehouse struct {
 	*registry.Registry
 	engine *engines.Engine

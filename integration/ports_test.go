@@ -161,7 +161,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	// The wait is cleared a little after the port answers.
+	// The sandbox stops reporting that it waits a little after its port answers.
 	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error {
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().Error != nil {

@@ -196,7 +196,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 		}
 		return nil
 	})
-	// A failed service that then runs for longer than the guard becomes ready again.
+	// If a failed service then runs for longer than the crash guard, it becomes ready again.
 	f.Eventually(15*time.Second, "its container takes execs", func() error {
 		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"rm", "/tmp/bad"}, Service: "db"})
 		return err
@@ -251,7 +251,7 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The window is 12 s, and stopping everything may take 5 s.
+	// The crash window is 12 s, and it may take another 5 s to stop everything.
 	f.Eventually(40*time.Second, "the sandbox fails, and everything is stopped and kept", func() error {
 		b := f.History("s").State.Sandbox
 		running, err := dockerRunning(f)

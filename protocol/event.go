@@ -14,7 +14,7 @@ type Kind string
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
 	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec
-	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room, it is placed again: Error
+	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; placed again: Error
 	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again on another host: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
@@ -142,8 +142,8 @@ type ServiceDetails struct {
 	ExitCode *int   `json:"exit_code,omitempty"` // exit code of the hook or the command; nil: unknown
 	Output   []byte `json:"output,omitempty"`    // end of the hook's output, at most [MaxLastOutput] bytes
 
-	// Ends is how often the command has ended since its container started, in service.ended. ExitCode is the exit code
-	// of the last run.
+	// In service.ended, Ends is how often the command has ended since its container started, and ExitCode is the exit
+	// code of the last run.
 	Ends int    `json:"ends,omitempty"`
 	Boot string `json:"boot,omitempty"` // the start of the container, in service.ended
 }

@@ -212,7 +212,8 @@ type Host struct {
 	// IPv4 ranges that the operator denies to every sandbox, whatever its spec allows.
 	DenyNetworks []string `json:"deny_networks,omitempty"`
 
-	// Private IPv4 ranges that the operator lets specs allow. Of other ranges, specs get only the public part.
+	// Private IPv4 ranges that the operator lets specs allow. Of any other range in its spec, a sandbox reaches only
+	// the public addresses.
 	AllowNetworks []string `json:"allow_networks,omitempty"`
 
 	// Maximum spec.pids of one container. 0: an older worker, whose maximum is [MaxPIDs].
@@ -306,8 +307,8 @@ type NameHold struct {
 	Version int    `json:"v"`
 	Sandbox string `json:"sandbox"`
 	Request string `json:"request"` // id of the create that took the name
-	// Stored is the stream sequence of that request. For requests with a lower sequence, the name still means
-	// Before.
+	// Stored is the stream sequence of that request. In requests with a lower sequence, the name still means the
+	// sandbox in Before.
 	Stored uint64 `json:"stored"`
 	Before string `json:"before,omitempty"` // the previous sandbox with this name
 

@@ -32,16 +32,16 @@ type Signature struct {
 // signatureVersion is the version of the header and of the signed text.
 const signatureVersion = "1"
 
-// signedDomain begins every signed text. When a client connects, the server makes it sign random bytes with the same
-// key. Because of the domain, neither signature can be used in place of the other.
+// signedDomain begins every signed text. With the same key, a client also signs the random bytes that the server sends
+// when the client connects. Because of the domain, neither of these signatures can be used in place of the other.
 const signedDomain = "boxfleet.v1.append"
 
 // notifiedDomain begins the text that a coordinator signs for a notification, so that the signature fits no message of
 // the event log.
 const notifiedDomain = "boxfleet.v1.work"
 
-// SignedText returns the text that a writer signs. hash is the hash of the message's payload. Before each part is its
-// length in 4 bytes, the most significant byte first.
+// SignedText returns the text that a writer signs. hash is the hash of the message's payload. In the text, each part
+// comes after its length, which takes 4 bytes, the most significant byte first.
 func SignedText(deployment, tenant, sandbox string, previous, hash Hash) []byte {
 	return textOf(signedDomain, deployment, tenant, sandbox, string(previous[:]), string(hash[:]))
 }

@@ -41,7 +41,7 @@ func New(dir string) (Dir, error) {
 
 func authorityIn(dir string) string { return filepath.Join(dir, "auth") }
 
-// Operators returns what a server trusts, or nil if it asks for no credentials.
+// Operators returns the operators that a server trusts; nil: the server asks for no credentials.
 func (d Dir) Operators() (*embedded.Operators, error) {
 	if d == "" {
 		return nil, nil
@@ -89,7 +89,7 @@ func (d Dir) Worker(name, engine string) (file string, err error) {
 	at := strings.NewReplacer("/", "_", ":", "_").Replace(engine)
 	file = filepath.Join(string(d), fmt.Sprintf("worker-%s-%s.creds", name, at))
 	if _, err := os.Stat(file); err == nil {
-		return file, nil // its host is known
+		return file, nil // from an earlier call: the file may already name the worker's host
 	}
 	return file, d.keep(rights.Identity{Role: rights.Worker, Name: name, Host: auth.UnknownHost}, file)
 }

@@ -43,7 +43,7 @@ type role struct {
 	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
 
-// Names of the roles. With credentials, two roles have different names.
+// Names of the coordinator and the worker. They differ, because with credentials no two roles may have the same name.
 const (
 	coordinatorName = "bench-coordinator"
 	workerName      = "bench"

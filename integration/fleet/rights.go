@@ -92,7 +92,8 @@ func flags(o sdk.Options) []string {
 	return args
 }
 
-// Unlimited returns how the test itself connects to the fleet's servers, with rights that no role has.
+// Unlimited returns the configuration with which the test itself connects to the fleet's servers. It has rights that no
+// role has.
 func (f *Fleet) Unlimited(name string) jetstream.Config {
 	f.TB.Helper()
 	creds, err := f.access.Unlimited()

@@ -171,7 +171,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	told := progress.Begin(s.Phase)
 	lasting, stop := context.WithCancel(ctx)
 	defer stop()
-	// If an append of Run fails, a later append includes the phases.
+	// Run reports the phases while the create lasts. An error of such a report is ignored: a later append includes the
+	// phases.
 	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) })
 	for _, p := range phases {
 		told.Enter(p.name, b.host.conn.Now().UTC())
@@ -258,8 +259,8 @@ func ignoreSuperseded(err error) error {
 	return err
 }
 
-// append appends the events that decide returns. It does so only if the sandbox is still assigned to this host in this
-// generation.
+// append calls the function decide and appends the returned events, unless the sandbox is no longer assigned to this
+// host in this generation.
 func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
 	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := b.host.fence(); err != nil {
