@@ -75,8 +75,8 @@ func (l *leader) removeUploadParts(ctx context.Context) error {
 // uploadKey identifies an uploaded tree.
 type uploadKey struct{ tenant, digest string }
 
-// neededBlobs returns the trees that sandboxes still need. A pending sandbox needs its trees for its
-// container. A sandbox with on_host_loss replace needs them again if its host is lost.
+// neededBlobs returns the trees that sandboxes still need. A pending sandbox needs its trees for its container. A
+// sandbox with on_host_loss replace needs its trees again if its host is lost.
 func neededBlobs(sandboxes []*protocol.Sandbox) map[uploadKey]bool {
 	needed := map[uploadKey]bool{}
 	for _, b := range sandboxes {

@@ -104,7 +104,7 @@ func (c *compactor) compactDue(ctx context.Context) {
 	}
 }
 
-// forgetOthers forgets the histories of sandboxes that are no longer living.
+// forgetOthers drops what is known about the histories of sandboxes that are no longer living.
 func (c *compactor) forgetOthers(living []*protocol.Sandbox) {
 	known := make(map[key]bool, len(c.known))
 	for _, b := range living {

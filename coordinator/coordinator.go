@@ -144,8 +144,8 @@ func (c *coordinator) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// followLog restores the projection and follows the log. It does both again if the log was rewound. It gives caughtUp
-// when it has reached the end of the log.
+// followLog restores the projection and then follows the log. If the log was rewound, it starts over with the restore.
+// It gives the signal caughtUp when it has reached the end of the log.
 func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caughtUp signal) {
 	group.Go(func() error {
 		from := uint64(0) // 0: the snapshots have not been read yet

@@ -8,8 +8,9 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// The decisions on requests. Each takes a state and returns the events that follow from the request. It returns no
-// events if the history already has them, so a request that is delivered twice changes nothing the second time.
+// This file has the decisions on requests. Each decision takes a state and returns the events that follow from the
+// request, or no events if the history already has them. A request that is delivered twice therefore changes nothing
+// the second time.
 
 // decideAccept begins a history. defaulted lists the spec fields that neither the client nor the tenant's defaults set.
 func decideAccept(
@@ -141,8 +142,8 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	return events, nil
 }
 
-// decideExec accepts an exec if fewer than limit are active. used says that the sandbox once had an exec with this id,
-// even if that exec ended too long ago to be in the state.
+// decideExec accepts an exec if fewer than limit are active. The parameter used is true if the sandbox ever had an exec
+// with this id, even if that exec ended too long ago to be in the state.
 func decideExec(
 	s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int,
 ) ([]protocol.Event, error) {

@@ -11,8 +11,9 @@ import (
 )
 
 // gate holds requests back while the log accepts no appends. The server has acknowledged these requests, so they are
-// neither refused nor dropped: they stay with this coordinator. The queue behind them fills until its own limits refuse
-// further requests. Requests that end something pass the gate: they make room, and may use the log's reserve.
+// neither refused nor dropped: they stay with this coordinator. Behind them, the queue fills up to its limits, and the
+// server then refuses further requests. Requests that end something pass the gate: they make room, and may use the
+// log's reserve.
 //
 //	open ──(an append says full or unavailable, or only the log's reserve is left)──► closed
 //	closed: one request at a time is the probe ──(it appended something)──► open

@@ -15,9 +15,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hosts is what a coordinator knows about the hosts: what their workers registered, when the last heartbeat of each
-// arrived, and, from the projection, which sandboxes are placed on them. A host without recent heartbeats is suspect.
-// It is lost only once a coordinator has taken its lock.
+// hosts holds everything that a coordinator knows about hosts: the registration of each worker, the time of its last
+// heartbeat and, from the projection, the sandboxes on each host. A host without recent heartbeats is suspect. It is
+// not lost before a coordinator has taken its lock.
 type hosts struct {
 	timing     Timing
 	projection *projection
@@ -79,9 +79,9 @@ func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
 }
 
 // mayHave reports whether a worker may register a host. A worker writes its own entry in the table of hosts, but could
-// name any host there. The lock of a host can be written only by that host's worker and by coordinators. So if another
-// worker has the host, or its sandboxes were assigned to another worker, only the holder of the host's lock may
-// register it.
+// name any host there. The lock of a host can be written only by that host's worker and by coordinators. So if the
+// table names another worker for the host, or the host's sandboxes were assigned to another worker, only the holder of
+// the host's lock may register the host.
 func (h *hosts) mayHave(worker, hostID string) bool {
 	h.mu.Lock()
 	known := h.ids[hostID]
@@ -140,8 +140,8 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	e.noteClock(h.log)
 }
 
-// dropOtherNamesLocked forgets the earlier worker names of a host. It searches for them only if the entry has changed:
-// workers register every few seconds, nearly always unchanged.
+// dropOtherNamesLocked forgets the earlier worker names of a host. It searches for such names only if the entry has
+// changed: workers register every few seconds, nearly always with the same entry.
 func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	if e := h.known[worker]; e != nil && h.ids[entry.HostID] == worker && e.host.Token == entry.Token {
 		return

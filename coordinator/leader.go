@@ -69,7 +69,7 @@ func (l *leader) lead(ctx context.Context) {
 	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if err := l.lease.Release(release); err != nil {
-		l.log.Warn("could not release the scheduler's lock; it expires by itself", "error", err)
+		l.log.Warn("could not release the scheduler's lock; the lock expires by itself", "error", err)
 	}
 }
 

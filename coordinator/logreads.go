@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The streams of events and output hold the data of every tenant. A client that may not read the streams asks for pages
-// instead. A page has only the data of the tenant that the subject of the request names.
+// The streams of events and output hold the data of every tenant. A client that may not read these streams asks a
+// coordinator for pages instead. A page has only the data of the tenant that the subject of the request names.
 
 // events answers with a page of a sandbox's history. A page that begins just after the last event is empty.
 func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notifier notifies workers again about sandboxes that wait for them. [projection.appended] sends a notification after
-// each append, but that notification may be lost.
+// notifier notifies workers again about sandboxes that wait for their workers. [projection.appended] sends a
+// notification after each append, but that notification may be lost.
 type notifier struct{ *leader }
 
 // The notifier sends at most notifiedPerRound notifications per notifyRound. Each notification makes a worker read a

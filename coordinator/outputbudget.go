@@ -89,7 +89,8 @@ func (k *outputKeeper) purged(of key) {
 	k.usage.forget(of, math.MaxUint64)
 }
 
-// of returns the size of a tenant's stored output at the last measurement, or nil if the log has not been read yet.
+// The method of returns the size of one tenant's stored output at the last measurement, or nil if the log has not been
+// read yet.
 func (k *outputKeeper) of(tenant string) *protocol.Bytes {
 	k.mu.Lock()
 	defer k.mu.Unlock()

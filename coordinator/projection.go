@@ -85,7 +85,7 @@ func (p *projection) journal(k key) *jetstream.Journal {
 }
 
 // applied updates the parts after a batch. The journal calls applied while it holds its lock, so applied sends no
-// notifications. appended and observe send them.
+// notifications. The methods appended and observe send them afterwards.
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}

@@ -87,8 +87,8 @@ func (w *workingState) dropClaimLocked(name claimName) {
 	}
 }
 
-// landClaimsLocked ends the claims of the requests that are accepted by the events of a folded batch. Their sandbox's
-// share counts them now.
+// landClaimsLocked ends the claims of the requests that a folded batch accepts. From now on, the sandbox's share counts
+// what these requests use.
 func (w *workingState) landClaimsLocked(k key, events []protocol.Event) {
 	if len(w.tenants.claims) == 0 {
 		return

@@ -106,7 +106,7 @@ func (c *coordinator) askQuotas(ctx context.Context) {
 	before := c.quotas.leaders.Swap(&theirs)
 	own := c.quotas.own.Load()
 	if (before == nil || !maps.Equal(*before, theirs)) && own != nil && !maps.Equal(*own, theirs) {
-		c.log.Warn("this coordinator's file of quotas differs from the leader's, whose quotas apply; "+
+		c.log.Warn("the quotas in this coordinator's file differ from the leader's quotas, which apply; "+
 			"give all coordinators the same file", "own", len(*own), "leader", len(theirs))
 	}
 }
@@ -312,8 +312,8 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
-// dropExpired drops the claims that no coordinator may use any more. First it waits until this coordinator has folded
-// every batch that was appended while one of these claims could be used.
+// dropExpired drops the claims that no coordinator may use any more. Before that, it waits until everything that was
+// appended while these claims could be used is folded.
 func (l *leader) dropExpired(ctx context.Context) error {
 	for {
 		if names := l.projection.work.expired(l.conn.SinceBoot()); len(names) > 0 {

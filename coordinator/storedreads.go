@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// storedPages returns the endpoints for clients that follow a history or output. At most followersAtOnce of their reads
-// run at a time, and the tenants share them.
+// storedPages returns the endpoints for clients that follow a history or output. At most followersAtOnce reads of these
+// clients run at a time, and the tenants share these slots.
 func (rd *reader) storedPages() map[string]jetstream.Endpoint {
 	pages := rd.conn.PageEndpoints(rd.outputHosts)
 	return map[string]jetstream.Endpoint{

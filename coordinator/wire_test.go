@@ -228,7 +228,7 @@ func TestAnAnswerInJSONHasAllFields(t *testing.T) {
 	}
 }
 
-// Only a client that says that it understands notices about waiting requests gets such a notice.
+// A client gets a notice that its request waits only if the request says that the client understands such notices.
 func TestAnOldClientGetsNoNoticeThatItsRequestWaits(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -17,7 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The cluster has two hosts, each a real engine in its own network namespace, two coordinators, and three NATS servers.
+// The cluster has two coordinators, three NATS servers and two hosts. Each host is a real engine in its own network
+// namespace.
 func TestAClusterOfHosts(t *testing.T) {
 	t.Parallel()
 	var hosts [2]*engines.Engine

@@ -13,7 +13,8 @@ import (
 )
 
 // TestAServiceWithOccasionalFailuresHasNotFailed uses services that exit or are unhealthy too rarely to count as
-// failed. Each limit has one service: the crash guard, the crash window and the retries of the health test.
+// failed. There is one service for each limit: for the crash guard, for the crash window, and for the retries of the
+// health test.
 func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

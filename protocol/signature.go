@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// Each coordinator and worker signs what it appends to a history, with the key that it proves to the NATS server. The
-// messages of a history form a chain: each signature names the hash of the last message before it that readers accept.
+// Each coordinator and worker signs every message that it appends to a history. It uses the key with which it
+// authenticates itself to the NATS server. The messages of a history form a chain: each signature names the hash of the
+// last message before it that readers accept.
 //
 //	accepted ◄── assigned ◄── preparing ◄── ready
 //	   │            │             ✗ forged: no reader accepts it, and no signature names it

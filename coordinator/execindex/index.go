@@ -127,7 +127,8 @@ func (e *sandboxExecs) beginAt(s *protocol.State) {
 	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
 }
 
-// entry returns a sandbox's entry. It creates the entry if there is none. The caller holds x.mu.
+// entry returns the part of a sandbox's index that is in memory. If there is none, it creates an empty part. The caller
+// holds x.mu.
 func (x *Index) entry(k key) *sandboxExecs {
 	e := x.sandboxes[k]
 	if e == nil {

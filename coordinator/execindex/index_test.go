@@ -128,8 +128,8 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 	}
 }
 
-// Two coordinators store the index late and concurrently. They receive each other's writes or miss them, evict pages,
-// and restart. A used id must stay used, and no unused id may be refused.
+// Two coordinators store the index late and concurrently. Each of them receives or misses the other's writes, evicts
+// pages, and restarts. A used id must stay used, and no unused id may be refused.
 func TestP3_UsedExecIDsStayKnownWhateverHappensToCoordinators(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)

@@ -65,7 +65,7 @@ func (x *Index) Find(
 
 // errChanged says that the stored index has changed since it was read. The caller starts over.
 var errChanged = protocol.Errorf(protocol.Unavailable, "",
-	"the index of execs has changed; start again with its first page")
+	"the index of execs changed while it was read; start again with the first page")
 
 // head returns the head of a sandbox's index and its entries. If the stored index does not cover everything before the
 // entries in memory, head rebuilds it from the history. If it returns errChanged, the caller starts over.

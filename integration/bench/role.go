@@ -136,7 +136,7 @@ func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Co
 	case <-ready:
 		return nil
 	case err := <-ended:
-		return fmt.Errorf("ended before it was ready: %w", err)
+		return fmt.Errorf("a part of the deployment ended before it was ready: %w", err)
 	}
 }
 

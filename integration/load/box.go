@@ -186,8 +186,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	}})
 }
 
-// afterPhases appends events. Before them, it appends the phases of the create that are missing in the log, as package
-// worker does.
+// afterPhases appends the given events. If the log lacks phases of the create, it first appends these phases, as
+// package worker does.
 func (b *box) afterPhases(
 	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
 ) error {
