@@ -32,7 +32,8 @@ func (d *deployment) schedulerPassed(leader *coordinator) {
 }
 
 // hostsScanned waits until the leader has carried out all stored intents of operators, and has made a whole scan of the
-// hosts. It makes the leader forget two hosts that do not exist, one after another. Forgetting a host takes a scan.
+// hosts. It makes the leader forget two hosts that do not exist, one after the other: the leader forgets a host only in
+// a scan.
 func (d *deployment) hostsScanned() {
 	d.t.Helper()
 	for range 2 {

@@ -50,8 +50,9 @@ type Config struct {
 	// deployment.
 	ReadQuotas func() (spec.Quotas, error)
 
-	// OnState is called when the coordinator's state changes. well says whether the coordinator works; text says in a
-	// few words what it does or waits for. OnState must not block, and may be nil.
+	// OnState is called when the coordinator's state changes. The argument well is true while the coordinator works.
+	// The argument text says in a few words what the coordinator does or waits for. OnState must not block, and may be
+	// nil.
 	OnState func(well bool, text string)
 
 	// Timing is set by tests only. Zero values mean the defaults.

@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// coordinator holds what all parts of one running coordinator share. [requestHandler] and [reader] embed it. The parts
-// that run only on the leading coordinator embed it through [leader].
+// coordinator holds the state that all parts of one running coordinator share. [requestHandler] and [reader] embed it.
+// The parts that run only on the leading coordinator embed it through [leader].
 type coordinator struct {
 	cfg        Config
 	conn       *jetstream.Conn

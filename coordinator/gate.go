@@ -105,8 +105,8 @@ func (g *gate) set(why *protocol.Error) {
 	}
 }
 
-// blameKept is how long a sandbox whose history did not answer is remembered. If the history of another sandbox does
-// not answer within this time either, the cause is the log.
+// After the history of a sandbox did not answer, the gate remembers that sandbox for blameKept. If the history of
+// another sandbox does not answer within this time, the log is the cause.
 const blameKept = time.Minute
 
 // blame is called when the events of a decision could not be appended. It closes the gate if the log is the cause. A

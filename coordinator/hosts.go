@@ -350,8 +350,8 @@ func (h *hosts) reconnected() {
 // reconnectGrace is how many times longer than usual a host may be silent after this coordinator was cut off.
 const reconnectGrace = 5
 
-// mayBeLost reports whether a silent host has had time to be heard. After an outage of NATS all leases have ended, and
-// a worker needs a moment to take its lock again.
+// mayBeLost reports whether a silent host has had enough time, since silentFrom, to be heard again. For example, an
+// outage of NATS ends all leases, and a worker then needs a moment to take its lock again.
 func (h *hosts) mayBeLost(worker string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -418,8 +418,8 @@ func TestASandboxThatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	}
 }
 
-// A machine that was reinstalled is another host, often with the same worker name. The earlier host is still a host:
-// its sandboxes follow their on_host_loss, and it can be forgotten.
+// A machine that was reinstalled is a new host, often with the old worker name. The earlier host remains a host of the
+// fleet: its sandboxes follow their on_host_loss, and it can be forgotten.
 func TestALostHostWhoseWorkerNameWasReusedIsStillAHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -54,8 +54,8 @@ func TestASandboxWithThousandsOfExecsFailsWithItsHost(t *testing.T) {
 	}
 }
 
-// A host is lost, and a sandbox with thousands of execs waits for it to come back. The execs that were not started are
-// ended.
+// A host is lost, and a sandbox with thousands of execs waits until the host comes back. The execs that were not
+// started are ended.
 func TestThousandsOfExecsOfALostHostEnd(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

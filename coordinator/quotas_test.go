@@ -290,8 +290,8 @@ func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	}
 }
 
-// Two coordinators decide creates of one tenant, and no host takes the sandboxes. Exactly as many creates are accepted
-// as the quota allows waiting sandboxes.
+// Two coordinators decide creates of one tenant, and no host takes the sandboxes. The quota limits how many sandboxes
+// may wait. Exactly that many creates are accepted.
 func TestTwoCoordinatorsLetExactlyAsManySandboxesWaitAsAQuotaAllows(t *testing.T) {
 	t.Parallel()
 	const limit, requests = 50, 1000

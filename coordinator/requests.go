@@ -39,8 +39,8 @@ func newRequestHandler(c *coordinator) *requestHandler {
 	return h
 }
 
-// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests that end
-// something from further back in the queue, past the requests that wait.
+// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests from further
+// back in the queue if they end something. They pass the requests that wait.
 func (h *requestHandler) run(ctx context.Context) error {
 	stop, err := h.announceElections()
 	if err != nil {

@@ -16,7 +16,7 @@ type snapshotWriter struct {
 	stored map[key]*storedSnapshot
 }
 
-// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write gives the revision that it
+// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write names the revision that it
 // replaces, so that a late write of a previous leader fails.
 type storedSnapshot struct {
 	at       jetstream.Position // position of the snapshot in the log

@@ -21,8 +21,8 @@ type HostDrain struct {
 	Deadline time.Time `json:"deadline,omitempty,omitzero"`
 }
 
-// HostForget is the intent to give up everything on a host. Once Done, the intent is kept until the host comes
-// back or has no sandbox assigned, because sandboxes that failed on the host may be deleted later.
+// HostForget is the intent to give up everything on a host. After Done is set, the intent is kept until the host comes
+// back or has no sandbox assigned. It is still needed for sandboxes that failed on the host and are deleted later.
 type HostForget struct {
 	Since time.Time `json:"since"`
 	Done  bool      `json:"done,omitempty"`

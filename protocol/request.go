@@ -158,8 +158,9 @@ type HostRefusal struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// WorkItem notifies a worker that a sandbox has news. It carries the newest batch, so that the worker need not
-// read it from the event log. A coordinator that has a key signs [NotifiedText] in the header [HeaderSignature].
+// WorkItem notifies a worker that a sandbox has news. It carries the newest batch, so that the worker need not read it
+// from the event log. A coordinator that has a key puts its signature of [NotifiedText] into the header
+// [HeaderSignature].
 type WorkItem struct {
 	Version int    `json:"v"`
 	Batch   *Batch `json:"batch,omitempty"`
@@ -243,8 +244,8 @@ type Host struct {
 	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 
-	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil:
-	// unknown. ClockOff reports that it differs by more than [MaxSkew].
+	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil: unknown.
+	// ClockOff reports that the clocks differ by more than [MaxSkew].
 	Skew     *Duration `json:"skew,omitempty"`
 	ClockOff bool      `json:"clock_off,omitempty"`
 

@@ -148,10 +148,10 @@ type Writer struct {
 }
 
 // MayAppend returns an error unless a writer may append a batch to a history. A coordinator may write only the events
-// of coordinators. A worker may write only the events of workers, and only while the sandbox is assigned to its host.
-// The host counts, not the worker's name, because a host keeps its sandboxes when its worker gets another name. The
-// batch must name its writer. state is the state before the batch, or nil if the history before the batch has been
-// purged; then the host is not checked. Error: permission_denied with reason not_proven.
+// of coordinators. A worker may write only the events of workers, and only while the sandbox is assigned to this
+// worker's host. The host counts, not the worker's name, because a host keeps its sandboxes when its worker gets
+// another name. The batch must name its writer. state is the state before the batch, or nil if the history before the
+// batch has been purged; then the host is not checked. Error: permission_denied with reason not_proven.
 func MayAppend(state *State, b *Batch, w Writer) error {
 	if b.Writer != w.Name {
 		return notProven("it names the writer %.80q, but %s %s signed it", b.Writer, w.Role, w.Name)

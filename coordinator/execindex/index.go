@@ -62,7 +62,7 @@ type recentExec struct {
 
 // indexHead is the head of a stored index without its entries, with filters of the pages that were read. Heads belong
 // to one line if each was stored as the successor of the previous head. A page that was read under one head of a line
-// is valid under the other heads of the line if the versions agree, see [pageKey].
+// is also valid under another head of the line, unless the version in [pageKey] has changed.
 type indexHead struct {
 	*jetstream.ExecHead
 	line        uint64

@@ -390,8 +390,8 @@ func (i *indexed) hears(d *deployment) {
 	i.headStored(theOne, h)
 }
 
-// A standby has cached the filters of some pages. It learns that further execs were moved to these pages before it has
-// folded the last of these execs.
+// A standby has cached the filters of some pages. Then further execs are moved to these pages. The standby learns this
+// before it has folded the last of the moved execs.
 func TestP3_AStandbyThatIsBehindStillKnowsUsedIDs(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)

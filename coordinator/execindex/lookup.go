@@ -11,7 +11,7 @@ import (
 )
 
 // Find returns the entry of an exec. A recent exec is in memory. Any other exec is in the head or on the only page that
-// can have its id. drops says how long the result "not found" is valid, see [Lookups].
+// can have its id. The result drops tells for how long the answer "not found" is valid, see [Lookups].
 func (x *Index) Find(
 	ctx context.Context, k key, id string,
 ) (entry jetstream.ExecEntry, found bool, drops uint64, err error) {
@@ -68,7 +68,7 @@ var errChanged = protocol.Errorf(protocol.Unavailable, "",
 	"the index of execs changed while it was read; start again with the first page")
 
 // head returns the head of a sandbox's index and its entries. If the stored index does not cover everything before the
-// entries in memory, head rebuilds it from the history. If it returns errChanged, the caller starts over.
+// entries in memory, head rebuilds the index from the history. If it returns errChanged, the caller starts over.
 func (x *Index) head(ctx context.Context, k key) (*indexHead, jetstream.ExecPage, error) {
 	x.mu.Lock()
 	if h, there := x.heads.get(k); there {

@@ -182,7 +182,7 @@ func MayMean(image, ref string) bool {
 const idPrefix = "docker.io/library/sha256:"
 
 // mayHave reports whether a host has an image under a name or an id prefix, as the host's engine would resolve it. It
-// also returns true if the report is truncated, and may omit the image.
+// also returns true if the report is truncated and may therefore lack the image.
 func mayHave(reported *protocol.HostImages, ref string) bool {
 	full, err := imageref.Full("", ref)
 	if err != nil || reported.Cut { // the worker refuses an invalid reference

@@ -110,7 +110,7 @@ func (d Dir) OnHost(ctx context.Context, conn *jetstream.Conn, name, creds, host
 }
 
 // Unlimited returns the file with credentials that permit everything in the account of the streams. No role has such
-// credentials. Tests use them to read and change the streams. Only the keys of an authority can make them.
+// credentials. Tests use them to read and change the streams. To make them, Unlimited needs the keys of the authority.
 func (d Dir) Unlimited() (file string, err error) {
 	if d == "" {
 		return "", nil

@@ -173,8 +173,8 @@ func (v violations) WithGroup(name string) slog.Handler {
 	return violations{v.of, v.Handler.WithGroup(name)}
 }
 
-// MayBeRefused makes the test accept that servers refuse subjects to the fleet's connections. Only tests that try
-// something that a role has no right to do may call it.
+// MayBeRefused makes the test accept that servers refuse subjects to the fleet's connections. Only tests in which a
+// role tries something without the right to do so may call it.
 func (f *Fleet) MayBeRefused() { f.mayBeRefused = true }
 
 // checkViolations fails the test if a server refused a subject to a process of the fleet or to the test.

@@ -14,7 +14,7 @@ import (
 )
 
 // box is one sandbox on a simulated host. It does one operation after another until the host is in the state that the
-// log asks for. A timer replaces the host's engine.
+// log asks for. The host has no engine: a timer stands for the time that each operation takes.
 type box struct {
 	host    *host
 	key     key
