@@ -10,7 +10,7 @@ import (
 // Some tests expect that a coordinator does not do something. They first wait, with the functions below, until the
 // coordinator has had the opportunity to do it.
 
-// noneInFlight waits until every assignment that a coordinator has chosen was appended or given up.
+// noneInFlight waits until each assignment that a coordinator chose has been appended or given up.
 func (d *deployment) noneInFlight(c *coordinator) {
 	d.t.Helper()
 	d.eventually("no assignment is in flight", func() bool {

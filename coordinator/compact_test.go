@@ -25,7 +25,8 @@ func (d *deployment) ranExecs(sandbox string, from, to int) {
 	}
 }
 
-// readsSegments registers the host of the test's sandboxes. reads says whether the host's worker reads segments.
+// readsSegments registers the host of the test's sandboxes. The parameter reads says whether the host's worker reads
+// segments.
 func (d *deployment) readsSegments(reads bool) {
 	h := host("w1", 0)
 	h.HostID, h.ReadsSegments = "h1", reads

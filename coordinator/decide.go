@@ -62,7 +62,8 @@ func unchanged(request, verb, exec string) []protocol.Event {
 		Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
 }
 
-// changes reports whether any event changes the sandbox. An unchanged event only remembers a request.
+// changes reports whether any event changes the sandbox. An event of the kind sandbox.unchanged only makes the history
+// remember a request.
 func changes(events []protocol.Event) bool {
 	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
 }

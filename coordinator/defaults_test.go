@@ -46,8 +46,8 @@ func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
 	}
 	stop()
 
-	// A repeated request gets the same answer after the defaults have changed, even if the new defaults make its spec
-	// invalid.
+	// A repeated request gets the same answer after the defaults have changed, even if the request's spec is invalid
+	// with the new defaults.
 	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"default": {Labels: map[string]string{strings.Repeat("x",
 		64): "", "y": ""}, CPU: 2}}})()
 	again := d.request(protocol.VerbCreate, "a", "r1", request)

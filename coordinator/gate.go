@@ -121,7 +121,7 @@ func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 	g.set(why)
 }
 
-// logIsTheCause reports whether the log is the reason that the history of a sandbox did not answer. It remembers the
+// logIsTheCause reports whether the log is the reason why the history of a sandbox did not answer. It remembers the
 // sandbox.
 func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 	if known := g.checkRoom(ctx); known == nil || known.RefusesNew() {

@@ -312,8 +312,8 @@ func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 	}
 }
 
-// The sandbox of a lost host is created again on another host. Execs that ran have ended, and execs that were not
-// started may run there.
+// The sandbox of a lost host is created again on another host. Execs that ran have ended. Execs that were not started
+// may run on the new host.
 func TestASandboxOfALostHostIsReplacedOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

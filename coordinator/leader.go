@@ -18,7 +18,8 @@ const standingBy = "decides requests, and stands by to schedule"
 // elected says whether this coordinator holds the scheduler's lock.
 type elected struct{ atomic.Bool }
 
-// leader is a coordinator while it holds the scheduler's lock. The parts that run only then embed it.
+// leader is a coordinator while it holds the scheduler's lock. The parts of a coordinator that run only while it leads
+// embed leader.
 type leader struct {
 	*coordinator
 	lease *jetstream.Lease

@@ -132,7 +132,7 @@ func (p *projection) notifyWorker(worker string, b *protocol.Batch) {
 	}
 }
 
-// wakeSchedulerIfDue wakes the scheduler if a batch that was folded since the last call concerns it.
+// wakeSchedulerIfDue wakes the scheduler if a batch that was folded since the last call concerns the scheduler.
 func (p *projection) wakeSchedulerIfDue() {
 	if p.schedulerDue.Swap(false) {
 		p.work.schedulerWake.Wake()

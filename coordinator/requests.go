@@ -347,7 +347,8 @@ func (h *requestHandler) create(
 	return sandboxReply(j, len(events) > 0), nil
 }
 
-// journalOfNew returns the journal of a new sandbox. reserved says that its id was already reserved.
+// journalOfNew returns the journal of a new sandbox. The parameter reserved is true if the sandbox's id was already
+// reserved.
 func (h *requestHandler) journalOfNew(ctx context.Context, k key, reserved bool) (*jetstream.Journal, error) {
 	if h.projection.read.isDeleted(k) && reserved {
 		return h.projection.openDeleted(ctx, k)

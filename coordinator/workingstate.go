@@ -155,7 +155,8 @@ func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reser
 	return next
 }
 
-// landLocked ends an assignment in flight once it was appended, or once its sandbox is no longer living.
+// landLocked ends an assignment in flight when the assignment has been appended, or when its sandbox is no longer
+// living.
 func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
 	f, inFlight := w.inFlight[k]
 	if inFlight && (after == nil || after.Assigned && host == f.host) {

@@ -171,7 +171,7 @@ func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.Obj
 	return js.ObjectStore(ctx, protocol.BucketBlobs)
 }
 
-// While a pending sandbox needs an upload, the fleet keeps the upload longer than its maximum age.
+// While a pending sandbox needs an upload, the fleet keeps the upload for longer than the maximum age of uploads.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
 	const age = 12 * time.Second // the test fails only if the machine pauses for almost half of this time

@@ -46,7 +46,7 @@ func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	f.Judge()
 }
 
-// TestACrashLoopEndsNothingWithoutTheHostsLock cuts the worker off from the log before the window ends.
+// TestACrashLoopEndsNothingWithoutTheHostsLock cuts the worker off from the log before the crash window ends.
 func TestACrashLoopEndsNothingWithoutTheHostsLock(t *testing.T) {
 	t.Parallel()
 	const ttl, window = 3 * time.Second, 5 * time.Second

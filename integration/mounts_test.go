@@ -219,8 +219,8 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// A worker is killed while the links for a container's mounts lead to the mount sources. The next worker changes the
-// links: they lead nowhere again.
+// A worker is killed while the links for a container's mounts lead to the mount sources. The next worker changes these
+// links, so that they lead nowhere again.
 func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

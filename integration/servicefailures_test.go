@@ -129,8 +129,8 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// When the time of a service has run out, its error says what it waited for. This also holds for a service that nothing
-// waits for.
+// When the time limit of a service has passed, its error says what the service waited for, even if nothing waits for
+// the service.
 func TestAnOptionalServiceThatIsNotReadyInTimeSaysWhy(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

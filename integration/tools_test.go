@@ -180,8 +180,8 @@ func TestToolsNeedTheOperatorsPermission(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// To look up the home, the worker creates a container that never starts. The worker does so before it creates the
-// sandbox's own container.
+// To look up the home of a user, the worker creates a container that never starts. The worker does so before it creates
+// the sandbox's own container.
 func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)

@@ -75,7 +75,8 @@ type Event struct {
 // SandboxDetails is what a sandbox event adds to the state.
 type SandboxDetails struct {
 	Phase string `json:"phase,omitempty"` // image, network, container, start
-	// Spec is the accepted spec. In an assignment it is the spec with the worker's defaults, if they change it.
+	// Spec is the accepted spec. In an assignment it is the spec with the worker's defaults, if these defaults change
+	// the accepted spec.
 	Spec       *SandboxSpec `json:"spec,omitempty"`
 	Worker     string       `json:"worker,omitempty"`
 	HostID     string       `json:"host_id,omitempty"`

@@ -195,7 +195,7 @@ type Host struct {
 	Disk Bytes `json:"disk,omitempty"`
 	// PIDs is the number of processes and threads that the kernel allows; 0: unknown.
 	PIDs int64 `json:"pids,omitempty"`
-	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing does, and the host
+	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing isolates them, and the host
 	// takes no sandboxes.
 	Firewall string `json:"firewall,omitempty"`
 	Images   bool   `json:"tells_images,omitempty"` // the worker reports its images in [HostImages]

@@ -147,8 +147,8 @@ func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	}
 }
 
-// LogFollowed tells the index that the log was followed to its end. From then on, a sandbox whose history begins has no
-// stored index yet.
+// LogFollowed tells the index that the log was followed to its end. From then on, if a history begins, its sandbox has
+// no stored index yet.
 func (x *Index) LogFollowed() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -216,7 +216,7 @@ func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
 	e.recent[entry.Hash] = r
 }
 
-// drop removes the stored entries from recent: the entries of all messages up to the given one.
+// drop removes the stored entries from memory: the entries of all messages up to the given position.
 func (e *sandboxExecs) drop(stored jetstream.Position) {
 	i, found := slices.BinarySearchFunc(e.marks, stored.Record,
 		func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })

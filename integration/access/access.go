@@ -23,7 +23,8 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// Variable is the environment variable that makes tests run without credentials, unless it is empty.
+// Variable is the name of an environment variable. If the environment variable is not empty, tests run without
+// credentials.
 const Variable = "BOXFLEET_INSECURE"
 
 // Dir is a directory with an authority and credentials files. If it is empty, there are no credentials.
