@@ -95,7 +95,8 @@ func (h *hosts) mayHave(worker, hostID string) bool {
 		h.drop(known, hostID)
 		return true
 	}
-	h.log.Error("ignored a registration: the host has another worker, and the new one does not hold the host's lock",
+	h.log.Error("ignored a registration: the host has another worker, "+
+		"and the registering worker does not hold the host's lock",
 		"worker", worker, "host", hostID, "registered", known, "assigned", assigned, "holder", holder, "error", err)
 	return false
 }
