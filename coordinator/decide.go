@@ -151,7 +151,7 @@ func decideExec(
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if u := s.UseOf(request); u != nil { // used for something else: a first attempt would have used id
+	if u := s.UseOf(request); u != nil { // not a repeat: a repeat finds its exec id used, see above
 		return nil, errRequestUsed(request, u)
 	}
 	if err := mayExec(s, limit); err != nil {

@@ -163,7 +163,8 @@ func TestP3_ACoordinatorThatStartsDuringARoundOfSnapshotsKnowsUsedExecIDs(t *tes
 			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { defer close(held); run(1, execs) })
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c2"})
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: time.Hour}})()
-			<-held // c2 is ready, or still starting, and begins to read the bucket; c1 has just stored execs
+			// c2 begins to read the bucket, perhaps after it has reported that it is ready. c1 has just stored execs.
+			<-held
 			stop()
 			for _, id := range []string{"x0", "x1", "x2"} {
 				r := d.request(protocol.VerbExec, "a", "other-"+id,

@@ -50,7 +50,7 @@ const (
 	roomPause    = time.Second            // time between two checks of the log's room, while the gate is open
 	stallPause   = 5 * time.Second        // a decision that takes longer probably waits for the log
 	repeatAfter  = 30 * time.Second       // time after which a client is told again that its request waits
-	endingPause  = time.Second            // how long after the gate closes requests that end something overtake others
+	endingPause  = time.Second            // from the closing of the gate until requests that end something overtake others
 	endingAtOnce = 64                     // how many requests that end something are decided concurrently
 	restAtOnce   = 512                    // how many other requests are decided concurrently
 )
