@@ -100,6 +100,19 @@ fuzz-short: ## run each fuzz target with FUZZTIME inputs (10000x)
 networks: image tools ## create and remove 500 networks with their firewall rules on one engine; takes minutes
 	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
 
+# Core scenarios: creates, execs, output, cancels, crashes of workers and coordinators, deletes, uploads and services.
+CLUSTER = TestASandboxLivesItsWholeLife|TestAFleetWithThreeServersWorks|TestS1_|TestS8_|TestS16_|TestS18_|TestX6_|$\
+TestX8_|TestX10_|TestX16_|TestX1_BytesOfAnyKindComeBackUnchanged|TestAnIDIsNeverUsedAgain|$\
+TestARepeatedRequestGetsTheSameHandle|TestACopiedTreeArrivesAsItIs|TestAWorkerKilledDuringACreateOrADelete|$\
+TestAWorkerKilledDuringAnExec|TestAWorkerKilledDuringAStopOrAResume|TestACoordinatorKilledDuringACreate|$\
+TestACoordinatorKilledDuringAnExec|TestACoordinatorKilledDuringAChange|TestTheHashOfOutputSurvivesItsWorker|$\
+TestExecsAndLogsOfAService|TestRequiredServicesGateReadyAndAreReachedByName|TestAWorkersRestartCostsNoService|$\
+TestASandboxWithThousandsOfExecsIsDeleted
+
+.PHONY: test-cluster
+test-cluster: image build tools ## run the core scenarios of the integration tests on clusters of three NATS servers
+	BOXFLEET_TEST_SERVERS=3 $(GO) test ./integration -run '^($(CLUSTER))' -count 1 -v -timeout 30m $(TESTFLAGS)
+
 .PHONY: deep
 deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
 	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerWithDeeplyNestedDirectories -count 1 -v -timeout 10m

@@ -16,8 +16,8 @@ import (
 
 const apiFile = "docs/api.txt"
 
-// TestAPIListing fails if docs/api.txt does not list the present declarations of the API. Because of the file,
-// reviewers see every change of the API. `make api` writes the file.
+// TestAPIListing fails if docs/api.txt does not list the present declarations of the API. `make api` writes that file,
+// so a change of the API shows in its diff.
 func TestAPIListing(t *testing.T) {
 	want := apiListing(t)
 	if *update {

@@ -8,7 +8,8 @@ import (
 
 const module = "github.com/boxfleet/boxfleet"
 
-// forbidden lists imports, direct or indirect, that a package must not have, and why. A prefix ends in "/...".
+// forbidden lists imports, direct or indirect, that a package must not have, and why. A name that ends in "/..." stands
+// for that package and all packages below it.
 var forbidden = []struct{ from, to, why string }{
 	{"protocol", module + "/...", "protocol is the shared vocabulary and depends on nothing here"},
 	{"protocol", "net", "protocol is pure: no I/O"},

@@ -14,11 +14,11 @@ var update = flag.Bool("update", false,
 
 const guaranteesPage = "docs/guarantees.md"
 
-// guaranteeRow is a row of the page: a code, the guarantee in one sentence, and its tests.
+// guaranteeRow matches a row of docs/guarantees.md: a code, the guarantee in one sentence, and its tests.
 var guaranteeRow = regexp.MustCompile(`(?m)^\| ([A-Z]+[0-9]+) \| (.+) \| (.*)\|$`)
 
-// TestGuaranteesNameTheirTests fails if the page has no row for a code in a test's name, if a row does not list all
-// tests with its code in their names, or if a row lists a test that does not exist.
+// TestGuaranteesNameTheirTests fails if docs/guarantees.md has no row for a code in a test's name, if a row does not
+// list all tests with its code in their names, or if a row lists a test that does not exist.
 func TestGuaranteesNameTheirTests(t *testing.T) {
 	tests := testNames(goFiles(t))
 	rows := map[string]bool{}

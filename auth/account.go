@@ -11,10 +11,11 @@ import (
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nkeys"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// name is the name of the operator, and of the account of the streams, as servers and tools show it.
+// name is how servers and tools name the operator and the account of the streams.
 const name = "boxfleet"
 
 // signOperator signs the operator and the system account with the operator's key.
@@ -37,13 +38,13 @@ func (a *Authority) signOperator(s *state) error {
 	return nil
 }
 
-// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares. It keeps a
-// stored account that has all of them already.
+// signAccounts signs each account with its signing keys, its revocations and the subjects that it shares. A stored
+// account with the same content is not signed again.
 func (a *Authority) signAccounts(s *state) error {
 	signed := make([]*jwt.AccountClaims, len(s.Accounts))
 	for i, of := range s.Accounts {
 		var err error
-		if signed[i], err = s.claims(of); err != nil {
+		if signed[i], err = s.claims(of, a.now()); err != nil {
 			return err
 		}
 	}
@@ -85,10 +86,17 @@ func kindOf(share rights.Share) jwt.ExportType {
 	return jwt.Service
 }
 
+// answeredWithin is how long a server remembers that a message from another account awaits its answer. Each such message
+// takes about a kilobyte of the server until then, also if nobody answers it. Nobody waits longer than 10 s for an answer.
+const answeredWithin = 30 * time.Second
+
 func export(from *jwt.AccountClaims, share rights.Share) {
 	e := &jwt.Export{Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share)}
-	if share.Way == rights.AskedFor {
+	switch share.Way {
+	case rights.AskedFor:
 		e.ResponseType = jwt.ResponseTypeStream
+	case rights.Asked:
+		e.ResponseThreshold = answeredWithin
 	}
 	from.Exports.Add(e)
 }
@@ -124,17 +132,38 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 	}
 	defer pair.Wipe()
 	// Servers that missed a change take the account with the later second from the others.
-	for time.Now().Unix() <= issuedAt {
-		time.Sleep(time.Until(time.Unix(issuedAt+1, 0)))
+	next := time.Unix(issuedAt+1, 0)
+	if wait := time.Until(next); wait > clockWithin {
+		return protocol.Errorf(protocol.FailedPrecondition, "", "this machine's clock is before %s, when the authority was "+
+			"last changed, so servers would not take a change: set the clock", next.UTC().Format(time.RFC3339))
+	} else if wait > 0 {
+		time.Sleep(wait)
 	}
-	if *stored, err = account.Encode(pair); err != nil {
+	text, err := account.Encode(pair)
+	if err != nil {
 		return internal("sign an account", err)
 	}
+	if len(text) > accountMost {
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooLarge, "the account would have %d KiB with %d "+
+			"revocations, and servers take at most %d KiB: replace a signing key, which ends the revocations of its role: "+
+			"boxfleet auth rotate ROLE --overlap 0s", len(text)>>10, len(account.Revocations), accountMost>>10)
+	}
+	*stored = text
 	return nil
 }
 
-// claims returns an account with the signing keys and revocations of its roles.
-func (s *state) claims(of account) (*jwt.AccountClaims, error) {
+const (
+	// accountMost is the size limit of a signed account. Servers read at most 1 MiB, as a message of that size.
+	accountMost = 1000 << 10
+	// clockWithin is how long signing waits for the clock to pass the time of the last change.
+	clockWithin = 10 * time.Second
+	// revokedStays is how long after their expiry credentials stay revoked: the clocks of servers may be slow.
+	revokedStays = 24 * time.Hour
+)
+
+// claims returns an account with the signing keys and revocations of its roles. Credentials that servers refuse anyway
+// need no revocation: an account can only have about ten thousand.
+func (s *state) claims(of account, now time.Time) (*jwt.AccountClaims, error) {
 	account := jwt.NewAccountClaims(of.Key)
 	account.Name = accountName(of.Account)
 	account.Limits.DisallowBearer = true
@@ -156,7 +185,8 @@ func (s *state) claims(of account) (*jwt.AccountClaims, error) {
 		account.SigningKeys.AddScopedSigner(scope)
 	}
 	for _, c := range s.Issued {
-		if has(c.Role) && !c.Revoked.IsZero() {
+		expired := !c.Expires.IsZero() && now.After(c.Expires.Add(revokedStays))
+		if has(c.Role) && !c.Revoked.IsZero() && s.accepts(c.Signer) && !expired {
 			account.RevokeAt(c.Key, c.Revoked)
 		}
 	}
@@ -167,7 +197,7 @@ func (s *state) claims(of account) (*jwt.AccountClaims, error) {
 // account subscribe to, and could connect clients of its own. MQTT would make streams that Boxfleet does not know.
 var connections = jwt.StringList{jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket, jwt.ConnectionTypeInProcess}
 
-// sameAccount reports whether two accounts have the same content, whenever they were signed.
+// sameAccount reports whether two accounts have the same content. It ignores when they were signed.
 func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
 	texts := [2][]byte{}
 	for i, account := range []*jwt.AccountClaims{a, b} {

@@ -27,7 +27,8 @@ const (
 // stateVersion is the version of the format of stateFile.
 const stateVersion = 1
 
-// Authority is a directory with the keys of an operator. Several processes may use it at once: each change locks it.
+// Authority is a directory with the keys of an operator. Several processes may use the directory at once, because each
+// change locks it.
 type Authority struct {
 	dir string
 	now func() time.Time
@@ -65,13 +66,13 @@ type SigningKey struct {
 	AcceptedUntil time.Time `json:"accepted_until,omitzero"`
 }
 
-// Replace says that [Init] may replace an existing authority.
+// Replace is true if [Init] may replace an existing authority.
 type Replace bool
 
 // Init makes an authority in a directory, with a new operator, and returns it. It makes the directory if it does not
 // exist. Servers that trust the new authority refuse all credentials of a replaced one, whose keys stay in the
 // directory. Errors: already_exists if the directory has an authority and replace is false; failed_precondition if
-// others than its owner have access to the directory; invalid_argument with field dir.
+// users other than the directory's owner have access to the directory; invalid_argument with field dir.
 func Init(dir string, replace Replace) (*Authority, error) {
 	if dir == "" {
 		return nil, protocol.Invalid("dir", "must not be empty")
@@ -124,7 +125,7 @@ func Init(dir string, replace Replace) (*Authority, error) {
 	return a, a.store(s)
 }
 
-// makeRoom moves an existing authority aside or, without replace, refuses to.
+// makeRoom moves the file of an existing authority aside. If replace is false, it returns an error instead.
 func (a *Authority) makeRoom(replace bool) error {
 	file := filepath.Join(a.dir, stateFile)
 	_, err := os.Stat(file)
@@ -135,7 +136,7 @@ func (a *Authority) makeRoom(replace bool) error {
 		return internal("look for an authority", err)
 	case !replace:
 		return protocol.Errorf(protocol.AlreadyExists, "",
-			"%s has an authority: all its credentials would become useless if it were replaced", a.dir)
+			"%s has an authority: a replacement would make all credentials of this authority useless", a.dir)
 	}
 	if err := os.Rename(file, filepath.Join(a.dir, replacedFile)); err != nil {
 		return internal("move the replaced authority aside", err)
@@ -143,8 +144,8 @@ func (a *Authority) makeRoom(replace bool) error {
 	return nil
 }
 
-// Open opens the authority of a directory. Errors: not_found; failed_precondition if others than its owner have access
-// to the directory; invalid_argument with field dir.
+// Open opens the authority of a directory. Errors: not_found; failed_precondition if users other than the directory's
+// owner have access to the directory; invalid_argument with field dir.
 func Open(dir string) (*Authority, error) {
 	if dir == "" {
 		return nil, protocol.Invalid("dir", "must not be empty")
@@ -160,7 +161,7 @@ func Open(dir string) (*Authority, error) {
 	return a, err
 }
 
-// lock waits until no other process changes the authority.
+// lock takes the lock of the directory. It waits while another process holds the lock.
 func (a *Authority) lock() (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(a.dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -176,7 +177,7 @@ func (a *Authority) lock() (unlock func(), err error) {
 		_ = f.Close()
 		return nil, internal("lock the authority", err)
 	}
-	return func() { _ = f.Close() }, nil // which unlocks it
+	return func() { _ = f.Close() }, nil // this unlocks the file, too
 }
 
 func (a *Authority) load() (*state, error) {
@@ -186,7 +187,8 @@ func (a *Authority) load() (*state, error) {
 	}
 	s := &state{}
 	if err := json.Unmarshal(data, s); err != nil {
-		return nil, internal("read the authority in "+filepath.Join(a.dir, stateFile), err)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "%s is damaged: restore it from a backup: %v",
+			filepath.Join(a.dir, stateFile), err)
 	}
 	if s.Version != stateVersion {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion,
@@ -203,8 +205,8 @@ func (a *Authority) store(s *state) error {
 	return writeFile(filepath.Join(a.dir, stateFile), append(data, '\n'))
 }
 
-// change reads the authority, calls f to change it, signs the accounts again if they differ, and stores the result. If
-// f fails, nothing changes.
+// change reads the authority, calls f to change it, signs the accounts whose content has changed, and stores the
+// result. If f fails, nothing changes.
 func (a *Authority) change(f func(s *state) error) error {
 	unlock, err := a.lock()
 	if err != nil {
@@ -225,8 +227,8 @@ func (a *Authority) change(f func(s *state) error) error {
 	return a.store(s)
 }
 
-// Refresh ends the overlaps of rotations whose time has come, and gives all signing keys the permissions that this
-// version of the program knows. If changed is true, call [Authority.Push] to tell the servers.
+// Refresh removes the replaced signing keys whose AcceptedUntil has passed, and gives all other signing keys the
+// permissions of this version of the program. If changed is true, call [Authority.Push] to tell the servers.
 func (a *Authority) Refresh() (changed bool, err error) {
 	err = a.change(func(s *state) error {
 		before := slices.Clone(s.Accounts)

@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// world has one connection of each of these roles to one server. The server has the streams that the clients try to
-// reach.
+// world has a connection to one server for each role that a field names. The server has the streams that the clients
+// try to reach.
 type world struct {
 	coordinator, user, viewer, fleetViewer, worker *client
 }
@@ -100,8 +100,9 @@ func (w *world) messages(t *testing.T, name string) int {
 	return info.State.Messages
 }
 
-// TestNoAnswerIsStoredWhereTheAskerMayNotWrite sends messages whose reply subjects belong to streams. To these subjects
-// the server publishes acknowledgements and answers, and a coordinator its answer to a read.
+// TestNoAnswerIsStoredWhereTheAskerMayNotWrite sends messages whose reply subjects belong to streams. The server
+// publishes its acknowledgements and answers to these subjects, and the coordinator its answer to a read. No stream may
+// store them.
 func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 	t.Parallel()
 	for form, w := range worlds(t) {
@@ -161,7 +162,7 @@ func TestClientsAreHeardAndHear(t *testing.T) {
 			}
 			for subject, way := range map[string]struct {
 				hears, says *client
-				to          string // the subject to publish to; empty: the subject heard
+				to          string // the subject to publish to; empty: the subscribed subject
 			}{
 				"boxfleet.v1.live.blue.x":   {w.user, w.worker, "boxfleet.v1.append.w1.blue.x"},
 				"boxfleet.v1.live.green.x":  {w.fleetViewer, w.worker, "boxfleet.v1.append.w1.green.x"},
@@ -190,8 +191,8 @@ func TestClientsAreHeardAndHear(t *testing.T) {
 	}
 }
 
-// TestOutputIsHeardAndStoredOnce publishes output as a worker. Its user hears it once, and the stream stores it once and
-// acknowledges it.
+// TestOutputIsHeardAndStoredOnce publishes output as a worker. A user of the tenant receives the output once, and the
+// stream stores the output once and acknowledges it.
 func TestOutputIsHeardAndStoredOnce(t *testing.T) {
 	t.Parallel()
 	for form, w := range worlds(t) {

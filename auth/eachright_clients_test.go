@@ -95,7 +95,7 @@ func (c *trialConn) prints(host, sandbox, text string, offset int64) error {
 	return err
 }
 
-// reads uses the rights that everybody in a tenant has.
+// The function reads uses each right that everybody in a tenant has, and returns its client.
 func reads(ctx context.Context, conn *trialConn) (*sdk.Client, error) {
 	c, err := sdk.Connect(ctx, sdk.Options{Conn: conn.Conn, Tenant: "blue"})
 	if err != nil {
@@ -280,7 +280,7 @@ func TestAWorkerNeedsEachOfItsRights(t *testing.T) {
 	})
 }
 
-// trialWorkerSteps is what a worker does with NATS.
+// trialWorkerSteps are the steps of a worker that use NATS.
 func trialWorkerSteps(ctx context.Context, c *trialConn, digest string) []step {
 	m := c.member
 	return []step{

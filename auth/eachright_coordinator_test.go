@@ -42,7 +42,7 @@ func until(ctx context.Context, what string, holds func() bool) error {
 	return nil
 }
 
-// run runs a coordinator until stop is called. Segments are dropped at an age of maxAge; 0: never.
+// run runs a coordinator until stop is called. The coordinator drops segments older than maxAge; 0: none.
 func (d *deciding) run(ctx context.Context, maxAge time.Duration) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ready, ended := make(chan struct{}), make(chan error, 1)
@@ -180,7 +180,7 @@ func (d *deciding) sandbox(ctx context.Context, name string) error {
 	return errors.Join(err, err2, err3, err4)
 }
 
-// deleted makes a sandbox as the method sandbox does, deletes it, and waits until nothing of it is stored.
+// deleted makes a sandbox as the method sandbox does, deletes it, and waits until nothing of the sandbox is stored.
 func (d *deciding) deleted(ctx context.Context) error {
 	if err := d.sandbox(ctx, "gone"); err != nil {
 		return err
@@ -201,7 +201,7 @@ func (d *deciding) deleted(ctx context.Context) error {
 	})
 }
 
-// abandoned reserves an id like a coordinator that ends before it writes the history.
+// abandoned reserves an id and writes no history, like a coordinator that ends between the two.
 func (d *deciding) abandoned(ctx context.Context) error {
 	if _, err := d.root.ReserveSandbox(ctx, "blue", "lost", protocol.Reservation{
 		Version: protocol.Version, Request: "r", Time: d.root.Now().Add(-time.Hour)}); err != nil {

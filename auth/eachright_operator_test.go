@@ -24,7 +24,8 @@ type tool struct {
 	asked int
 }
 
-// asTool connects a tool. Its first refusal is reported like the refusals of the member's other connection.
+// asTool connects a tool. If the server refuses something on this connection, the trial learns of the refusal as if the
+// server had refused it on c.
 func (s *trials) asTool(c *trialConn) (*tool, error) {
 	nc, err := nats.Connect(s.server.ClientURL(), nats.Nkey(c.member.Key, c.member.pair.Sign), nats.NoReconnect(),
 		nats.ErrorHandler(func(nc *nats.Conn, _ *nats.Subscription, err error) {
@@ -121,7 +122,7 @@ func (n *tool) moveStream(ctx context.Context, name string, remove func() error)
 	return n.FlushWithContext(ctx)
 }
 
-// operates is what an operator does with hosts, images, storage and tenants.
+// operates does everything that an operator does with hosts, images, storage and tenants.
 func (d *deciding) operates(ctx context.Context, s *trials) error {
 	c := d.conn
 	if err := c.Change(ctx, jetstream.Assets{}); err != nil { // makes all streams
@@ -207,7 +208,8 @@ func (d *deciding) imports(ctx context.Context) error {
 	return err
 }
 
-// inspects reads stored messages of each stream with the tools of NATS. Boxfleet's own commands do not.
+// inspects reads stored messages of each stream as NATS's own tools do. Boxfleet's commands do not read messages in
+// this way.
 func (d *deciding) inspects(ctx context.Context, n *tool) error {
 	for info := range d.raw.ListStreams(ctx).Info() {
 		last := map[string]any{"last_by_subj": ">"}

@@ -42,7 +42,7 @@ func rightsOf(role rights.Role) (all []right) {
 	return all
 }
 
-// A right that a role needs only in rare situations has a test of its own.
+// These are rights that a role needs only in rare situations. Each of them has a test of its own.
 var (
 	asksForJetStream = right{rights.Publish, "$JS.API.INFO"}
 	movesTheLog      = right{rights.Publish, "$JS.API.STREAM.LEADER.STEPDOWN.BOXFLEET_EVENTS"}
@@ -64,8 +64,8 @@ var withoutTrial = map[rights.Role][]right{
 	},
 }
 
-// withoutKey has the rights that only a connection with a key needs, because it signs what it appends. The connections
-// of trials have no key.
+// withoutKey has the rights that only a connection with a key needs, because only such a connection signs the events
+// that it appends. The connections of trials have no key.
 var withoutKey = map[rights.Role][]right{
 	rights.Coordinator: {
 		{rights.Publish, protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},
@@ -117,7 +117,7 @@ type trials struct {
 const unused = "nobody.uses.this"
 
 // startTrials runs a server whose configuration lists the members, each without the right that it lacks. The user root,
-// in the account of the streams, may do everything, because its configuration lists no permissions.
+// in the account of the streams, may do everything, because the configuration lists no permissions for root.
 func startTrials(t *testing.T, members ...*member) *trials {
 	t.Helper()
 	users := make([]auth.StaticUser, len(members))
@@ -195,8 +195,8 @@ func (s *trials) connect(ctx context.Context, m *member) (*trialConn, error) {
 	return c, err
 }
 
-// mark publishes a message that no role may publish. The server refuses it after it has handled everything that was
-// sent before.
+// mark publishes a message that no role may publish. The refusal of this message comes after the refusals of all
+// earlier messages.
 func (c *trialConn) mark() error {
 	return c.Beat(&protocol.Heartbeat{Worker: markWorker})
 }
@@ -268,8 +268,8 @@ func (s *trials) judge(t *testing.T, m *member, run scenario) {
 // trialTime is the longest time for one scenario.
 const trialTime = 30 * time.Second
 
-// eachRight returns members of a role: one with all rights, and for each right one that lacks it. make returns the
-// identity of a member by its number.
+// eachRight returns members of a role: one with all rights, and for each right one that lacks it. The function make
+// returns the identity of member number n.
 func eachRight(t *testing.T, role rights.Role, make func(n int) rights.Identity) (members []*member) {
 	t.Helper()
 	for n, lacks := range append([]right{{}}, usual(role)...) {
@@ -308,7 +308,7 @@ func (s *trials) raw(t *testing.T) (*nats.Conn, natsjs.JetStream) {
 	return nc, js
 }
 
-// digestOf returns the digest of a text, as uploads are named.
+// digestOf returns the digest of a text, in the form that uploads use.
 func digestOf(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "sha256-" + hex.EncodeToString(sum[:])

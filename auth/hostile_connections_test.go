@@ -32,8 +32,8 @@ func listeners(t *testing.T) (part, leaf, websocket string) {
 		websocket
 }
 
-// joinAsLeaf connects as a leaf node, like a NATS server, and returns the first thing that the other server says after
-// the login. prove gets the server's challenge and adds the proof of the identity to the login.
+// joinAsLeaf connects as a leaf node, as NATS servers do, and returns the server's first message after the login. The
+// parameter prove gets the server's challenge and adds the proof of the identity to the login.
 func joinAsLeaf(t *testing.T, address string, prove func(login map[string]any, nonce string)) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)

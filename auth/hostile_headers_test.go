@@ -87,8 +87,8 @@ func (s *siege) stored(t *testing.T) map[string]string {
 	return all
 }
 
-// unchanged compares the stored messages with the messages that were stored before. Subjects below the prefixes may
-// have changed.
+// unchanged compares the stored messages with the messages that were stored before. Messages may have changed on
+// subjects that begin with a prefix in except.
 func (s *siege) unchanged(t *testing.T, before map[string]string, what string, except ...string) {
 	t.Helper()
 	after := s.stored(t)
@@ -151,7 +151,7 @@ func TestNoHeaderReachesFurtherThanItsSubject(t *testing.T) {
 	for _, from := range []struct {
 		client  *client
 		subject string
-		own     string // a subject that may change from now on
+		own     string // a subject that the message may change, or ""
 	}{
 		{user, "boxfleet.v1.request.blue.anna.create.mine", ""},
 		{user, "boxfleet.v1.blob.blue.anna." + digestOf("x") + ".begin", ""},

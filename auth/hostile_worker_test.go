@@ -114,7 +114,7 @@ func TestAHostileWorkerCannotTakeTheHostOfAnother(t *testing.T) {
 		{Worker: "w1", HostID: "HOSTB", Token: 1 << 60},
 	} {
 		register(claim)
-		// The coordinator follows the table in order: once it knows the next entry, it has read the claim.
+		// The coordinator reads the registrations in order: once it knows the next one, it has also read the claim.
 		s.victim.Slots = 4 + n
 		if err := s.honest.RegisterHost(t.Context(), s.victim); err != nil {
 			t.Fatal(err)
@@ -131,7 +131,8 @@ func TestAHostileWorkerCannotTakeTheHostOfAnother(t *testing.T) {
 	s.eventually(t, "the coordinator knows the hostile worker", func() bool { return s.hosts(t)["w1"] != nil })
 }
 
-// In TestAHostileWorkerLosesAHostThatItClaimedFirst, the claim is in the table before the true entry.
+// In TestAHostileWorkerLosesAHostThatItClaimedFirst, the coordinator reads the false claim before the honest worker's
+// registration.
 func TestAHostileWorkerLosesAHostThatItClaimedFirst(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)
@@ -157,8 +158,8 @@ func TestAHostileWorkerLosesAHostThatItClaimedFirst(t *testing.T) {
 	})
 }
 
-// TestAHostileWorkerCannotNotifyAnother has the server answer a question to the subject of another worker's
-// notifications. The answer is a message that the hostile worker stored: a notification with contents of its choice.
+// TestAHostileWorkerCannotNotifyAnother asks the server for a message that the hostile worker stored. The message looks
+// like a notification, and the reply subject is the subject of another worker's notifications.
 func TestAHostileWorkerCannotNotifyAnother(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

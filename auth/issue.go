@@ -12,20 +12,21 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// Issued describes credentials that were issued. Their secret part is not stored: only their holder has it.
+// Issued describes credentials that were issued. The authority does not store the secret key of credentials: only the
+// holder has it.
 type Issued struct {
 	Role   rights.Role `json:"role"`
 	Name   string      `json:"name"`
 	Tenant string      `json:"tenant,omitempty"`
 	Host   string      `json:"host,omitempty"`
-	Key    string      `json:"key"`    // public, and different for each credentials
-	Signer string      `json:"signer"` // public signing key of the role, which signed them
+	Key    string      `json:"key"`    // public key of the user; every file of credentials has its own
+	Signer string      `json:"signer"` // public key of the role, with which these credentials were signed
 
 	IssuedAt time.Time `json:"issued"`
 	Expires  time.Time `json:"expires,omitzero"` // zero: never
 	Revoked  time.Time `json:"revoked,omitzero"` // zero: they are not revoked
 
-	// Retired says that the key which signed them is no longer accepted.
+	// Retired is true if servers no longer accept the signing key that signed these credentials.
 	Retired bool `json:"-"`
 }
 
@@ -48,7 +49,7 @@ func (c *Issued) Status(now time.Time) string {
 	return "valid"
 }
 
-// Credentials are new credentials.
+// Credentials are newly issued credentials, with their secret key.
 type Credentials struct {
 	Issued
 
@@ -64,8 +65,8 @@ type IssueOptions struct {
 	Again bool
 }
 
-// Issue makes credentials for an identity, whose Key must be empty: it is chosen at random. Servers accept them at
-// once.
+// Issue makes credentials for an identity, whose Key must be empty, because Issue makes a new key. Servers accept them
+// at once.
 //
 // Errors: those of [rights.Identity.Validate]; invalid_argument with field expires for a negative life; already_exists
 // if the identity has valid credentials, or if its name belongs to another role. A name is unique among the users and
@@ -118,7 +119,7 @@ func (s *state) mayIssue(id rights.Identity, again bool, now time.Time) error {
 			return e
 		case !again:
 			e := protocol.Errorf(protocol.AlreadyExists, "", "%s %s has valid credentials: revoke them first, or ask for "+
-				"further ones", id.Role, id.Name)
+				"further ones with --again", id.Role, id.Name)
 			e.Field = "name"
 			return e
 		}

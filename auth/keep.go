@@ -12,13 +12,15 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// UnknownHost is the host in the credentials of a worker that has not learned the id of its Docker host. No host has it.
+// UnknownHost is the host in the credentials of a worker that has not learned the id of its Docker host. No host has
+// this id.
 const UnknownHost = "-"
 
 // Keep makes sure that a file has credentials that servers accept for an identity. It makes new credentials if the file
 // does not exist, or if the credentials in the file are no longer accepted, belong to another identity, or were signed
-// by a key that was replaced since. It then also revokes the old credentials and all others of the holder, except those
-// with an expiry, and returns true. [Authority.Push] tells running servers of the revocations.
+// by a key that has been replaced. It then also revokes the credentials in the file and all other credentials of the
+// holder, except credentials with an expiry, and returns true. [Authority.Push] tells running servers of the
+// revocations.
 //
 // Errors: failed_precondition if the file has no credentials, or if users other than its owner have access to it; the
 // errors of [Authority.Issue].
@@ -37,7 +39,8 @@ func (a *Authority) Keep(id rights.Identity, file string, o IssueOptions) (made 
 	if has.Key != "" && s.isValid(id, has, a) {
 		return false, nil
 	}
-	if err := a.revokeAll(id, has.Key); err != nil { // before Issue, because a worker has credentials for one host only
+	// before Issue, because all credentials of a worker must be for the same host
+	if err := a.revokeAll(id, has.Key); err != nil {
 		return false, err
 	}
 	o.Again = true
@@ -48,7 +51,8 @@ func (a *Authority) Keep(id rights.Identity, file string, o IssueOptions) (made 
 	return true, writeFile(file, c.Text)
 }
 
-// readCredentials returns the identity that a credentials file names and proves, or the zero value if there is no file.
+// readCredentials returns the identity that a credentials file names, after a check that the file has the secret key of
+// that identity. Without a file, it returns the zero value.
 func readCredentials(file string) (rights.Identity, error) {
 	info, err := os.Stat(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +71,7 @@ func readCredentials(file string) (rights.Identity, error) {
 	}
 	defer clear(text)
 	damaged := protocol.Errorf(protocol.FailedPrecondition, "",
-		"%s has no usable credentials: remove it and start again; the start makes new ones and revokes the old ones", file)
+		"%s has no usable credentials: remove the file and start again; the start makes new ones and revokes the old ones", file)
 	id, ok := rights.FromCredentials(text)
 	if !ok {
 		return rights.Identity{}, damaged
@@ -83,16 +87,17 @@ func readCredentials(file string) (rights.Identity, error) {
 	return id, nil
 }
 
-// isValid reports whether servers accept the credentials has as those of the identity id, and whether the present
-// signing key of the role signed them.
-func (s *state) isValid(id, has rights.Identity, a *Authority) bool {
-	id.Key = has.Key
-	return id == has && slices.ContainsFunc(s.Issued, func(c Issued) bool {
-		return c.Identity() == has && c.Signer == s.signer(id.Role) && c.Status(a.now()) == "valid"
+// isValid reports whether held, the identity in a credentials file, is good for the wanted identity: the two are equal,
+// servers accept the credentials, and the present signing key of the role signed them.
+func (s *state) isValid(wanted, held rights.Identity, a *Authority) bool {
+	wanted.Key = held.Key
+	return wanted == held && slices.ContainsFunc(s.Issued, func(c Issued) bool {
+		return c.Identity() == held && c.Signer == s.signer(held.Role) && c.Status(a.now()) == "valid"
 	})
 }
 
-// revokeAll revokes the credentials with a key and all valid credentials of a holder, except those with an expiry.
+// revokeAll revokes the valid credentials of a holder and the valid credentials with a key, except credentials with an
+// expiry.
 func (a *Authority) revokeAll(holder rights.Identity, key string) error {
 	all, err := a.List()
 	if err != nil {

@@ -38,7 +38,8 @@ func (a *Authority) seedFile(public string) string {
 func (a *Authority) key(public string) (nkeys.KeyPair, error) {
 	seed, err := os.ReadFile(a.seedFile(public))
 	if err != nil {
-		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "read the seed of key %s: %v", public, err)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "read the seed of key %s: %v: restore the file from a "+
+			"backup; boxfleet auth rotate replaces the key of a role", public, err)
 	}
 	pair, err := nkeys.FromSeed(seed)
 	clear(seed)
@@ -52,7 +53,8 @@ func (a *Authority) key(public string) (nkeys.KeyPair, error) {
 	return pair, nil
 }
 
-// writeFile replaces a file at once: after a crash it has the old content or the new one. Only its owner can read it.
+// writeFile replaces a file in one step: after a crash the file has either the old or the new content. Only the owner
+// of the file can read it.
 func writeFile(name string, content []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // with mode 0600
 	if err != nil {
@@ -91,7 +93,7 @@ func syncDir(name string) error {
 	return err
 }
 
-// checkPrivate refuses a directory that others can read: it holds seeds.
+// checkPrivate refuses a directory that other users can read, because the directory holds seeds.
 func checkPrivate(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -102,7 +104,7 @@ func checkPrivate(dir string) error {
 	}
 	if info.Mode().Perm()&fs.FileMode(0o077) != 0 {
 		return protocol.Errorf(protocol.FailedPrecondition, "",
-			"%s holds keys, and others than its owner have access to it: run chmod 700 %s", dir, dir)
+			"%s holds keys, and users other than its owner have access to it: run chmod 700 %s", dir, dir)
 	}
 	return nil
 }

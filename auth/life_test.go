@@ -149,7 +149,7 @@ func TestARestartWithTheOldConfigurationKeepsARevocation(t *testing.T) {
 	push(t, a, s)
 	s.Shutdown()
 	s.WaitForShutdown()
-	again := startServer(t, part) // the accounts in it do not have the revocation
+	again := startServer(t, part) // the accounts in the text do not list the revocation
 	if accepts(again, c) {
 		t.Error("the server accepts revoked credentials after its restart")
 	}
@@ -346,7 +346,7 @@ func TestAPushSaysWhyNoServerTookIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := startServer(t, trust(t, a).MemoryConfig()) // it stores no accounts
+	s := startServer(t, trust(t, a).MemoryConfig()) // this server stores no accounts
 	credentials, err := a.SystemCredentials()
 	if err != nil {
 		t.Fatal(err)

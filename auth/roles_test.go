@@ -75,7 +75,7 @@ func userOf(id rights.Identity) string {
 // refusals returns the server's refusals of everything that was sent before.
 func (c *roleConn) refusals(t *testing.T) []string {
 	t.Helper()
-	const mark = "nobody" // no role tested here may send the heartbeat of another one
+	const mark = "nobody" // none of these roles may send the heartbeat of a worker with another name
 	if err := c.Beat(&protocol.Heartbeat{Worker: mark}); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func (c *roleConn) refusals(t *testing.T) []string {
 	return slices.Clone(c.refused[:at])
 }
 
-// runCoordinator runs a coordinator on its connection until the test ends.
+// runCoordinator runs a coordinator on the connection until the test ends.
 func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.Assets) {
 	t.Helper()
 	ready, ended := make(chan struct{}), make(chan error, 1)
@@ -113,8 +113,8 @@ func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.
 	}
 }
 
-// TestTheCodeOfEachRoleWorksWithItsRights runs the code of each role outside the tenants with the credentials of that
-// role.
+// TestTheCodeOfEachRoleWorksWithItsRights runs the code of a coordinator, a worker and an operator, each with
+// credentials of its role.
 func TestTheCodeOfEachRoleWorksWithItsRights(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)
@@ -276,7 +276,8 @@ func imageSteps(ctx context.Context, t *testing.T, operator, worker *roleConn) [
 	}
 }
 
-// hearsOfImages wants another image and removes it again, while a worker follows the wanted images.
+// hearsOfImages adds an image to the wanted images and then removes the image, while a worker follows the list of
+// wanted images.
 func hearsOfImages(ctx context.Context, t *testing.T, operator, worker *roleConn, first *protocol.WantedImage) error {
 	t.Helper()
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // shorter than the minute after which workers read by themselves
@@ -440,7 +441,7 @@ func TestAUserWorksWithItsCredentials(t *testing.T) {
 	}
 }
 
-// batch is a message of a writer that a stream takes as the beginning of a history.
+// batch returns a writer's message that can begin a history.
 func batch(writer string) *protocol.Batch {
 	return &protocol.Batch{Version: protocol.Version, Tenant: "blue", Sandbox: "x", ID: "01", Writer: writer,
 		Events: []protocol.Event{{Sequence: 1, Tenant: "blue", Sandbox: "x", Kind: protocol.SandboxAccepted,

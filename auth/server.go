@@ -40,8 +40,8 @@ func (a *Authority) Trust() (*Trust, error) {
 
 // Config returns a part of a NATS server's configuration, to be included in its configuration file. The server stores
 // accounts in resolverDir, takes changes from [Authority.Push], and hands them on to the other servers of its cluster.
-// After a change, the accounts that the server has stored are newer than those in the text, which then have no effect.
-// Error: invalid_argument with field resolver_dir unless it is an absolute path.
+// After a change, the accounts that the server has stored are newer than the accounts in the text, and the server
+// ignores the accounts in the text. Error: invalid_argument with field resolver_dir unless it is an absolute path.
 func (t *Trust) Config(resolverDir string) (string, error) {
 	if !filepath.IsAbs(resolverDir) {
 		return "", protocol.Invalid("resolver_dir", "must be an absolute path, got %q", resolverDir)
@@ -50,8 +50,8 @@ func (t *Trust) Config(resolverDir string) (string, error) {
 		strconv.Quote(resolverDir))), nil
 }
 
-// MemoryConfig is like Config, for a server that stores no accounts. After each change it must be written again, and
-// the server has to reload its configuration.
+// MemoryConfig is like Config, for a server that stores no accounts. After each change, write the text again and reload
+// the server's configuration.
 func (t *Trust) MemoryConfig() string { return t.config("resolver: MEMORY\n") }
 
 func (t *Trust) config(resolver string) string {
@@ -97,11 +97,11 @@ type Asker interface {
 }
 
 // Push calls [Authority.Refresh] and sends the accounts to the running servers. It returns the names of the servers
-// that took them. A server that is away gets the accounts from the other servers later. to must be connected with
-// [Authority.SystemCredentials].
+// that took them. A server that is away gets the accounts from the other servers later. The parameter to must be a
+// connection with [Authority.SystemCredentials].
 //
-// Errors: the errors of to; unavailable if no server answered, such as servers without a resolver that stores accounts;
-// failed_precondition if a server refused an account.
+// Errors: the errors of AskServers; unavailable if no server answered, because servers that store no accounts do not
+// answer; failed_precondition if a server refused an account.
 func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err error) {
 	if _, err := a.Refresh(); err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ type testServer struct {
 	dir  string
 }
 
-// startServer runs a server with a part of its configuration.
+// startServer runs a server whose configuration includes part.
 func startServer(t *testing.T, part string) *testServer {
 	t.Helper()
 	dir := t.TempDir()
@@ -65,7 +65,7 @@ func (s *testServer) write(t *testing.T, part string) {
 	}
 }
 
-// reload gives the running server another part of its configuration.
+// reload puts another part into the configuration of the running server.
 func (s *testServer) reload(t *testing.T, part string) {
 	t.Helper()
 	s.write(t, part)
@@ -221,8 +221,8 @@ func covers(permission, subject string) bool {
 	return len(want) == len(have)
 }
 
-// TestARoleReachesItsOwnSubjectsAndNoOthers tries each subject of each identity as each other identity: of another
-// role, name, tenant or host. The server fills in the templates.
+// TestARoleReachesItsOwnSubjectsAndNoOthers makes holders that differ in role, name, tenant or host. As each holder, it
+// tries the subjects of all holders. The server fills in the templates.
 func TestARoleReachesItsOwnSubjectsAndNoOthers(t *testing.T) {
 	t.Parallel()
 	a, s := newAuthority(t)
@@ -273,7 +273,8 @@ func TestARoleReachesItsOwnSubjectsAndNoOthers(t *testing.T) {
 	}
 }
 
-// try does something with each subject. The server must refuse exactly the subjects that the permissions do not cover.
+// try calls do with each subject, as a holder. The server must refuse exactly the subjects that the permissions do not
+// cover.
 func (c *client) try(t *testing.T, holder *auth.Credentials, verb string, subjects, allowed []string,
 	do func(subject string) error) {
 	t.Helper()
@@ -352,7 +353,7 @@ func TestAServerTakesTheConfigurationOfEachForm(t *testing.T) {
 	}
 }
 
-// ask sends a request with an inbox of a prefix.
+// ask sends a request and returns the answer. The inbox for the answer begins with prefix.
 func ask(t *testing.T, c *client, prefix, subject, data string) string {
 	t.Helper()
 	inbox := prefix + ".answer"
@@ -481,4 +482,42 @@ func waitRefused(t *testing.T, s *testServer, c *auth.Credentials) {
 		}
 		return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthRevoked)
 	})
+}
+
+// A server remembers each message of a client until its answer. Without a bound of ours it does so for two minutes, and a
+// flood of messages that nobody answers fills its memory.
+func TestAServerForgetsUnansweredMessagesSoon(t *testing.T) {
+	t.Parallel()
+	a, signed := newAuthority(t)
+	part, err := auth.StaticConfig([]auth.StaticUser{
+		{Identity: rights.Identity{Role: rights.Coordinator, Name: "c1", Key: keyOfUser(t)}},
+		{Identity: rights.Identity{Role: rights.User, Name: "anna", Tenant: "blue", Key: keyOfUser(t)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]*testServer{trust(t, a).Streams: signed, "boxfleet": startServer(t, part)} {
+		account, err := s.LookupAccount(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, subject := range []string{"boxfleet.v1.api.>", "boxfleet.v1.request.>", "boxfleet.v1.blob.>"} {
+			if kept, err := account.ServiceExportResponseThreshold(subject); err != nil || kept > time.Minute {
+				t.Errorf("%s: a server remembers a message for %s, %v", subject, kept, err)
+			}
+		}
+	}
+}
+
+func keyOfUser(t *testing.T) string {
+	t.Helper()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := pair.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
 }

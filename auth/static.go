@@ -30,7 +30,7 @@ func (u *StaticUser) User() string {
 }
 
 // HashPassword returns the bcrypt hash of a password. Error: invalid_argument with field password unless the password
-// has 16 to 72 bytes; bcrypt ignores further ones.
+// has 16 to 72 bytes; bcrypt ignores bytes after the 72nd.
 func HashPassword(password string) (string, error) {
 	if len(password) < 16 || len(password) > 72 {
 		return "", protocol.Invalid("password", "must have 16 to 72 bytes, got %d", len(password))
@@ -84,8 +84,11 @@ func staticAccounts(members map[rights.Account]string) string {
 	exported := map[rights.Share]bool{}
 	export := func(from rights.Account, share rights.Share) {
 		responses := ""
-		if share.Way == rights.AskedFor {
+		switch share.Way {
+		case rights.AskedFor:
 			responses = ", response: stream"
+		case rights.Asked:
+			responses = fmt.Sprintf(", response_threshold: %q", answeredWithin)
 		}
 		if !exported[share] {
 			exports[from] += fmt.Sprintf("      { %s: %q%s }\n", kindOf(share), share.Subject, responses)

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/boxfleet/boxfleet/auth"
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/evidence"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -123,7 +124,8 @@ func (w *followed) sees(seen <-chan sdk.Event, want protocol.Kind, within time.D
 	}
 }
 
-// The server publishes to clients every message that a worker stores in a history. A client believes only proven ones.
+// The server publishes to clients every message that a worker stores in a history. A client believes only messages
+// whose writer is proven.
 func TestAClientNeverSeesWhatAWorkerOfAnotherHostForges(t *testing.T) {
 	t.Parallel()
 	w := newFollowed(t)
@@ -195,6 +197,10 @@ func TestEvidenceOfAStoredHistoryNamesWhatWasForged(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.append(w.decider, protocol.Event{Kind: protocol.SandboxStopRequested})
+	eventually.Holds(t, 10*time.Second, "the coordinator reports that it refused a message", func() bool {
+		ping, err := w.client.Ping(t.Context())
+		return err == nil && ping.Refused > 0
+	})
 	e, err := w.client.Sandbox(w.id).Evidence(t.Context())
 	if err != nil {
 		t.Fatal(err)

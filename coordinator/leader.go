@@ -74,17 +74,32 @@ func (l *leader) lead(ctx context.Context) {
 	}
 }
 
-// catchUpWithin limits how long a new leader waits for the log. If the log's newest message has been purged, it never
-// arrives.
-const catchUpWithin = time.Second
-
-// awaitLog waits briefly until this coordinator has folded everything in the log. A new leader then counts the
-// sandboxes that the previous leader assigned to hosts.
-func (l *leader) awaitLog(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, catchUpWithin)
-	defer cancel()
-	last, err := l.conn.LastRecord(ctx)
-	for err == nil && l.projection.followedTo() < last && backoff.Sleep(ctx, 5*time.Millisecond) {
+// awaitLog waits until this coordinator has folded each batch that the log had at the call, however long that takes. A
+// new leader then counts what the previous leader and other coordinators have appended. Error: that of ctx.
+func (l *leader) awaitLog(ctx context.Context) error {
+	last, known := uint64(0), false
+	for pause := backoff.New(5*time.Millisecond, retryPause); ; {
+		var err error
+		if !known {
+			last, err = l.conn.LastRecord(ctx)
+			known = err == nil
+		}
+		if reached, settled := l.projection.reachedRecord(); known && settled {
+			if reached >= last {
+				return nil
+			}
+			// The newest messages never arrive if they were purged, or if they are no batches.
+			var next uint64
+			if next, err = l.conn.NextBatch(ctx, reached); err == nil && (next == 0 || next > last) {
+				return nil
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			l.log.Warn("could not read how far the log goes; the leader waits, and counts nothing yet", "error", err)
+		}
+		if !pause.Wait(ctx) {
+			return ctx.Err()
+		}
 	}
 }
 

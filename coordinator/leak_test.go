@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -9,5 +10,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if config := os.Getenv(coordinatorProcess); config != "" {
+		runProcess(config)
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/boxfleet/boxfleet/backoff"
@@ -56,6 +58,20 @@ type outputKeeper struct {
 	next  uint64 // the next record to read
 	bytes int64  // bytes in the output log at the last measurement
 	scans int    // scans since the last measurement
+
+	hosts map[key][]string // hosts that published output of a sandbox, and on which the sandbox was
+}
+
+// outputSource is a host whose worker published output in the name of a sandbox.
+type outputSource struct {
+	key
+	host string
+}
+
+// foreignOutput is the output in the name of a sandbox that was never on the host. No reader reads it.
+type foreignOutput struct {
+	through uint64 // its last record
+	bytes   int64
 }
 
 // boundOutput removes output beyond the budget, while the lease lasts.
@@ -65,7 +81,8 @@ func (l *leader) boundOutput(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k := &outputKeeper{usage: newOutputUsage(l.cfg.Output.limits(room).sandbox / outputPieces), next: 1}
+		k := &outputKeeper{usage: newOutputUsage(l.cfg.Output.limits(room).sandbox / outputPieces), next: 1,
+			hosts: map[key][]string{}}
 		l.output.Store(k)
 		defer l.output.Store(nil)
 		for {
@@ -87,6 +104,7 @@ func (k *outputKeeper) purged(of key) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.usage.forget(of, math.MaxUint64)
+	delete(k.hosts, of)
 }
 
 // The method of returns the size of one tenant's stored output at the last measurement, or nil if the log has not been
@@ -132,11 +150,19 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 		k.mu.Unlock()
 		return nil
 	}
+	foreign := map[outputSource]*foreignOutput{}
 	k.next, err = l.conn.OutputSizes(ctx, k.next, func(m jetstream.StoredOutput) {
+		if l.isForeign(ctx, k, &m) {
+			addForeign(foreign, &m)
+			return
+		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.usage.add(m)
 	})
+	if err == nil {
+		err = l.removeForeign(ctx, foreign)
+	}
 	if err != nil {
 		return err
 	}
@@ -145,6 +171,68 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 	k.read = true
 	k.mu.Unlock()
 	return l.cutOutput(ctx, k, limits, room)
+}
+
+// isForeign reports whether a sandbox was never on the host that published a message in its name. Such output must not
+// count in the budget of the sandbox.
+func (l *leader) isForeign(ctx context.Context, k *outputKeeper, m *jetstream.StoredOutput) bool {
+	of := key{Tenant: m.Tenant, ID: m.Sandbox}
+	k.mu.Lock()
+	known := slices.Contains(k.hosts[of], m.Host)
+	k.mu.Unlock()
+	if m.Host == "" || known {
+		return false
+	}
+	if l.wasNeverOn(ctx, of, m.Host) {
+		return true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	// The names in the message would keep the whole message in memory.
+	of = key{Tenant: strings.Clone(m.Tenant), ID: strings.Clone(m.Sandbox)}
+	k.hosts[of] = append(k.hosts[of], strings.Clone(m.Host))
+	return false
+}
+
+// wasNeverOn reports whether the history says that a sandbox was never on a host. If the history cannot be read, it
+// returns false: the output then counts, and is not removed.
+func (l *leader) wasNeverOn(ctx context.Context, of key, host string) bool {
+	j, err := l.projection.find(ctx, of, 0)
+	if err == nil {
+		err = j.Refresh(ctx)
+	}
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return true
+	}
+	return err == nil && !slices.ContainsFunc(outputOf(j, key{}, "").Hosts,
+		func(h protocol.OutputHost) bool { return h.ID == host })
+}
+
+func addForeign(all map[outputSource]*foreignOutput, m *jetstream.StoredOutput) {
+	s := outputSource{key{Tenant: m.Tenant, ID: m.Sandbox}, m.Host}
+	if all[s] == nil {
+		all[s] = &foreignOutput{}
+	}
+	all[s].through, all[s].bytes = m.Record, all[s].bytes+m.Bytes
+}
+
+// removeForeign removes the output of hosts that the sandboxes were never on.
+func (l *leader) removeForeign(ctx context.Context, foreign map[outputSource]*foreignOutput) error {
+	byHost := map[string]int64{}
+	for s, f := range foreign {
+		if err := l.lease.Check(); err != nil {
+			return err
+		}
+		if err := l.conn.PurgeOutputOf(ctx, s.host, s.Tenant, s.ID, f.through); err != nil {
+			return err
+		}
+		byHost[s.host] += f.bytes
+	}
+	for host, bytes := range byHost {
+		l.log.Error("removed output that a worker published in the name of sandboxes that were never on its host: "+
+			"the worker may have been taken over", "host", host, "bytes", bytes)
+	}
+	return nil
 }
 
 // cutOutput removes the output that exceeds the limits.

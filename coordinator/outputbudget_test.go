@@ -104,8 +104,16 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	}
 	stop := begin("c1")
 	ctx := t.Context()
+	if err := d.conn.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
 	data := bytes.Repeat([]byte("x"), jetstream.ChunkSize)
 	at := map[string]int64{}
+	for tenant, sandboxes := range map[string][]string{"default": {"quiet", "loud"}, "other": {"quiet2"}} {
+		for _, id := range sandboxes {
+			d.isOn(tenant, id, "HOSTA")
+		}
+	}
 	print := func(tenant, sandbox string, chunks int) {
 		t.Helper()
 		for range chunks {
@@ -135,9 +143,6 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 		}
 		return from, bytes
 	}
-	if err := d.conn.Open(ctx); err != nil {
-		t.Fatal(err)
-	}
 	print("default", "quiet", 4)
 	print("other", "quiet2", 4)
 	for round := range 10 { // 40 MiB in all
@@ -161,5 +166,70 @@ func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	if from+n != at["loud"] || n < limit/16 {
 		t.Errorf("%d bytes of the loud sandbox are kept, from byte %d on; want the newest, up to byte %d", n, from,
 			at["loud"])
+	}
+}
+
+// isOn makes a sandbox that is assigned to a host.
+func (d *deployment) isOn(tenant, sandbox, host string) {
+	d.t.Helper()
+	j := d.conn.Journal(jetstream.JournalConfig{Tenant: tenant, Sandbox: sandbox, Writer: "c1"})
+	if _, err := j.Do(d.t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return []protocol.Event{
+			{Kind: protocol.SandboxAccepted, Request: sandbox,
+				Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+			{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host, Generation: 1}},
+		}, nil
+	}); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// The worker of another host publishes output in the name of a sandbox. The sandbox loses none of its own.
+func TestOutputOfAnotherHostCountsInNoBudget(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	const limit = 16 << 20
+	defer d.run(Config{Name: "c1", Timing: Timing{Output: 20 * time.Millisecond},
+		Assets: jetstream.Assets{LogMaxBytes: limit}})()
+	ctx := t.Context()
+	if err := d.conn.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	d.isOn("default", "victim", "HOSTA")
+	data := bytes.Repeat([]byte("x"), jetstream.ChunkSize)
+	publish := func(host, sandbox string, chunks int) {
+		t.Helper()
+		for i := range chunks {
+			stored, err := d.conn.PublishOutput(host, "default", sandbox, "x", jetstream.Chunk{Stream: jetstream.Stdout,
+				Offset: int64(i * len(data)), NextStdout: int64((i + 1) * len(data)), Data: data})
+			if err == nil {
+				err = <-stored
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	stored := func(host, sandbox string) (bytes int) {
+		t.Helper()
+		if _, err := d.conn.ReadOutput(ctx, jetstream.OutputOf{Tenant: "default", Sandbox: sandbox, Log: "x",
+			Hosts: []protocol.OutputHost{{ID: host}}}, 0, func(k jetstream.Chunk) error {
+			bytes += len(k.Data)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	publish("HOSTA", "victim", 4)
+	for range 4 {
+		publish("HOSTB", "victim", 16)
+		publish("HOSTB", "nobody", 16)
+		eventually.Holds(t, 30*time.Second, "the output of the other host is removed", func() bool {
+			return stored("HOSTB", "victim")+stored("HOSTB", "nobody") == 0
+		})
+	}
+	if n := stored("HOSTA", "victim"); n != 4*jetstream.ChunkSize {
+		t.Errorf("%d bytes of the sandbox's own output are stored, want %d", n, 4*jetstream.ChunkSize)
 	}
 }

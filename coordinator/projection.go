@@ -48,6 +48,8 @@ type projection struct {
 	followed jetstream.Position         // position up to which the log was followed since the last restore
 	restored int                        // how often the projection was restored
 	settled  bool                       // the last restore is complete
+	current  bool                       // the log has been followed to its end since the last restore
+	reached  uint64                     // each batch of the log up to this record is folded
 
 	schedulerDue atomic.Bool      // a folded batch concerns the scheduler, which has not been woken yet
 	execs        *execindex.Index // has its own lock
@@ -202,7 +204,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.mu.Lock()
 	p.followed = jetstream.Position{}
 	p.restored++
-	p.settled = false
+	p.settled, p.current = false, false
 	unread := slices.Collect(maps.Keys(p.journals))
 	p.read.clearDeletedLocked() // deleted sandboxes are read again or followed
 	p.mu.Unlock()
@@ -231,7 +233,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settled = true
+	p.settled, p.reached = true, from-1
 	return from, nil
 }
 
@@ -266,10 +268,13 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 		p.observe(ctx, b)
 		*from = b.Record + 1
 		p.mu.Lock()
-		p.followed = jetstream.Position{Record: b.Record, Batch: b.ID}
+		p.followed, p.reached = jetstream.Position{Record: b.Record, Batch: b.ID}, b.Record
 		p.mu.Unlock()
 	}, func() {
 		p.execs.LogFollowed()
+		p.mu.Lock()
+		p.current = true
+		p.mu.Unlock()
 		caughtUp()
 	})
 	if jetstream.IsRewound(err) {
@@ -386,11 +391,20 @@ func (p *projection) judge(ctx context.Context, tenant, sandbox string, record u
 	return j.Judged(), nil
 }
 
-// followedTo returns the record up to which the log has been followed.
-func (p *projection) followedTo() uint64 {
+// reachedRecord returns the record up to which each batch of the log is folded. settled is false while a restore is
+// incomplete; then the record means nothing.
+func (p *projection) reachedRecord() (record uint64, settled bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.followed.Record
+	return p.reached, p.settled
+}
+
+// isCurrent reports whether the log has been followed to its end since the last restore. Until then, sums over the
+// sandboxes may be too small.
+func (p *projection) isCurrent() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.current
 }
 
 // generation returns how often the projection was restored. settled is false while a restore is incomplete.

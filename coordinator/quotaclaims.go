@@ -1,26 +1,38 @@
 package coordinator
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// claimName identifies a claim. A repeated request has the same claimName.
+// claimName identifies a claim. A repeated request has the same claimName. Each upload has its own claim, even if
+// another upload names the same digest: the store has the chunks of both until one of them ends.
 type claimName struct {
-	key          key
-	exec, upload string
+	key            key
+	exec           string
+	upload, digest string
 }
 
 func nameOfClaim(c *protocol.QuotaClaim) claimName {
-	return claimName{key: key{Tenant: c.Tenant, ID: c.Sandbox}, exec: c.Exec, upload: c.Upload}
+	name := claimName{key: key{Tenant: c.Tenant, ID: c.Sandbox}, exec: c.Exec, digest: c.Upload}
+	if c.Upload != "" {
+		name.upload = cmp.Or(c.UploadID, c.Upload) // coordinators of an earlier version send no id
+	}
+	return name
+}
+
+// nameOfUpload returns the name of the claim of an upload. id is the id of the object that the upload becomes.
+func nameOfUpload(tenant, digest, id string) claimName {
+	return nameOfClaim(&protocol.QuotaClaim{Tenant: tenant, Upload: digest, UploadID: id})
 }
 
 // claim is room in a tenant's quota that a request has taken, until the log shows what the request did.
 type claim struct {
 	share
-	until time.Duration // time since boot after which no coordinator uses the claim
+	until time.Duration // time since boot after which no coordinator uses the claim; 0: none uses it
 }
 
 // shareOfClaim returns what a claim adds to its tenant's use.
@@ -61,10 +73,15 @@ func (w *workingState) take(
 		return quotaError(protocol.ReasonQuotaUploads, c.Tenant, "uploads", quota.Uploads.String(),
 			used.uploads.String(), need.uploads.String())
 	}
-	w.dropClaimLocked(name)
-	t.claims[name] = claim{need, until}
-	sumOf(t.claimed, c.Tenant).add(need, 1)
+	w.claimLocked(name, claim{need, until})
 	return nil
+}
+
+// claimLocked stores a claim in place of an earlier one with the same name.
+func (w *workingState) claimLocked(name claimName, c claim) {
+	w.dropClaimLocked(name)
+	w.tenants.claims[name] = c
+	sumOf(w.tenants.claimed, name.key.Tenant).add(c.share, 1)
 }
 
 // drop ends a claim, so that others can take its room.
@@ -72,6 +89,34 @@ func (w *workingState) drop(name claimName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dropClaimLocked(name)
+}
+
+// dropExpired ends a claim unless it was renewed.
+func (w *workingState) dropExpired(name claimName, now time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.tenants.claims[name].until < now {
+		w.dropClaimLocked(name)
+	}
+}
+
+// expire says that nobody uses a claim any more. The claim counts until it is dropped.
+func (w *workingState) expire(name claimName) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c, claimed := w.tenants.claims[name]; claimed {
+		c.until = 0
+		w.tenants.claims[name] = c
+	}
+}
+
+// found counts an unfinished upload that a new leader has found in the store, unless the upload has a claim.
+func (w *workingState) found(name claimName, bytes protocol.Bytes) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, claimed := w.tenants.claims[name]; !claimed {
+		w.claimLocked(name, claim{share: share{uploads: bytes}})
+	}
 }
 
 func (w *workingState) dropClaimLocked(name claimName) {

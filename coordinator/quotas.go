@@ -5,8 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
-	"strings"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/coordinator/placement"
-	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
@@ -255,7 +253,9 @@ type admitter struct {
 
 // admit answers questions about quotas while the lease lasts.
 func (l *leader) admit(ctx context.Context) error {
-	l.awaitLog(ctx)
+	if err := l.awaitLog(ctx); err != nil {
+		return err
+	}
 	l.projection.work.forgetClaims()
 	a := &admitter{leader: l, uploads: newUploadUsage()}
 	defer l.admitter.Store(nil)
@@ -265,28 +265,31 @@ func (l *leader) admit(ctx context.Context) error {
 	group.Go(func() error {
 		return l.retry(ctx, "answer other coordinators", func() error {
 			defer l.admitter.Store(nil)
-			return l.conn.ServeLeader(ctx, a.answer, func() { l.admitter.Store(a) })
+			answer := func(q *protocol.LeaderQuery) *protocol.LeaderReply { return a.answer(ctx, q) }
+			return l.conn.ServeLeader(ctx, answer, func() { l.admitter.Store(a) })
 		})
 	})
 	return group.Wait()
 }
 
 // answer returns the answer to another coordinator, or nil if this coordinator does not lead.
-func (a *admitter) answer(q *protocol.LeaderQuery) *protocol.LeaderReply {
+func (a *admitter) answer(ctx context.Context, q *protocol.LeaderQuery) *protocol.LeaderReply {
 	switch {
 	case a.lease.Check() != nil:
 		return nil
 	case q.Claim != nil:
 		return a.claim(q.Claim)
 	case q.Release != nil:
-		a.projection.work.drop(nameOfClaim(q.Release))
+		a.release(ctx, nameOfClaim(q.Release))
 		return &protocol.LeaderReply{}
 	case q.Quotas:
 		return &protocol.LeaderReply{Quotas: a.allQuotas()}
 	case q.Tenant != "":
-		return &protocol.LeaderReply{Tenants: []*protocol.Tenant{a.tenant(q.Tenant)}}
+		return &protocol.LeaderReply{Tenants: []*protocol.Tenant{a.tenant(q.Tenant, a.waitingByTenant)}}
 	case q.Tenants:
-		return &protocol.LeaderReply{Tenants: a.tenants()}
+		// A coordinator of an earlier version names no limit, and expects all tenants.
+		page, next, err := a.tenants(&protocol.Query{Limit: cmp.Or(q.Limit, math.MaxInt), Page: q.Page})
+		return &protocol.LeaderReply{Tenants: page, Next: next, Error: protocol.AsError(err)}
 	}
 	return &protocol.LeaderReply{Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUnsupported,
 		"the leader does not know this question: run the same version on all coordinators")}
@@ -296,7 +299,7 @@ func (a *admitter) answer(q *protocol.LeaderQuery) *protocol.LeaderReply {
 // is reading the log again.
 func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	trusted, err := a.lease.Trusted()
-	if _, settled := a.projection.generation(); err != nil || !settled {
+	if err != nil || !a.projection.isCurrent() {
 		return nil
 	}
 	now := a.conn.SinceBoot()
@@ -312,17 +315,34 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
+// release ends a claim that its request has left.
+func (a *admitter) release(ctx context.Context, name claimName) {
+	if name.upload == "" {
+		a.projection.work.drop(name)
+		return
+	}
+	a.projection.work.expire(name)
+	a.dropUpload(ctx, name)
+}
+
 // dropExpired drops the claims that no coordinator may use any more. Before that, it waits until everything that was
 // appended while these claims could be used is folded.
-func (l *leader) dropExpired(ctx context.Context) error {
+func (a *admitter) dropExpired(ctx context.Context) error {
 	for {
-		if names := l.projection.work.expired(l.conn.SinceBoot()); len(names) > 0 {
-			l.awaitLog(ctx)
+		now := a.conn.SinceBoot()
+		if names := a.projection.work.expired(now); len(names) > 0 {
+			if err := a.awaitLog(ctx); err != nil {
+				return err
+			}
 			for _, name := range names {
-				l.projection.work.drop(name)
+				if name.upload != "" {
+					a.dropUpload(ctx, name)
+				} else {
+					a.projection.work.dropExpired(name, now)
+				}
 			}
 		}
-		if !backoff.Sleep(ctx, l.cfg.Timing.Scan) {
+		if !backoff.Sleep(ctx, a.cfg.Timing.Scan) {
 			return ctx.Err()
 		}
 	}
@@ -366,91 +386,4 @@ func (c *coordinator) heldBy(b *protocol.Sandbox) *protocol.Error {
 		return nil
 	}
 	return c.projection.work.over(key{Tenant: b.Tenant, ID: b.ID}, loadOf(placement.UsageOf(&b.Spec)), quota)
-}
-
-// tenant returns the quota and the use of a tenant.
-func (c *coordinator) tenant(tenant string) *protocol.Tenant {
-	t := &protocol.Tenant{Tenant: tenant, Quota: c.quota(tenant), Used: c.projection.work.used(tenant)}
-	if k := c.output.Load(); k != nil {
-		t.Used.Output = k.of(tenant)
-	}
-	if a := c.admitter.Load(); a != nil && a.uploads.known() {
-		n := a.uploads.of(tenant, "", c.conn.Now())
-		t.Used.Uploads = &n
-	}
-	if t.Quota == (protocol.Quota{}) || t.Used.Waiting == 0 {
-		return t
-	}
-	for _, b := range c.projection.work.waitingForHost(nil, false) {
-		if b.Tenant != tenant {
-			continue
-		}
-		if why := c.heldBy(b); why != nil {
-			t.Held = append(t.Held, protocol.HeldSandbox{Sandbox: b.ID, Name: b.Name, Why: why})
-		}
-		if len(t.Held) == protocol.MaxHeld {
-			break
-		}
-	}
-	return t
-}
-
-// tenants returns the tenants that have a quota of their own or use something, by name.
-func (c *coordinator) tenants() []*protocol.Tenant {
-	names := c.projection.work.tenantNames()
-	for tenant := range c.allQuotas() {
-		names[tenant] = struct{}{}
-	}
-	if k := c.output.Load(); k != nil {
-		k.tenants(names)
-	}
-	delete(names, spec.EveryTenant)
-	all := make([]*protocol.Tenant, 0, len(names))
-	for tenant := range names {
-		all = append(all, c.tenant(tenant))
-	}
-	slices.SortFunc(all, func(a, b *protocol.Tenant) int { return cmp.Compare(a.Tenant, b.Tenant) })
-	return all
-}
-
-// readTenant answers with the quota and the use of a tenant. Only the leader knows the sizes of stored output and
-// uploads. If no leader answers, readTenant leaves them out.
-func (rd *reader) readTenant(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
-	if rd.admitter.Load() == nil {
-		reply, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})
-		if err == nil && len(reply.Tenants) == 1 {
-			return &protocol.Reply{Tenant: reply.Tenants[0]}, nil
-		}
-	}
-	return &protocol.Reply{Tenant: rd.tenant(tenant)}, nil
-}
-
-// listTenants answers with all tenants. A user or viewer of one tenant must not see the others.
-func (rd *reader) listTenants(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
-	if user := jetstream.UserOf(ctx); user != "" && !strings.HasPrefix(user, "@") {
-		return nil, protocol.Errorf(protocol.PermissionDenied, "",
-			"only operators and fleet viewers may list tenants; ask for your own tenant instead")
-	}
-	if !await(ctx, rd.projection.read.deletedRead) {
-		return nil, errStillReadingDeleted()
-	}
-	if rd.admitter.Load() == nil {
-		if reply, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenants: true}); err == nil {
-			return &protocol.Reply{Tenants: rd.withHistories(reply.Tenants)}, nil
-		}
-	}
-	return &protocol.Reply{Tenants: rd.withHistories(rd.tenants())}, nil
-}
-
-// withHistories adds the tenants that have nothing but the stored histories of deleted sandboxes.
-func (rd *reader) withHistories(all []*protocol.Tenant) []*protocol.Tenant {
-	more := rd.projection.read.tenantNames()
-	for _, t := range all {
-		delete(more, t.Tenant)
-	}
-	for tenant := range more {
-		all = append(all, rd.tenant(tenant))
-	}
-	slices.SortFunc(all, func(a, b *protocol.Tenant) int { return cmp.Compare(a.Tenant, b.Tenant) })
-	return all
 }

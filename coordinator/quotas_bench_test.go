@@ -1,11 +1,16 @@
 package coordinator
 
 import (
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
@@ -106,4 +111,124 @@ func (d *benched) acceptExec(answers *jetstream.Answers, sandbox int, id string)
 		}
 		return
 	}
+}
+
+// BenchmarkManyUploads measures what 100,000 tiny uploads of one tenant cost: the count for one piece of an upload, and
+// the reading of all uploads by a new leader. Run it with go test ./coordinator -run - -bench ManyUploads.
+func BenchmarkManyUploads(b *testing.B) {
+	const uploads = 100_000
+	b.Run("piece", func(b *testing.B) {
+		u, began := newUploadUsage(), time.Now()
+		u.reset(time.Hour)
+		for i := range uploads {
+			u.set(jetstream.StoredUpload{Tenant: "t", Digest: fmt.Sprint(i), ID: fmt.Sprint(i), Bytes: 1, At: began})
+		}
+		for b.Loop() {
+			if n := u.of("t", "", began); n != uploads {
+				b.Fatal(n)
+			}
+		}
+	})
+	b.Run("start", func(b *testing.B) {
+		server, err := embedded.Start(embedded.Config{Dir: b.TempDir(), SyncLazily: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer server.Stop()
+		d := &benched{deployment{server: server}, b}
+		d.conn = d.connectBench("test")
+		if err := d.conn.Provision(b.Context(), jetstream.Assets{}); err != nil {
+			b.Fatal(err)
+		}
+		storeUploads(b, server, uploads)
+		for b.Loop() {
+			cfg := Config{Name: "c1", Conn: d.connectBench("c1")}
+			made := make(chan *coordinator, 1)
+			cfg.made = func(c *coordinator) { made <- c }
+			stop := runUntilReady(b, cfg)
+			c := <-made
+			for a := c.admitter.Load(); a == nil || !a.uploads.known(); a = c.admitter.Load() {
+				time.Sleep(time.Millisecond)
+			}
+			if n := c.admitter.Load().uploads.of("t", "", c.conn.Now()); n != uploads {
+				b.Fatal(n)
+			}
+			stop()
+		}
+	})
+}
+
+// storeUploads stores uploads of one byte as the object store does.
+func storeUploads(b *testing.B, server *embedded.Server, uploads int) {
+	b.Helper()
+	nc, err := nats.Connect("", nats.InProcessServer(server))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := natsjs.New(nc, natsjs.WithPublishAsyncMaxPending(1024))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range uploads {
+		name, id := fmt.Sprintf("t/sha256-%064x", i), fmt.Sprintf("id%020d", i)
+		entry, err := json.Marshal(natsjs.ObjectInfo{ObjectMeta: natsjs.ObjectMeta{Name: name},
+			Bucket: protocol.BucketBlobs, NUID: id, Size: 1, Chunks: 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		chunk := nats.NewMsg("$O." + protocol.BucketBlobs + ".C." + id)
+		chunk.Header.Set("Boxfleet-Object", name)
+		chunk.Data = []byte("x")
+		meta := nats.NewMsg("$O." + protocol.BucketBlobs + ".M." + base64.URLEncoding.EncodeToString([]byte(name)))
+		meta.Data = entry
+		for _, m := range []*nats.Msg{chunk, meta} {
+			if _, err := js.PublishMsgAsync(m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	<-js.PublishAsyncComplete()
+}
+
+// BenchmarkManyTenants lists 100,000 tenants, page by page. Run it with go test ./coordinator -run - -bench
+// ManyTenants.
+func BenchmarkManyTenants(b *testing.B) {
+	const tenants = 100_000
+	server, err := embedded.Start(embedded.Config{Dir: b.TempDir(), SyncLazily: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer server.Stop()
+	d := &benched{deployment{server: server}, b}
+	cfg := Config{Name: "c1", Conn: d.connectBench("c1")}
+	if err := cfg.setDefaults(); err != nil {
+		b.Fatal(err)
+	}
+	c := newCoordinator(cfg)
+	for i := range tenants {
+		h := handle("s", protocol.StatePending)
+		h.Tenant, h.Spec = fmt.Sprint("t", i), *small()
+		c.projection.put(h, uint64(i))
+	}
+	c.projection.read.deletedRead.give()
+	c.quotas.own.Store(&map[string]protocol.Quota{"*": {Sandboxes: 1}})
+	pages := 0
+	for b.Loop() {
+		listed := 0
+		for q := (protocol.Query{Limit: maxLimit}); ; pages++ {
+			page, next, err := c.tenants(&q)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if listed += len(page); next == "" {
+				break
+			}
+			q.Page = next
+		}
+		if listed != tenants {
+			b.Fatalf("%d tenants are listed", listed)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(pages), "ms/page")
 }

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -13,50 +15,90 @@ import (
 // uploadUsage counts the stored uploads of each tenant. A leader reads the entries of all uploads once, and then follows
 // them.
 type uploadUsage struct {
-	mu   sync.Mutex
-	life time.Duration // how long an upload is stored; 0: forever
-	all  map[string]map[string]storedUpload
-	read bool // everything stored at the start has been read
+	mu       sync.Mutex
+	life     time.Duration // how long an upload is stored; 0: forever
+	stored   map[uploadKey]storedUpload
+	sums     map[string]protocol.Bytes // by tenant
+	expiring []expiring                // the oldest first
+	read     bool                      // everything stored at the start has been read
 }
 
 type storedUpload struct {
+	id    string
 	bytes protocol.Bytes
 	at    time.Time
 }
 
-func newUploadUsage() *uploadUsage { return &uploadUsage{all: map[string]map[string]storedUpload{}} }
+// expiring is an upload that the server removes when its life ends, unless it was stored again since.
+type expiring struct {
+	key uploadKey
+	id  string
+	at  time.Time
+}
+
+func newUploadUsage() *uploadUsage {
+	return &uploadUsage{stored: map[uploadKey]storedUpload{}, sums: map[string]protocol.Bytes{}}
+}
 
 // set records that an upload was stored, stored again or removed.
 func (u *uploadUsage) set(s jetstream.StoredUpload) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	of := u.all[s.Tenant]
-	switch {
-	case s.Removed:
-		if delete(of, s.Digest); len(of) == 0 {
-			delete(u.all, s.Tenant)
-		}
-	case of == nil:
-		u.all[s.Tenant] = map[string]storedUpload{s.Digest: {protocol.Bytes(s.Bytes), s.At}}
-	default:
-		of[s.Digest] = storedUpload{protocol.Bytes(s.Bytes), s.At}
+	k := uploadKey{s.Tenant, s.Digest}
+	u.removeLocked(k)
+	if s.Removed {
+		return
+	}
+	u.stored[k] = storedUpload{s.ID, protocol.Bytes(s.Bytes), s.At}
+	u.sums[s.Tenant] += protocol.Bytes(s.Bytes)
+	if u.life > 0 {
+		u.expiring = append(u.expiring, expiring{k, s.ID, s.At})
 	}
 }
 
-// The method of adds up the sizes of a tenant's uploads. It leaves out the upload with the digest given as but, which a
-// new upload replaces. It also leaves out expired uploads: the server removes them without a message.
-func (u *uploadUsage) of(tenant, but string, now time.Time) (n protocol.Bytes) {
+func (u *uploadUsage) removeLocked(k uploadKey) {
+	s, stored := u.stored[k]
+	if !stored {
+		return
+	}
+	delete(u.stored, k)
+	if u.sums[k.tenant] -= s.bytes; u.sums[k.tenant] == 0 {
+		delete(u.sums, k.tenant)
+	}
+}
+
+// The method of returns the size of a tenant's uploads, except the upload with the digest given as but, which a new upload
+// replaces. It first removes expired uploads from the sums: the server removes those uploads without a message.
+func (u *uploadUsage) of(tenant, but string, now time.Time) protocol.Bytes {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for digest, s := range u.all[tenant] {
-		switch {
-		case u.life > 0 && now.Sub(s.at) > u.life:
-			delete(u.all[tenant], digest)
-		case digest != but:
-			n += s.bytes
+	for len(u.expiring) > 0 && now.Sub(u.expiring[0].at) > u.life {
+		e := u.expiring[0]
+		u.expiring = u.expiring[1:]
+		if s := u.stored[e.key]; s.id == e.id && s.at.Equal(e.at) {
+			u.removeLocked(e.key)
 		}
 	}
-	return n
+	return u.sums[tenant] - u.stored[uploadKey{tenant, but}].bytes
+}
+
+// has reports whether the upload of a claim is complete and stored.
+func (u *uploadUsage) has(name claimName) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s, stored := u.stored[uploadKey{name.key.Tenant, name.digest}]
+	return stored && s.id == name.upload
+}
+
+// ids returns the ids of the stored uploads.
+func (u *uploadUsage) ids() map[string]bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	ids := make(map[string]bool, len(u.stored))
+	for _, s := range u.stored {
+		ids[s.id] = true
+	}
+	return ids
 }
 
 // known reports whether the uploads have been read.
@@ -69,8 +111,9 @@ func (u *uploadUsage) known() bool {
 func (u *uploadUsage) reset(life time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.life, u.read = life, false
-	clear(u.all)
+	u.life, u.read, u.expiring = life, false, nil
+	clear(u.stored)
+	clear(u.sums)
 }
 
 func (u *uploadUsage) caughtUp() {
@@ -79,7 +122,8 @@ func (u *uploadUsage) caughtUp() {
 	u.read = true
 }
 
-// followUploads counts uploads while the lease lasts. An upload that is counted needs no claim any more.
+// followUploads counts uploads while the lease lasts. A stored upload needs no claim any more. Unfinished uploads,
+// which other coordinators receive for claims of an earlier leader, count as claims until they are renewed or end.
 func (a *admitter) followUploads(ctx context.Context) error {
 	return a.retry(ctx, "follow the uploads", func() error {
 		life, err := a.conn.BlobLife(ctx)
@@ -87,16 +131,57 @@ func (a *admitter) followUploads(ctx context.Context) error {
 			return err
 		}
 		a.uploads.reset(life)
-		return a.conn.FollowUploads(ctx, func(s jetstream.StoredUpload) {
-			a.uploads.set(s)
-			a.projection.work.drop(claimName{key: key{Tenant: s.Tenant}, upload: s.Digest})
-		}, a.uploads.caughtUp)
+		group, ctx := errgroup.WithContext(ctx)
+		read := newSignal()
+		group.Go(func() error {
+			return a.conn.FollowUploads(ctx, func(s jetstream.StoredUpload) {
+				a.uploads.set(s)
+				a.projection.work.drop(nameOfUpload(s.Tenant, s.Digest, s.ID))
+			}, read.give)
+		})
+		group.Go(func() error {
+			if !await(ctx, read) {
+				return ctx.Err()
+			}
+			return a.findUnfinished(ctx)
+		})
+		return group.Wait()
 	})
 }
 
+// findUnfinished claims room for the unfinished uploads. The claim of an upload that ends meanwhile is dropped with the
+// expired ones.
+func (a *admitter) findUnfinished(ctx context.Context) error {
+	unfinished, err := a.conn.UnfinishedUploads(ctx, a.uploads.ids())
+	if err != nil {
+		return err
+	}
+	for _, u := range unfinished {
+		a.projection.work.found(nameOfUpload(u.Tenant, u.Digest, u.ID), protocol.Bytes(u.Bytes))
+	}
+	a.uploads.caughtUp()
+	return nil
+}
+
+// dropUpload drops the expired claim of an upload, unless the store has chunks of an upload that is not complete. So an
+// upload counts until its entry is folded or its chunks are removed, even if its coordinator has died.
+func (a *admitter) dropUpload(ctx context.Context, name claimName) {
+	now := a.conn.SinceBoot()
+	if !a.uploads.has(name) {
+		there, err := a.conn.HasChunks(ctx, name.upload)
+		if err != nil {
+			a.log.Debug("could not read whether an upload has left chunks; trying again", "upload", name.upload, "error", err)
+		}
+		if there || err != nil {
+			return
+		}
+	}
+	a.projection.work.dropExpired(name, now)
+}
+
 // roomFor returns the limit of one upload. Package jetstream calls it at the start of each upload.
-func (c *coordinator) roomFor(tenant, digest string) jetstream.UploadRoom {
-	return &uploadRoom{c.passFor(protocol.QuotaClaim{Tenant: tenant, Upload: digest})}
+func (c *coordinator) roomFor(tenant, digest, id string) jetstream.UploadRoom {
+	return &uploadRoom{c.passFor(protocol.QuotaClaim{Tenant: tenant, Upload: digest, UploadID: id})}
 }
 
 // uploadRoom claims room in a tenant's quota for one upload, as the upload grows.
@@ -105,7 +190,7 @@ type uploadRoom struct{ pass *pass }
 // Grow claims room for an upload that has reached this size in bytes.
 func (r *uploadRoom) Grow(ctx context.Context, bytes int64) error {
 	p := r.pass
-	if !p.limited {
+	if p.limited = p.c.quota(p.claim.Tenant).Uploads > 0; !p.limited {
 		return nil
 	}
 	if p.claim.Bytes = protocol.Bytes(bytes); bytes == 0 {
@@ -126,5 +211,18 @@ func (r *uploadRoom) Grow(ctx context.Context, bytes int64) error {
 // growWithin is how long an upload waits for a leader. It is shorter than a client's wait for the answer to a piece.
 const growWithin = 8 * time.Second
 
-// Leave gives the room back unless the upload is stored.
-func (r *uploadRoom) Leave(stored bool) { r.pass.leave(stored, nil) }
+// Leave tells the leader that the upload has ended. If the leader does not learn this, the claim expires.
+func (r *uploadRoom) Leave(ctx context.Context) {
+	p := r.pass
+	if !p.taken {
+		return
+	}
+	if a := p.c.admitter.Load(); a != nil {
+		a.release(ctx, nameOfClaim(&p.claim))
+		return
+	}
+	// The client may upload again at once, so it must not get its answer before the room is free.
+	if _, err := p.c.conn.AskLeader(ctx, &protocol.LeaderQuery{Release: &p.claim}); err != nil {
+		p.c.log.Debug("could not give a claim back; it will expire", "error", err)
+	}
+}

@@ -173,13 +173,11 @@ func (w *workingState) over(k key, l load, quota protocol.Quota) *protocol.Error
 	return w.overLocked(k, l, quota)
 }
 
-// tenantNames returns the tenants that use something.
-func (w *workingState) tenantNames() map[string]struct{} {
+// addTenants adds the tenants that use something to names.
+func (w *workingState) addTenants(names map[string]struct{}) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	names := make(map[string]struct{}, len(w.tenants.sums))
 	for tenant := range w.tenants.sums {
 		names[tenant] = struct{}{}
 	}
-	return names
 }

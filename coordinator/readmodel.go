@@ -212,15 +212,15 @@ func (r *readModel) livingOf(tenant string) (list []*protocol.Sandbox) {
 }
 
 // tenantNames returns the tenants of all sandboxes, including deleted sandboxes whose history is still stored.
-func (r *readModel) tenantNames() map[string]bool {
+func (r *readModel) tenantNames() map[string]struct{} {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	names := map[string]bool{}
+	names := map[string]struct{}{}
 	for k := range r.sandboxes {
-		names[k.Tenant] = true
+		names[k.Tenant] = struct{}{}
 	}
 	for k := range r.deleted {
-		names[k.Tenant] = true
+		names[k.Tenant] = struct{}{}
 	}
 	return names
 }

@@ -50,7 +50,7 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointOutput: uses(rd.output, "sandbox", "exec?", "service", "stream", "offset", "limit"),
 
 		protocol.EndpointTenant:  uses(rd.readTenant),
-		protocol.EndpointTenants: uses(rd.listTenants),
+		protocol.EndpointTenants: manyAtOnce(uses(rd.listTenants, "limit", "page")),
 
 		protocol.EndpointDefaults: uses(rd.defaults),
 		protocol.EndpointAwaited:  uses(rd.awaited, "images"),
@@ -117,7 +117,7 @@ func (rd *reader) ping(ctx context.Context, _ string, _ *protocol.Query) (*proto
 		Version: rd.cfg.Build, Coordinator: rd.cfg.Name, Deployment: rd.conn.Deployment(),
 		Durability: rd.conn.Durability(storage, rd.cfg.SyncAlways),
 		Leader:     rd.elected.Load(), Hosts: len(hosts), Time: rd.conn.Now(), Storage: storage,
-		Skew: skew, Clocks: clocks,
+		Skew: skew, Clocks: clocks, Refused: rd.conn.Refused(),
 	}}, nil
 }
 

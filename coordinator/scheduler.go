@@ -37,11 +37,13 @@ func newScheduler(l *leader) *scheduler {
 // run makes a pass each time something changes, and once per scan.
 func (s *scheduler) run(ctx context.Context) error {
 	defer s.group.Wait()
-	s.awaitLog(ctx)
+	if err := s.awaitLog(ctx); err != nil {
+		return err
+	}
 	ticker := time.NewTicker(s.cfg.Timing.Scan)
 	defer ticker.Stop()
 	for {
-		if err := s.lease.Check(); err == nil {
+		if s.lease.Check() == nil && s.projection.isCurrent() {
 			s.pass(ctx)
 		}
 		select {

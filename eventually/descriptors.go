@@ -20,11 +20,11 @@ const descriptorsWithin = 5 * time.Second
 const memoryLimit = 1 << 30
 
 // DescriptorsClosed records which descriptors are open, and returns a function for goleak.Cleanup. After the tests,
-// this function waits until all other descriptors are closed. If some stay open, it prints their files and fails the
-// tests. It ends the process.
+// that function waits until all descriptors that were opened since then are closed. If some stay open, it prints their
+// files and sets the exit code 1. In any case it ends the process.
 //
 // DescriptorsClosed turns the garbage collector off, because the collector closes files that are no longer referenced.
-// This would hide that a test or the tested code does not close them.
+// The collector would hide that a test, or the tested code, has forgotten to close a file.
 //
 //	func TestMain(m *testing.M) {
 //		goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
@@ -45,8 +45,8 @@ func DescriptorsClosed() (check func(exitCode int)) {
 }
 
 // ClosesDescriptors returns a function that waits until all descriptors that were opened after this call are closed.
-// The function fails the test if some stay open. It does not count descriptors of files below the directories in
-// except. The test must not run in parallel.
+// The function fails the test if some stay open. It does not count descriptors of files below the directories in the
+// parameter except. The test must not run in parallel.
 func ClosesDescriptors(t testing.TB, except ...string) (check func()) {
 	before := openDescriptors()
 	return func() {
@@ -57,8 +57,9 @@ func ClosesDescriptors(t testing.TB, except ...string) (check func()) {
 	}
 }
 
-// leftOpen waits until no descriptors are open except those in before and those of files below the directories in except.
-// It returns the others that are still open after the given time.
+// leftOpen waits until no unexpected descriptor is open. The descriptors in the parameter before are expected, and so
+// are those of files below the directories in the parameter except. leftOpen returns the unexpected descriptors that
+// are still open after the given time.
 func leftOpen(before map[string]bool, within time.Duration, except ...string) []string {
 	for deadline := time.Now().Add(within); ; time.Sleep(period) {
 		now := openDescriptors()
@@ -85,7 +86,7 @@ func openDescriptors() map[string]bool {
 	for _, e := range entries {
 		file, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil || file == "anon_inode:[eventpoll]" || file == "anon_inode:[eventfd]" {
-			continue // the descriptor was closed meanwhile; this is always so for the descriptor of ReadDir
+			continue // closed since ReadDir listed it, like the descriptor that ReadDir itself used
 		}
 		open[e.Name()+" "+file] = true
 	}

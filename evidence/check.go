@@ -8,10 +8,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// headerExpected names the record that the writer expected to be the history's last. The server checked it.
+// headerExpected is the header in which the writer named the record that it expected to be the history's last. The
+// server stored the message only if that record was the last.
 const headerExpected = "Nats-Expected-Last-Subject-Sequence"
 
-// headerOtherSubject says that the writer expected the last record of another subject, so headerExpected says nothing.
+// headerOtherSubject is present if the writer expected a record to be the last of another subject. Then headerExpected
+// does not describe this history.
 const headerOtherSubject = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 // checker folds a history from its evidence.
@@ -46,7 +48,7 @@ func (c *checker) problem(format string, args ...any) {
 	c.report.Problems = append(c.report.Problems, fmt.Sprintf(format, args...))
 }
 
-// before checks everything but the messages.
+// before runs first. It checks all parts of the evidence except the messages.
 func (c *checker) before() {
 	e := c.evidence
 	if e.digest() != e.Digest {
@@ -68,7 +70,7 @@ func (c *checker) before() {
 	}
 }
 
-// after completes the report.
+// after runs last. It adds the results for the whole history to the report.
 func (c *checker) after() {
 	r := c.report
 	r.State, r.Sequence = c.state.Sandbox.State, c.state.Sandbox.Sequence
@@ -120,8 +122,8 @@ func (c *checker) message(m *protocol.StoredMessage) {
 	c.record, c.at = m.Record, m.At
 }
 
-// order checks that no message is missing before a message. It returns the record that the message's writer expected to
-// be the history's last.
+// order checks that a message comes after the previous one, by its record and its time. It returns the record that the
+// message's writer expected to be the history's last. known is false if the message names no such record.
 func (c *checker) order(m *protocol.StoredMessage) (expected uint64, known bool) {
 	if m.Record <= c.record {
 		c.problem("record %d comes after record %d", m.Record, c.record)
@@ -136,7 +138,8 @@ func (c *checker) order(m *protocol.StoredMessage) (expected uint64, known bool)
 	return expected, true
 }
 
-// prove returns the proof of a message: its hash, its signature and the signature's writer, or the signature's fault.
+// prove returns the proof of a message. The proof has the message's hash. If the message has a signature, the proof
+// also has the signature, and either the signature's writer or the fault that was found.
 func (c *checker) prove(m *protocol.StoredMessage) *protocol.Proof {
 	p := &protocol.Proof{Hash: protocol.PayloadHash(m.Data)}
 	text := header(m, protocol.HeaderSignature)
@@ -173,7 +176,7 @@ func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protoco
 	begins := b.First() > next && known && expected > c.record
 	if begins { // a purged history has only its last message
 		if b.Events[len(b.Events)-1].Kind != protocol.SandboxDeleted || c.record != 0 {
-			c.problem("messages are missing between records %d and %d: the one at %d expects record %d before it",
+			c.problem("messages are missing between records %d and %d: record %d expects record %d before it",
 				c.record, m.Record, m.Record, expected)
 		}
 	} else if known && expected != c.record {
@@ -212,9 +215,9 @@ func (c *checker) fold(b *protocol.Batch, p *protocol.Proof) {
 	}
 	c.chain.Accept(p)
 	if last := &b.Events[len(b.Events)-1]; b.First() > c.state.Sandbox.Sequence+1 {
-		if err := (&protocol.State{}).ApplyTombstone(last); err == nil {
-			c.state = &protocol.State{}
-			_ = c.state.ApplyTombstone(last) // cannot fail: it has just succeeded
+		tombstone := &protocol.State{}
+		if err := tombstone.ApplyTombstone(last); err == nil {
+			c.state = tombstone
 			return
 		}
 		c.state.Sandbox.Sequence = b.First() - 1 // the missing events are reported; continue at this batch
@@ -232,7 +235,7 @@ func (c *checker) fold(b *protocol.Batch, p *protocol.Proof) {
 	c.state.Trim(1)
 }
 
-// output records the output of an exec that an event has ended.
+// output adds the output of an exec to the report if the event has ended the exec.
 func (c *checker) output(e *protocol.Event) {
 	d := e.Exec
 	if d == nil || !d.State.Terminal() || d.StdoutSHA256 == "" && d.StderrSHA256 == "" {

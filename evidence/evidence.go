@@ -41,7 +41,7 @@ func (e *Evidence) digest() string {
 	bare.Digest = ""
 	data, err := json.Marshal(&bare)
 	if err != nil {
-		return "" // a year beyond 9999 has no JSON form; no digest is empty
+		return "" // a year beyond 9999 has no JSON form; the empty text never matches a digest
 	}
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
@@ -58,7 +58,8 @@ func Parse(data []byte) (*Evidence, error) {
 			"this is not evidence that `boxfleet sandbox verify --save` wrote: %v", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable, "the evidence has a second value")
+		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable,
+			"the evidence is followed by more data")
 	}
 	if e.Version != Version {
 		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUnsupportedVersion,
@@ -67,7 +68,8 @@ func Parse(data []byte) (*Evidence, error) {
 	return e, nil
 }
 
-// Keys returns the keys that the messages say they are signed with, each once, in the order of the messages.
+// Keys returns the keys with which the messages claim to be signed. It returns each key once, in the order of the
+// messages.
 func Keys(messages []protocol.StoredMessage) (keys []string) {
 	seen := map[string]bool{}
 	for i := range messages {

@@ -297,7 +297,7 @@ func TestMissingMessagesAreFound(t *testing.T) {
 	for i := range len(live(t).Evidence.Messages) - 1 {
 		h := live(t)
 		h.Evidence.Messages = slices.Delete(h.Evidence.Messages, i, i+1)
-		if r := h.check(); r.Valid || len(r.Problems) == 0 {
+		if r := h.check(); r.Valid || !strings.Contains(strings.Join(r.Problems, " "), "messages are missing") {
 			t.Errorf("without message %d the report is %+v", i, r)
 		}
 	}
@@ -305,6 +305,75 @@ func TestMissingMessagesAreFound(t *testing.T) {
 	h.Evidence.Messages[1], h.Evidence.Messages[2] = h.Evidence.Messages[2], h.Evidence.Messages[1]
 	if r := h.check(); r.Valid {
 		t.Errorf("with two messages exchanged the report is %+v", r)
+	}
+}
+
+// A report names each defect of evidence, also one that no signature reveals.
+func TestEachOtherDefectOfEvidenceIsNamed(t *testing.T) {
+	last := func(h *history) *protocol.StoredMessage { return &h.Evidence.Messages[len(h.Evidence.Messages)-1] }
+	for want, spoil := range map[string]func(h *history){
+		"names two writers for key": func(h *history) {
+			again := h.other.RegisteredWriter
+			again.Key = h.coordinator.Key
+			h.Evidence.Writers.Writers = append(h.Evidence.Writers.Writers, again)
+		},
+		"has no messages":   func(h *history) { h.Evidence.Messages = nil },
+		"comes after":       func(h *history) { last(h).Record = h.Evidence.Messages[len(h.Evidence.Messages)-2].Record },
+		"was stored at":     func(h *history) { last(h).At = last(h).At.Add(-time.Minute) },
+		"does not expect a": func(h *history) { last(h).Headers[headerOtherSubject] = []string{"x"} },
+		"messages are missing": func(h *history) {
+			h.append(&h.coordinator, protocol.Event{Kind: protocol.SandboxDeleteRequested})
+			h.append(&h.worker, protocol.Event{Kind: protocol.SandboxDeleted})
+			n := len(h.Evidence.Messages)
+			h.Evidence.Messages = slices.Delete(h.Evidence.Messages, n-2, n-1)
+		},
+		"is not allowed in the state": func(h *history) {
+			h.last = h.store(h.batch("c1", protocol.Event{Kind: protocol.SandboxAssigned,
+				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}), &h.coordinator, h.last)
+		},
+		"has other output": func(h *history) {
+			h.append(&h.coordinator, protocol.Event{Kind: protocol.ExecAccepted,
+				Exec: &protocol.ExecDetails{ID: "y", Spec: &protocol.ExecSpec{Command: []string{"ps"}}}})
+			h.append(&h.worker,
+				protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "y", Boot: "b1"}},
+				protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "y", Inline: true,
+					StdoutBytes: 2, Stdout: []byte("ok"), StdoutSHA256: protocol.OutputHash([]byte("no"))}})
+		},
+	} {
+		h := live(t)
+		spoil(h)
+		r := h.check()
+		said := strings.Join(r.Problems, " ")
+		for _, m := range r.Messages {
+			said += " " + m.Why
+		}
+		if r.Valid || !strings.Contains(said, want) {
+			t.Errorf("the report does not say %q: valid is %v, %s", want, r.Valid, said)
+		}
+	}
+}
+
+// A message of the time without signatures may lack one, but not have a malformed one. A newer version stops readers.
+func TestUnsignedMessagesAreCheckedToo(t *testing.T) {
+	for want, change := range map[string]func(h *history, b *protocol.Batch){
+		"of unknown form": func(h *history, b *protocol.Batch) {
+			h.store(b, nil, h.last)
+			h.Evidence.Messages[0].Headers[protocol.HeaderSignature] = []string{"garbage"}
+		},
+		"a newer version": func(h *history, b *protocol.Batch) {
+			b.Version = 99
+			h.store(b, nil, h.last)
+		},
+	} {
+		h := newHistory(t)
+		h.Evidence.Writers.Since = 1000
+		change(h, h.batch("c1", protocol.Event{Kind: protocol.SandboxAccepted,
+			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}))
+		r := h.check()
+		said := strings.Join(r.Problems, " ") + r.Messages[0].Why
+		if r.Refused != 1 || !strings.Contains(said, want) {
+			t.Errorf("the report does not say %q: %d refused, %s", want, r.Refused, said)
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ type Report struct {
 	Deployment string `json:"deployment"`
 	Digest     string `json:"digest"` // of the evidence
 
-	// Valid says that nothing is wrong: no message is refused or missing, and Problems is empty.
+	// Valid is true if nothing is wrong: no message is refused or missing, and Problems is empty.
 	Valid    bool     `json:"valid"`
 	Problems []string `json:"problems,omitempty"` // sentences
 

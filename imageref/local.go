@@ -14,9 +14,9 @@ var component = regexp.MustCompile(`\A[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*\z`)
 // maxLocal limits the length of local names. A reference has at most 255 characters before its tag.
 const maxLocal = 200
 
-// Local returns the name under which a deployment's workers store the image with the reference full, such as
-// "boxfleet.local/default/imported/3b1f09a2c4d5e6f7/library/app:1". kind is a lower-case word for how the image
-// arrived. Names differ for each deployment, kind and reference.
+// Local returns the name under which a deployment's workers store an image, such as
+// "boxfleet.local/default/imported/3b1f09a2c4d5e6f7/library/app:1". The parameter full is the image's full reference,
+// and kind is a lower-case word for how the image arrived. Names differ for each deployment, kind and reference.
 func Local(deployment, kind, full string) string {
 	sum := sha256.Sum256([]byte(deployment + "\n" + kind + "\n" + full))
 	name := LocalRegistry + "/"

@@ -26,7 +26,7 @@ type Trust int
 
 // The levels of trust.
 const (
-	Refused Trust = iota // its images may not be pulled
+	Refused Trust = iota // its images must not be pulled
 	Checked              // its images may be pulled, through connections to public addresses only
 	Trusted              // the engine may pull its images, and follow the registry's redirects to any address
 )
@@ -46,7 +46,7 @@ func TrustOf(registries []string, full string) Trust {
 	return Checked
 }
 
-// Registry returns the registry of a full reference, as host or host:port in lower case, or "" if full is not a
+// Registry returns the registry of a full reference, as host or host:port in lower case, or "" if the text is not a
 // reference.
 func Registry(full string) string {
 	named, err := reference.ParseNormalizedNamed(full)

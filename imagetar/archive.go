@@ -75,7 +75,7 @@ func Inspect(r io.Reader) (Info, error) {
 
 // Rename copies an archive with one image to an uncompressed archive that any engine can load. The copy has a docker
 // save manifest, and ref, a full reference, as its only name. If the image is for several platforms, Rename takes the
-// linux image for architecture. Errors: invalid_argument for a bad archive, and the errors of r and w.
+// linux image for the given architecture. Errors: invalid_argument for a bad archive, and the errors of r and w.
 func Rename(w io.Writer, r io.Reader, ref, architecture string) error {
 	a := archive{documents: map[string][]byte{}}
 	out := tar.NewWriter(w)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/evidence"
+	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -29,6 +33,66 @@ func TestAClusterOfHosts(t *testing.T) {
 	t.Run("a worker is killed for good", func(t *testing.T) { workerLost(t, hosts) })
 	t.Run("the scheduling coordinator is killed", func(t *testing.T) { schedulerLost(t, hosts) })
 	t.Run("NATS servers are killed under load", func(t *testing.T) { serversLost(t, hosts) })
+}
+
+// The short form of `make test-cluster`: one sandbox uses most of what a fleet offers, with credentials and three servers.
+func TestAFleetWithThreeServersWorks(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Servers: 3})
+	ctx := f.Context(3 * time.Minute)
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "hello"), "hello\n", 0o644, time.Now())
+	copied, err := f.Client.Upload(ctx, dir, "/in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := f.Spec()
+	spec.Copies = []protocol.Copy{copied}
+	spec.RequiredServices = protocol.Services{"db": {Image: spec.Image, Command: []string{"sleep", "1000"}}}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat /in/hello")); got != "hello\n" {
+		t.Errorf("the uploaded file has %q", got)
+	}
+	const size = 1 << 20 // more output than fits into an event
+	if got := len(mustExec(ctx, t, s, script(fmt.Sprintf("head -c %d /dev/zero", size)))); got != size {
+		t.Errorf("an exec prints %d bytes, want %d", got, size)
+	}
+	running, err := s.Start(ctx, script("echo begins; sleep 1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range running.Output(ctx, sdk.WithFollow(true)) {
+		break // the exec is running now
+	}
+	w := f.Processes("worker")[0]
+	w.Kill()
+	w.Restart()
+	if err := running.Cancel(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := running.Wait(ctx); protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("the cancelled exec: %v, want cancelled", err)
+	}
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.Evidence(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := evidence.Check(e); os.Getenv(access.Variable) == "" && !r.Valid {
+		t.Errorf("the history is not proven: %q, %d refused", r.Problems, r.Refused)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.Judge()
 }
 
 // onHost waits until a sandbox is ready and fails the test unless it is on the worker.

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// accepted returns the first batch of a history.
+// accepted returns the first batch of a history: the batch that accepts the sandbox.
 func accepted(tenant, sandbox, writer string) *protocol.Batch {
 	return &protocol.Batch{
 		Version: protocol.Version,
@@ -101,8 +101,8 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		})
 		must(t, c.Flush(t.Context()))
 
-		// The forged batch claims to hold an event of another tenant's sandbox, on a subject that its writer may
-		// publish to.
+		// The writer evil may publish to the subject of the forged batch. The batch itself claims to hold an event of
+		// another tenant's sandbox.
 		forged := accepted("victim", "s1", "evil")
 		e := &forged.Events[0]
 		e.Sequence, e.Kind, e.State = 4, protocol.SandboxFailed, protocol.StateFailed
@@ -111,7 +111,7 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		_, err = nc.RequestMsg(m, 5*time.Second)
 		must(t, err)
 
-		// The history continues after the forged batch, which no reader folds.
+		// Readers ignore the forged batch, and the history continues after it.
 		j := journal(c, d.tenant, "s1", "k1")
 		events, err := j.Do(t.Context(), acceptExec("x1"))
 		must(t, err)

@@ -20,7 +20,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 		writers := []string{"k1", "w1"}
 		journals := make([]*jetstream.Journal, len(writers))
 		appended := make([][]*protocol.Batch, len(writers))
-		var notified [2]atomic.Uint64 // the record of each writer's last call of OnAppended
+		var notified [2]atomic.Uint64 // for each writer, the record of the batch in its last call of OnAppended
 		for i, writer := range writers {
 			var j *jetstream.Journal
 			j = c.Journal(jetstream.JournalConfig{

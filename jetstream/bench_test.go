@@ -12,13 +12,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// each runs a benchmark on a single server that syncs each write, and on a cluster.
+// each calls bench twice: with a single server that syncs each write, and with a cluster.
 func each(b *testing.B, bench func(b *testing.B, d *deployment)) {
 	b.Run("server", func(b *testing.B) { bench(b, startServer(b, jetstream.Assets{})) })
 	b.Run("cluster", func(b *testing.B) { bench(b, sharedCluster(b)) })
 }
 
-// timed reports the median time of the rounds.
+// timed calls round repeatedly and reports the median duration of these calls.
 func timed(b *testing.B, round func(i int)) {
 	took := make([]time.Duration, 0, b.N)
 	for i := 0; b.Loop(); i++ {

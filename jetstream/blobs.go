@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -23,21 +25,27 @@ type BlobStore struct {
 // PutBlob stores content under its digest, unless content with this digest is already stored and fresh, see
 // [BlobStore.FreshBlob].
 func (b *BlobStore) PutBlob(ctx context.Context, tenant, digest string, r io.Reader) error {
+	return b.putBlobAs(ctx, tenant, digest, nuid.Next(), r)
+}
+
+// putBlobAs is like PutBlob, but the caller chooses the id of the stored object, which must be unique.
+func (b *BlobStore) putBlobAs(ctx context.Context, tenant, digest, id string, r io.Reader) error {
 	// Storing the content again would remove the chunks that other clients are reading.
 	if fresh, err := b.FreshBlob(ctx, tenant, digest); fresh || err != nil {
 		return err
 	}
-	return b.storeBlob(ctx, tenant, digest, r)
+	return b.storeBlob(ctx, tenant, digest, id, r)
 }
 
-// storeBlob stores content. It replaces a stored copy with the same digest that is no longer fresh.
-func (b *BlobStore) storeBlob(ctx context.Context, tenant, digest string, r io.Reader) error {
+// storeBlob stores content as an object with an id. It replaces a stored copy with the same digest that is no longer
+// fresh.
+func (b *BlobStore) storeBlob(ctx context.Context, tenant, digest, id string, r io.Reader) error {
 	name := blobName(tenant, digest)
 	old, sequence, err := b.objects.objectAt(ctx, protocol.BucketBlobs, name)
 	if err != nil {
 		return err
 	}
-	err = b.objects.putObject(ctx, protocol.BucketBlobs, name, sequence, r)
+	err = b.objects.putObjectAs(ctx, protocol.BucketBlobs, name, id, sequence, r)
 	if errors.Is(err, ErrConflict) { // another upload of the same content was faster, or the old content expired
 		fresh, failed := b.FreshBlob(ctx, tenant, digest)
 		if failed == nil && !fresh {
@@ -98,9 +106,50 @@ func (b *BlobStore) RenewBlob(ctx context.Context, tenant, digest string) error 
 	return b.PutBlob(ctx, tenant, digest, content)
 }
 
-// RemoveUploadParts removes the chunks of interrupted uploads: chunks without an object, if the upload's last chunk is
-// older than age, normally [UploadPartsAge].
+// RemoveUploadParts removes the chunks of interrupted uploads. An upload counts as interrupted if no object refers to
+// its chunks and its last chunk is older than age. Callers normally pass [UploadPartsAge].
 func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) error {
+	complete, err := b.entries(ctx)
+	if err != nil {
+		return err
+	}
+	return b.eachUnfinished(ctx, complete, func(id string, _ uint64, last *stored) error {
+		if b.Now().Sub(last.time) <= age {
+			return nil
+		}
+		return b.objects.purgeChunks(protocol.BucketBlobs, id)
+	})
+}
+
+// UnfinishedUpload is an upload that has chunks but no entry: it is in progress, or it was interrupted.
+type UnfinishedUpload struct {
+	Tenant, Digest string
+	ID             string // of the object that the upload would become
+	Bytes          int64  // stored for it; at most one chunk more than it has
+}
+
+// UnfinishedUploads returns the unfinished uploads. complete has the ids of stored objects; it may lack some.
+func (b *BlobStore) UnfinishedUploads(ctx context.Context, complete map[string]bool) ([]UnfinishedUpload, error) {
+	var all []UnfinishedUpload
+	err := b.eachUnfinished(ctx, complete, func(id string, chunks uint64, last *stored) error {
+		tenant, digest := splitBlobName(last.header.Get(headerObject))
+		all = append(all, UnfinishedUpload{Tenant: tenant, Digest: digest, ID: id, Bytes: int64(chunks) * blobChunk})
+		return nil
+	})
+	return all, err
+}
+
+// HasChunks reports whether any chunk of an upload is stored.
+func (b *BlobStore) HasChunks(ctx context.Context, id string) (bool, error) {
+	_, err := b.lastOnSubject(ctx, "OBJ_"+protocol.BucketBlobs, chunkSubject(protocol.BucketBlobs, id))
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// entries returns the ids of the stored objects.
+func (b *BlobStore) entries(ctx context.Context) (map[string]bool, error) {
 	ids := map[string]string{} // the ids of stored objects, by the subject of the entry
 	entries := "$O." + protocol.BucketBlobs + ".M.*"
 	err := b.scan(ctx, "OBJ_"+protocol.BucketBlobs, entries, 1, func(m *stored) (bool, error) {
@@ -112,20 +161,27 @@ func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) er
 		ids[m.subject] = info.NUID
 		return true, nil
 	})
-	if err != nil {
-		return err
-	}
-	complete := map[string]bool{}
+	complete := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		complete[id] = true
 	}
-	return b.objects.removeParts(ctx, protocol.BucketBlobs, complete, age, func(id string, last *stored) (bool, error) {
+	return complete, err
+}
+
+// eachUnfinished visits the unfinished uploads, with the number of their chunks and the last chunk.
+func (b *BlobStore) eachUnfinished(ctx context.Context, complete map[string]bool,
+	visit func(id string, chunks uint64, last *stored) error,
+) error {
+	return b.objects.eachPart(ctx, protocol.BucketBlobs, complete, func(id string, chunks uint64, last *stored) error {
 		name := last.header.Get(headerObject)
 		if name == "" {
-			return false, nil // an earlier version stored this chunk without the name of its object; the chunk expires
+			return nil // an earlier version stored this chunk without the name of its object; the chunk expires
 		}
 		info, err := b.objects.objectInfo(ctx, protocol.BucketBlobs, name) // the scanned replica may be behind
-		return info == nil || info.NUID != id, err
+		if err != nil || info != nil && info.NUID == id {
+			return err
+		}
+		return visit(id, chunks, last)
 	})
 }
 
@@ -148,3 +204,12 @@ func (b *BlobStore) Blob(ctx context.Context, tenant, digest string) (io.ReadClo
 }
 
 func blobName(tenant, digest string) string { return tenant + "/" + digest }
+
+// splitBlobName returns the tenant and the digest in the name of an upload.
+func splitBlobName(name string) (tenant, digest string) {
+	tenant, digest, owned := strings.Cut(name, "/")
+	if !owned { // stored by an older version, which had no tenants here
+		return protocol.DefaultTenant, name
+	}
+	return tenant, digest
+}

@@ -30,12 +30,13 @@ func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (
 	return b.streams.publish(ctx, m, expected)
 }
 
-// replace updates a key by compare-and-set. write gets the current value, or nil if the key has no value. write returns
-// the new value, or nil to leave the key unchanged. replace returns the new revision, or 0 if nothing was written.
+// replace updates a key by compare-and-set. The function write gets the current value, or nil if the key has no value.
+// It returns the new value, or nil to leave the key unchanged. replace returns the new revision, or 0 if nothing was
+// written.
 //
-// revision is the revision of the caller's own last write, or 0 if unknown. If it is known, replace first calls write
-// with nil and tries to replace that revision without reading the key. If the key has vanished since the caller's last
-// write, another process purged it, and replace writes nothing.
+// The parameter revision is the revision of the caller's own last write, or 0 if unknown. If it is known, replace first
+// calls write with nil and tries to replace that revision without reading the key. If the key has vanished since the
+// caller's last write, another process purged the key, and replace writes nothing.
 func (b kv) replace(ctx context.Context, key string, revision uint64,
 	write func(old []byte) ([]byte, error)) (uint64, error) {
 	ctx, cancel := b.streams.bound(ctx)
@@ -149,7 +150,7 @@ func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle
 		if !IsRewound(err) {
 			return err
 		}
-		b.streams.log.Warn("a bucket was recreated, or lost changes that were already read; reading it from its beginning",
+		b.streams.log.Warn("a bucket lacks changes that were read before; reading the whole bucket again",
 			"bucket", b.name)
 		after = 0
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptedBefore appends the acceptances of many execs in large batches, as earlier versions of Boxfleet did, which had
-// no limit.
+// acceptedBefore appends the acceptances of many execs in large batches. Earlier versions of Boxfleet did so, because
+// they had no limit for the size of a batch.
 func acceptedBefore(t testing.TB, c *jetstream.Conn, tenant, sandbox string, n int, spec *protocol.ExecSpec) {
 	t.Helper()
 	state, batches := readHistory(t, c, tenant, sandbox)

@@ -73,8 +73,8 @@ type storeClock struct {
 	looked    bool          // ahead has a value
 }
 
-// take uses an answer of the store as a measurement of the store's clock. ts is the store's time in the answer; sent
-// and received are the times since boot at which the question was sent and its answer received.
+// take uses an answer of the store to measure the store's clock. ts is the store's time in the answer; sent and
+// received are the times since boot at which the question was sent and its answer received.
 //
 // Of two measurements, take keeps the more accurate one. If the two contradict each other, the store's clock was set or
 // another server leads: take keeps the new measurement and returns the difference.
@@ -99,7 +99,7 @@ func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved tim
 	return 0
 }
 
-// now returns the store's time. If measure is true, the caller must start a measurement.
+// The method now returns the store's time. If the result measure is true, the caller must start a measurement.
 func (s *storeClock) now() (now time.Time, measure bool) {
 	ahead, boot := s.machine.ahead()
 	s.mu.Lock()
@@ -122,7 +122,7 @@ func (s *storeClock) now() (now time.Time, measure bool) {
 	return s.epoch.Add(boot), measure
 }
 
-// measured ends a measurement that the method now requested.
+// measured records the end of a measurement that [storeClock.now] asked for.
 func (s *storeClock) measured() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,8 +178,6 @@ func (c *core) measureClock() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), measureWithin)
 	defer cancel()
-	ctx, end := c.await(ctx)
-	defer end()
 	if _, err := c.readStream(ctx, protocol.StreamEvents); err != nil {
 		c.log.Debug("could not measure the store's clock", "error", err)
 	}

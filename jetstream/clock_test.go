@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// machine has the clocks of a machine that a test controls.
+// machine is a machine whose clocks a test can move.
 type machine struct{ wall, boot atomic.Int64 } // how far the test moved each clock
 
 func (m *machine) clock() jetstream.Clock {
@@ -30,11 +30,11 @@ func (m *machine) setWall(by time.Duration) { m.wall.Add(int64(by)) }
 // suspend moves both clocks, as a suspension of the machine does. Go's monotonic clock does not include suspensions.
 func (m *machine) suspend(d time.Duration) { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
 
-// paused moves only the wall clock. When a hypervisor has paused a machine, no clock shows the pause until the wall
-// clock is corrected.
+// paused moves only the wall clock. This is the correction after a hypervisor paused the machine: no clock advances
+// during the pause, and then the wall clock is corrected.
 func (m *machine) paused(d time.Duration) { m.wall.Add(int64(d)) }
 
-// on returns an opened connection of a process whose machine is m.
+// on opens a connection for a process that runs on the machine m.
 func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -148,7 +148,7 @@ func TestTheMeasurementWithTheShortestRoundTripCounts(t *testing.T) {
 		}
 	}
 	store := func(boot time.Duration) time.Time { return time.Unix(2e9, 0).Add(boot) } // the store's true time
-	// With a round trip of 100 ms, the best guess is that the answer was made in the middle.
+	// With a round trip of 100 ms, the best guess is that the server answered in the middle of the round trip.
 	at = 100 * time.Second
 	s.Take(at-100*time.Millisecond, at, store(at-50*time.Millisecond))
 	is(store(at))

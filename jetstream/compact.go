@@ -21,8 +21,8 @@ type Compaction struct {
 	// Guard is called before each step that changes something; an error from Guard ends the compaction. Guard may be
 	// nil.
 	Guard func() error
-	// IndexedThrough returns the record up to which the index of execs covers the history. Nil means that it covers
-	// the whole history.
+	// IndexedThrough returns the record up to which the index of execs covers the history. If IndexedThrough is nil,
+	// the index covers the whole history.
 	IndexedThrough func(ctx context.Context) (uint64, error)
 	// Probe is called at named points of the compaction, at which tests simulate a crash. Probe may be nil.
 	Probe func(point string)
@@ -114,8 +114,8 @@ func (w *compacting) reconcile(ctx context.Context) error {
 	return w.dropDiverged(ctx, &first[0])
 }
 
-// dropDiverged drops the segments that do not end before the log's first message. They belong to the history before the
-// restore.
+// dropDiverged drops each segment that reaches the log's first message or goes beyond it. Such segments belong to the
+// history before the log was restored.
 func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	m := w.manifest
 	kept, end := 0, uint64(0)
@@ -146,7 +146,7 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 			first.after,
 		)
 	}
-	w.compactor.log.Warn("dropping segments that contradict the event log, which may have been restored from a backup",
+	w.compactor.log.Warn("dropping segments that contradict the event log; the log may have been restored from a backup",
 		"sandbox", w.sandbox, "segments", len(dropped))
 	for _, s := range dropped {
 		m.Loose = append(m.Loose, s.Object)
@@ -203,8 +203,8 @@ func (w *compacting) move(ctx context.Context) error {
 	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
 		if m.sequence > moved {
-			// Readers will believe the segment's headers later, when no server can confirm them any more. So the leader
-			// confirms a suspicious header now.
+			// Later, readers will rely on the headers that are stored in the segment, because no server can confirm
+			// them any more. So if the headers do not name the message before this one, the leader confirms them now.
 			if e := entryOf(m); e.afterKnown && e.after != before {
 				var err error
 				if m, err = w.compactor.confirm(ctx, protocol.StreamEvents, m); err != nil {
@@ -271,7 +271,7 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
-		if err == ErrConflict { // the other process's manifest lists this object as loose, or not at all
+		if err == ErrConflict { // another process wrote the manifest first; there this object is loose or missing
 			return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 		}
 		return err
@@ -315,7 +315,7 @@ func (w *compacting) purge(ctx context.Context) error {
 		return nil
 	}
 	if held, err := w.inLog(ctx, s.position()); err != nil || !held {
-		return err // the snapshot was folded from the history before a restore
+		return err // the snapshot is older than the last restore of the log, and does not match the log
 	}
 	w.Probe("compact-before-purge")
 	if err := w.Guard(); err != nil {
@@ -328,8 +328,8 @@ func (w *compacting) purge(ctx context.Context) error {
 	return nil
 }
 
-// drop removes expired segments whose messages are no longer in the log. First it stores a newer state, from which
-// readers can start.
+// drop removes expired segments whose messages are no longer in the log. Before that, drop stores a state from which
+// readers can start instead of the beginning of the history.
 func (w *compacting) drop(ctx context.Context) error {
 	m, now := w.manifest, w.compactor.Now()
 	if w.MaxAge <= 0 {
@@ -497,7 +497,8 @@ func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) er
 }
 
 // lastAccepted returns the record of the last message that is part of a history. Messages that readers refuse may
-// follow it. 0: the deployment requires no signatures, so the last message of the subject is part of the history.
+// follow that message. lastAccepted returns 0 if the deployment requires no signatures. In this case the last message
+// of the subject is part of the history.
 func (c *Compactor) lastAccepted(ctx context.Context, tenant, sandbox string) (uint64, error) {
 	rules, err := c.histories.writers.currentRules(ctx)
 	if err != nil || !rules.Signed {

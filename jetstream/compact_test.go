@@ -263,7 +263,7 @@ func TestAHistoryReadsTheSameWhileItIsCompacted(t *testing.T) {
 	}
 	for keep := 100; keep > 0; keep -= 12 {
 		snapshotNow(t, c, d.tenant, "s1")
-		// One of two concurrent compactions may lose.
+		// One of two concurrent compactions may fail with ErrConflict.
 		lost := make(chan error, 2)
 		for range 2 {
 			go func() {
@@ -350,7 +350,8 @@ func TestAPurgedHistoryLeavesNoSegments(t *testing.T) {
 	}
 }
 
-// The log is restored to a state before the journal's position. Before that position, messages were purged.
+// The journal's first messages were moved to a segment and purged from the log. Then the log is restored to a state
+// before the journal's position.
 func TestAJournalNoticesARewoundLogWithSegments(t *testing.T) {
 	t.Parallel()
 	d := startBackup(t)

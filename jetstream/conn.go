@@ -33,14 +33,14 @@ type Config struct {
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called when the connection is lost or restored; may be nil
 
-	// Tenant and User are the names under which the connection sends requests and queries. The inboxes in which it
-	// receives answers contain them. The user of a role that belongs to no tenant begins with @. If `boxfleet auth`
-	// made the file Creds, both come from that file, and other names are refused. Without a user, the connection uses
-	// subjects that name no user.
+	// Tenant and User are the names under which the connection sends requests and queries. The connection receives the
+	// answers in inboxes whose subjects contain both names. The user of a role that belongs to no tenant begins with @.
+	// If `boxfleet auth` made the file Creds, Tenant and User are taken from that file, and other names are refused.
+	// Without a user, the connection uses subjects that name no user.
 	Tenant, User string
 
-	// WithoutStreams says that the user has no right to JetStream's API, so the connection never calls it. It can
-	// send requests and queries, and receive what is published.
+	// WithoutStreams says that the user has no right to JetStream's API. The connection then never calls this API. It
+	// can still send requests and queries, and receive published messages.
 	WithoutStreams bool
 
 	Clock   Clock               // for tests: the machine's clocks
@@ -94,14 +94,21 @@ type connection struct {
 
 	user           string // as [Config.User]
 	withoutStreams bool   // as [Config.WithoutStreams]
+	serves         bool   // as [Config.Wait]: the process keeps trying whatever the server refuses
 
 	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
 	mu          sync.Mutex
-	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
+	waiting     map[int]call // calls that wait for an answer
 	onReconnect map[int]func()
 	onLoss      map[int]func()
 	nextID      int
+}
+
+// call is a call that waits for the answer to a message.
+type call struct {
+	subject string // where the message was published; empty: on several subjects
+	end     context.CancelCauseFunc
 }
 
 // core is what all parts share: the connection, the store's clock, the room in the event log, and the deployment's id
@@ -150,7 +157,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	}
 	nc, err := c.connectWithin(ctx, opts, cfg)
 	if err != nil {
-		return nil, translate(err, "connect to NATS at "+redacted(cfg.URL))
+		return nil, cfg.explain(translate(err, "connect to NATS at "+redacted(cfg.URL)))
 	}
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithDefaultTimeout(c.timeout))
 	if err != nil {
@@ -169,7 +176,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 func newConn(cfg Config) *Conn {
 	c := &Conn{core: core{connection: connection{
 		log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
-		onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{},
+		onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]call{},
 	}}}
 	if c.log == nil {
 		c.log = slog.Default()
@@ -179,7 +186,7 @@ func newConn(cfg Config) *Conn {
 	}
 	c.clock.machine = cfg.Clock
 	c.clock.machine.setDefaults()
-	c.withoutStreams, c.user = cfg.WithoutStreams, cfg.User
+	c.withoutStreams, c.user, c.serves = cfg.WithoutStreams, cfg.User, cfg.Wait
 	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
 
 	s := &streams{core: &c.core, directs: make(chan struct{}, directsAtOnce)}
@@ -243,12 +250,16 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 				c.login.refuse(nc, err)
 				return
 			}
+			if c.forbid(err) {
+				return // the calls report it
+			}
 			subject := ""
 			if sub != nil {
 				subject = sub.Subject
 			}
 			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
-			if errors.Is(err, nats.ErrSlowConsumer) && !isUnder(subject, protocol.BlobFilter) {
+			asked := isUnder(subject, protocol.BlobFilter) || isUnder(subject, protocol.APISubject("*", "*"))
+			if errors.Is(err, nats.ErrSlowConsumer) && !asked { // those who asked ask again
 				go c.reconnected() // messages were dropped: followers must read them from the streams
 			}
 		}),
@@ -338,8 +349,8 @@ func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
 }
 
 func (c *core) reconnected() {
-	if err := c.checkPayload(); err != nil { // this may be another server, or the server may have new settings
-		c.log.Error("NATS does not accept all of Boxfleet's messages", "error", err)
+	if err := c.checkPayload(); err != nil { // this may be another server, or the same server with new settings
+		c.log.Error("the NATS server refuses Boxfleet's largest messages", "error", err)
 	}
 	c.clock.distrust()
 	c.call(c.onReconnect)
@@ -397,19 +408,20 @@ func (c *core) mayHaveGrown() {
 	}
 }
 
-// errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
+// errCutOff ends a call whose connection was lost, because the answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
 // await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
-// with the cause errCutOff, so that the caller can repeat the call on the next connection.
-func (c *connection) await(ctx context.Context) (context.Context, context.CancelFunc) {
+// with the cause errCutOff, so that the caller can repeat the call on the next connection. It also ends if the server
+// refuses the message that the caller publishes on the subject; an empty subject stands for several.
+func (c *connection) await(ctx context.Context, subject string) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := c.nextID
 	c.nextID++
-	c.waiting[id] = end
+	c.waiting[id] = call{subject, end}
 	return ctx, func() {
 		c.mu.Lock()
 		delete(c.waiting, id)
@@ -423,8 +435,8 @@ func (c *connection) cutOff() {
 	c.life.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, end := range c.waiting {
-		end(errCutOff)
+	for _, call := range c.waiting {
+		call.end(errCutOff)
 	}
 }
 
@@ -508,16 +520,19 @@ func (c *connection) sleep(ctx context.Context, d time.Duration) bool {
 // askAgain is how long a question waits for its answer before it is repeated.
 const askAgain = 2 * time.Second
 
-// ask sends an idempotent question and waits for the answer. Both are core NATS messages, which are lost if a
-// connection breaks or a server dies. Until the connection's timeout, ask repeats the question, on the next connection
-// if necessary.
+// ask sends an idempotent question and waits for the answer. The question and the answer are core NATS messages. Such
+// messages are lost if a connection breaks or a server dies. Until the connection's timeout, ask repeats the question,
+// on the next connection if necessary.
 func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for {
-		try, end := c.awaitOnce(ctx)
+		try, end := c.awaitOnce(ctx, m.Subject)
 		answer, err := c.nc.RequestMsgWithContext(try, m)
 		again := err != nil && c.mayAskAgain(ctx, try)
+		if err != nil && isForbidden(try) {
+			err, again = context.Cause(try), false
+		}
 		end()
 		if !again {
 			return answer, err
@@ -526,8 +541,8 @@ func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 }
 
 // awaitOnce is like await, but the returned context also ends after askAgain, the time for one attempt.
-func (c *connection) awaitOnce(ctx context.Context) (try context.Context, end func()) {
-	try, cancel := c.await(ctx)
+func (c *connection) awaitOnce(ctx context.Context, subject string) (try context.Context, end func()) {
+	try, cancel := c.await(ctx, subject)
 	again := time.AfterFunc(askAgain, cancel)
 	return try, func() { again.Stop(); cancel() }
 }

@@ -152,7 +152,7 @@ func (d *deployment) connTo(t testing.TB, url string) *jetstream.Conn {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	c, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Logger: quiet, Options: func(o *nats.Options) {
-		o.IgnoreDiscoveredServers = true // connections to their addresses would bypass a proxy
+		o.IgnoreDiscoveredServers = true // connections to discovered addresses would bypass a test's proxy
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -182,8 +182,8 @@ func (d *deployment) raw(t testing.TB) *nats.Conn {
 	return nc
 }
 
-// restart stops the single server and starts it again with the same port and store. It returns the time after the
-// start.
+// restart stops the single server and starts it again with the same port and store. It returns the time at which the
+// server was running again.
 func (d *deployment) restart(t testing.TB) time.Time {
 	t.Helper()
 	d.servers[0].Stop()
@@ -307,7 +307,7 @@ func readHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*prot
 	return s, batches
 }
 
-// same compares two values by their JSON.
+// same fails the test if the two values differ in JSON.
 func same(t testing.TB, what string, got, want any) {
 	t.Helper()
 	g, err := json.Marshal(got)

@@ -34,7 +34,8 @@ var descriptions = map[string]string{
 	"OBJ_" + protocol.BucketImageFiles: "files of imported images",
 }
 
-// descriptionOf returns the description that a stream should have. now is its current description.
+// descriptionOf returns the description that a stream should have. The parameter now is the stream's present
+// description.
 func descriptionOf(name, now string) string {
 	if text := descriptions[name]; text != "" && (now == "" || strings.HasPrefix(now, described)) {
 		return described + text

@@ -29,6 +29,6 @@
 //	 ├─── streams           messages of streams and keys of buckets
 //	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
-// It imports only four packages of Boxfleet: protocol, rights, backoff and wake. Every error that it returns is a
-// *protocol.Error, translated in errors.go, or the error of a context.
+// The package imports only four packages of Boxfleet: protocol, rights, backoff and wake. Every error that it returns
+// is a *protocol.Error, translated in errors.go, or the error of a context.
 package jetstream

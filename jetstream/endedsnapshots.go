@@ -37,8 +37,8 @@ type EndedRecord struct {
 }
 
 // WriteEndedRecord stores the last snapshot of an ended sandbox, unless a newer snapshot is stored. It then removes the
-// snapshot that was stored while the sandbox was living. The stored snapshot has no execs. If its state does not fit
-// into a message, only the name and the times are stored. WriteEndedRecord may change s.State.
+// snapshot that was stored while the sandbox was living. The stored snapshot has no execs. If the snapshot's state does
+// not fit into a message, only the name and the times are stored. WriteEndedRecord may change s.State.
 func (sn *Snapshots) WriteEndedRecord(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
 	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State,
@@ -151,7 +151,7 @@ func decodeOverRecord(key string, value []byte) (*EndedRecord, Position) {
 	return r, Position{s.Record, s.Batch}
 }
 
-// Purged reports whether nothing of an ended sandbox is stored except its tombstone.
+// Purged reports whether an ended sandbox was purged, so that only its tombstone is still stored.
 func (sn *Snapshots) Purged(ctx context.Context, tenant, sandbox string) (bool, error) {
 	if _, err := sn.Snapshot(ctx, tenant, sandbox); protocol.CodeOf(err) != protocol.NotFound {
 		return false, err

@@ -26,8 +26,8 @@ const (
 	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of a repeated message still waits for a majority
 )
 
-// translate turns an error of the NATS client into a *protocol.Error. A failed compare-and-set has one of two codes,
-// depending on whether the server has already applied the other write.
+// translate turns an error of the NATS client into a *protocol.Error. The server reports a failed compare-and-set with
+// one of two codes. The code depends on whether the server has already applied the write that was first.
 func translate(err error, doing string) error {
 	if err == nil {
 		return nil
@@ -70,7 +70,7 @@ func translate(err error, doing string) error {
 		return protocol.Errorf(protocol.Cancelled, "", "%s: %v", doing, err)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %v", doing, err)
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrPermissionViolation):
+	case isRefusal(err), errors.Is(err, nats.ErrPermissionViolation):
 		return protocol.Errorf(protocol.PermissionDenied, "", "%s: %v", doing, err)
 	case errors.Is(err, jetstream.ErrBucketNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
 		return notProvisioned(doing)

@@ -55,7 +55,7 @@ func (l *EventLog) batch(e *entry) (*protocol.Batch, error) {
 	return e.batch, e.broken
 }
 
-// Record reads the batch at one record. It does not verify who wrote the batch. Error: not_found.
+// Record reads the batch that is stored at a record. It does not verify who wrote the batch. Error: not_found.
 func (l *EventLog) Record(ctx context.Context, record uint64) (*protocol.Batch, error) {
 	m, err := l.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": record})
 	if err != nil {
@@ -71,6 +71,23 @@ func (l *EventLog) Record(ctx context.Context, record uint64) (*protocol.Batch, 
 // LastRecord returns the highest record that the log ever had.
 func (l *EventLog) LastRecord(ctx context.Context) (uint64, error) {
 	return l.lastSequence(ctx, protocol.StreamEvents)
+}
+
+// NextBatch returns the record of the first batch after a record, or 0 if the log has none. It skips the messages that
+// [EventLog.FollowEvents] does not deliver.
+func (l *EventLog) NextBatch(ctx context.Context, after uint64) (uint64, error) {
+	for {
+		m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventFilter, after+1)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		if after = m.sequence; entryOf(m).batch != nil {
+			return after, nil
+		}
+	}
 }
 
 // FollowEvents reads the batches of all histories from a record on, in the order of the log, and then new batches,
@@ -131,32 +148,15 @@ func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (s
 	return func() { _ = sub.Unsubscribe() }, nil // fails only when the connection is closed
 }
 
-// republishedHeaders is the largest number of headers of a batch that the server republished. A journal's message has
-// half as many.
-const republishedHeaders = 24
-
 // republished returns the record of a message that the server republished, and the record of the message before it in
-// the history. Both are 0 if the publisher may have set them. The server appends its headers to the publisher's. The
-// publisher can name the same headers first, or hide the server's ones after an empty line: the client library reads no
-// further. Then the message is longer than the headers that the library has read. A publisher can make its own headers
-// shorter than they are when written again, but so few of them not by as much as the server's ones take.
+// the history. Both are 0 if the publisher may have set them.
 func republished(m *nats.Msg) (record, after uint64) {
-	count, size := 0, len("NATS/1.0\r\n\r\n")
-	for name, values := range m.Header {
-		for _, v := range values {
-			count++
-			size += len(name) + len(v) + len(": \r\n")
-		}
-	}
-	if count > republishedHeaders || m.Size() != len(m.Subject)+len(m.Reply)+len(m.Data)+size {
+	if !plain(m) {
 		return 0, 0
 	}
 	var values [4]string
 	for i, name := range []string{"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Last-Sequence"} {
-		if len(m.Header[name]) != 1 {
-			return 0, 0
-		}
-		values[i] = m.Header[name][0]
+		values[i] = m.Header.Get(name)
 	}
 	tenant, sandbox, ok := protocol.SplitEventSubject(m.Subject)
 	if !ok || values[0] != protocol.StreamEvents || values[1] != protocol.EventSubject(tenant, sandbox) {
@@ -177,7 +177,8 @@ func (c *connection) Flush(ctx context.Context) error {
 	return translate(c.nc.FlushWithContext(ctx), "flush the connection to NATS")
 }
 
-// purge removes all messages of a subject except the newest. keep is the number of messages that stay.
+// purge removes the messages of a subject, but lets the newest ones stay. The parameter keep is the number of messages
+// that stay.
 func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) error {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()

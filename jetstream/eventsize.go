@@ -22,8 +22,8 @@ func (c *connection) maxBatch() int {
 	return min(maxBatchBytes, payload-batchMargin)
 }
 
-// prefix returns how many of the events fit into a message, and their size in bytes. count and room are the number of
-// events and of bytes that the message can still take. limit is the number of bytes that an empty message can take.
+// prefix returns how many of the events fit into a message, and their size in bytes. room and count are the numbers of
+// bytes and of events that the message can still take. limit is the number of bytes that an empty message can take.
 // Error: invalid_argument if a single event is larger than limit.
 func prefix(events []protocol.Event, room, count, limit int) (fits, bytes int, err error) {
 	full := false

@@ -123,7 +123,7 @@ type ExecPage []byte
 // Len returns the number of entries.
 func (p ExecPage) Len() int { return len(p) / entryBytes }
 
-// At returns the entry at an index.
+// At returns entry i of the page. The first entry is entry 0.
 func (p ExecPage) At(i int) ExecEntry { return entryAt(p[i*entryBytes:]) }
 
 func (p ExecPage) hash(i int) []byte { return p[i*entryBytes : i*entryBytes+16] }
@@ -145,7 +145,7 @@ func (p ExecPage) Find(h ExecHash) (e ExecEntry, found bool) {
 	return ExecEntry{}, false
 }
 
-// search returns the index of the first entry whose hash is not before h.
+// search returns the number of the page's first entry whose hash is not before h.
 func (p ExecPage) search(h []byte) int {
 	low, high := 0, p.Len()
 	for low < high {
@@ -158,8 +158,8 @@ func (p ExecPage) search(h []byte) int {
 	return low
 }
 
-// With returns the page with more entries added. more may be in any order. Existing entries of the same execs are
-// updated.
+// With returns a copy of the page with additional entries. The parameter more lists these entries in any order. If the
+// page already has an entry for the same exec, that entry is updated.
 func (p ExecPage) With(more []ExecEntry) ExecPage {
 	more = slices.Clone(more)
 	slices.SortFunc(more, func(a, b ExecEntry) int { return bytes.Compare(a.Hash[:], b.Hash[:]) })

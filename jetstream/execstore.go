@@ -106,10 +106,10 @@ func (x *ExecIndex) ExecPages(ctx context.Context, tenant, sandbox string, h *Ex
 var ErrIndexRemoved = errors.New("the index of execs was removed")
 
 // StoreExecs adds entries to a sandbox's index and returns the stored head. known is the head that the caller last read
-// or stored, or nil. last is the position of the last message with an exec's event that the index covers once these
-// entries are added. complete says that the entries cover the entire history; StoreExecs may then replace missing
-// pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex] if a
-// page is lost.
+// or stored, or nil. With the new entries, the index covers the history up to last, the position of the last message
+// that has an exec's event. If complete is true, the new entries cover the entire history, and StoreExecs may replace
+// missing pages. Entries that another process stores at the same time are kept. Errors: [ErrIndexRemoved]; [ErrNoIndex]
+// if a page is lost.
 //
 // Pages are written before the head that refers to them, so that a reader of a head finds every entry in the head or on
 // one of its pages. If another process replaces the head at the same time, StoreExecs starts again from the new head.
@@ -241,7 +241,7 @@ func (h *Histories) FirstBatch(ctx context.Context, tenant, sandbox string) (*pr
 	}
 }
 
-// spill moves the entries of a head to its pages, and makes more pages if these would be too full.
+// spill moves the entries of a head to its pages. It makes more pages if the existing pages would be too full.
 func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, complete bool) error {
 	entries, depth := h.Entries.Entries(), depthFor(h.Count+h.Entries.Len(), h.Depth)
 	if depth != h.Depth {
@@ -285,8 +285,8 @@ func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHe
 	return nil
 }
 
-// growPage adds entries to a page. must says that the page must already exist. If such a page is missing or damaged,
-// growPage returns [ErrNoIndex].
+// growPage adds entries to a page. If the parameter must is true, the page must exist already: growPage returns
+// [ErrNoIndex] if the page is missing or damaged.
 func (x *ExecIndex) growPage(
 	ctx context.Context, key string, more []ExecEntry, must bool,
 ) (before, after int, err error) {
@@ -308,8 +308,8 @@ func (x *ExecIndex) growPage(
 	return before, after, err
 }
 
-// FollowExecHeads calls handle for every head that is stored from now on, until ctx ends. It misses no head that is
-// stored after the call of begun.
+// FollowExecHeads calls handle for every head that is stored from now on, until ctx ends. It calls begun at the start:
+// handle receives every head that is stored after this call.
 func (x *ExecIndex) FollowExecHeads(
 	ctx context.Context,
 	handle func(tenant, sandbox string, h *ExecHead),

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nuid"
+
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -68,6 +70,23 @@ func (s *StoreClock) Now() (now time.Time, measure bool) {
 // Distrust asks for a new measurement soon.
 func (s *StoreClock) Distrust() { s.clock.distrust() }
 
+// RegisteredAt makes the connection believe that a key was registered at another time, as if by a server with a wrong
+// clock.
+func (c *Conn) RegisteredAt(ctx context.Context, key string, at time.Time) error {
+	o, err := c.owner(ctx, key)
+	if err != nil {
+		return err
+	}
+	o.since = at
+	c.Writers.mu.Lock()
+	defer c.Writers.mu.Unlock()
+	c.owners[key] = o
+	if now := c.signs.Load(); now != nil && now.signer != nil && now.signer.public == key {
+		c.signs.Store(&writing{now.Writer, now.signer, at})
+	}
+	return nil
+}
+
 // PurgeSnapshot removes a sandbox's snapshot.
 func (c *Conn) PurgeSnapshot(ctx context.Context, tenant, sandbox string) error {
 	return c.purge(ctx, "KV_"+protocol.BucketSandboxes, "$KV."+protocol.BucketSandboxes+"."+tenant+"."+sandbox, 0)
@@ -83,7 +102,7 @@ const UploadsAtOnce = uploadsAtOnce
 
 // StoreBlobAgain stores content as if its digest were not stored or no longer fresh.
 func (b *BlobStore) StoreBlobAgain(ctx context.Context, tenant, digest string, r io.Reader) error {
-	return b.storeBlob(ctx, tenant, digest, r)
+	return b.storeBlob(ctx, tenant, digest, nuid.Next(), r)
 }
 
 // Reconnect ends the connection to the server and makes a new one.

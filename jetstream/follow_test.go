@@ -30,7 +30,7 @@ func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 			for range each {
 				ctx, enough := context.WithTimeout(t.Context(), time.Minute)
 				began, heard := time.Now(), 0
-				_ = c.FollowEvents(ctx, 1, func(*protocol.Batch) { heard++ }, enough) // enough ends ctx
+				_ = c.FollowEvents(ctx, 1, func(*protocol.Batch) { heard++ }, enough) // the function enough ends ctx
 				enough()
 				mu.Lock()
 				worst = max(worst, time.Since(began))
@@ -84,8 +84,8 @@ func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	}
 }
 
-// The request for a new consumer, or its answer, may be lost too. The connection may break at the same time, or stay
-// open.
+// The request for a new consumer, or the answer to this request, may be lost. At that moment the connection may break
+// or stay open.
 func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(p *proxy){
@@ -144,7 +144,7 @@ func TestAFollowerWaitingForPurgedMessagesCatchesUp(t *testing.T) {
 	receive(t, 10*time.Second, "the call of caughtUp", caughtUp)
 }
 
-// The consumer's replica may be behind. It does not count the messages that it lacks as pending.
+// The consumer's replica may be behind. If the replica lacks messages, it does not count them as pending.
 func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})

@@ -159,8 +159,8 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	}
 }
 
-// nextOf waits for the next message. If no message arrives for as long as quiet, nextOf checks whether the follower has
-// caught up anyway.
+// nextOf waits for the next message. If no message arrives for as long as quiet, nextOf asks the leader for it. If the
+// leader has no such message, the messages that the follower waited for were removed, and the follower has caught up.
 func (f *follower) nextOf(ctx context.Context, messages *puller) (*nats.Msg, error) {
 	for f.caughtUp != nil {
 		bounded, cancel := context.WithTimeout(ctx, quiet)
@@ -190,7 +190,7 @@ func (f *follower) nextOf(ctx context.Context, messages *puller) (*nats.Msg, err
 	return messages.next(ctx)
 }
 
-// progress calls caughtUp, once, when the follower has caught up.
+// progress calls the function caughtUp when the follower has caught up. It calls caughtUp only once.
 func (f *follower) progress() {
 	if f.caughtUp != nil && f.next > f.target && f.pending == 0 {
 		f.caughtUp()

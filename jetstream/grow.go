@@ -122,8 +122,8 @@ func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 }
 
 // growLogs replaces the output's stream with a stream that has replicas and no async mode. It moves the output to a
-// second stream, which begins as a mirror of the first, and back. Each step depends only on the current state, so an
-// interrupted move can be continued at any point.
+// second stream and back. The second stream begins as a mirror of the first. Each step depends only on the current
+// state, so an interrupted move can be continued at any point.
 func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
 		existing, err := g.provisioner.found(ctx, &Assets{})
@@ -349,11 +349,12 @@ func (g *Growth) mark(ctx context.Context) error {
 	return err
 }
 
-// nearlyAll and all report whether a copy has enough messages of its origin.
+// The functions nearlyAll and all report whether a copy has enough messages of its origin.
 func nearlyAll(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= from.Msgs }
 func all(from, to jetstream.StreamState) bool       { return to.LastSeq >= from.LastSeq }
 
-// copied waits until a copy has enough messages of its origin.
+// copied waits until the function enough reports that a copy has enough messages of its origin. The parameter copied is
+// the name of the copy.
 func (g *Growth) copied(ctx context.Context, copied, origin string,
 	enough func(from, to jetstream.StreamState) bool) error {
 	for {

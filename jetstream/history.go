@@ -19,7 +19,7 @@ type historyReader struct {
 	visit           func(e *entry) (bool, error) // returns false to end the reading
 	moved           func(context.Context) error  // called once, before segments are read; may be nil
 	vouched         uint64                       // all segments before this record have been read
-	unmoved         *byte                        // the batched read of which no message was moved to a segment
+	unmoved         *byte                        // the bulk request whose remaining messages are all still in the log
 	ended           bool                         // visit returned false
 }
 
@@ -32,6 +32,7 @@ type Histories struct {
 	writers  *Writers
 	journals *Journals
 	judge    atomic.Pointer[Judge] // nil: the history is folded for each reader
+	whole    wholeFolds
 }
 
 func (h *Histories) historyReader(
@@ -123,8 +124,8 @@ func (r *historyReader) tail(ctx context.Context) error {
 // are the most frequent.
 const shortRead = 8
 
-// all reads a few messages one by one, and the others in bulk. At the end it reads from the leader, because the replica
-// that answered may not have the newest messages.
+// The method all reads a few messages one by one, and the others in bulk. At the end it reads from the leader, because
+// the replica that answered may not have the newest messages.
 func (r *historyReader) all(ctx context.Context) error {
 	for range shortRead {
 		if none, err := r.step(ctx); none || err != nil {
@@ -186,7 +187,7 @@ func (h *Histories) ReadHistory(
 	return h.accepted(ctx, tenant, sandbox, after, visit).all(ctx)
 }
 
-// accepted returns a reader that skips the batches that are not part of the history.
+// accepted returns a reader that calls visit only for batches that are part of the history.
 func (h *Histories) accepted(
 	ctx context.Context, tenant, sandbox string, after uint64, visit func(*protocol.Batch) bool,
 ) *historyReader {

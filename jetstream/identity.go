@@ -32,7 +32,7 @@ func unreadable(file string, err error) error {
 }
 
 // identify takes the tenant and the user from the credentials file. It refuses a configured tenant or user that differs
-// from them.
+// from the one in the file.
 func (cfg *Config) identify() error {
 	if cfg.Creds == "" {
 		return nil
@@ -55,4 +55,23 @@ func (cfg *Config) identify() error {
 	}
 	cfg.Tenant = id.Tenant
 	return nil
+}
+
+// explain adds to a server's refusal what to do about it. The server does not say why it refuses credentials.
+func (cfg *Config) explain(err error) error {
+	refusal := protocol.AsError(err)
+	if refusal.Code != protocol.PermissionDenied {
+		return err
+	}
+	explained := *refusal
+	switch {
+	case cfg.Creds != "":
+		explained.Field = "creds"
+		explained.Message += ": the credentials in " + cfg.Creds + " have expired, were revoked or replaced, or are for other " +
+			"servers: get others, which boxfleet auth add makes"
+	case cfg.Token == "" && cfg.Login == nil:
+		explained.Field = "creds"
+		explained.Message += ": name a file with credentials, which boxfleet auth add makes"
+	}
+	return &explained
 }

@@ -123,8 +123,8 @@ func (i *ImageStore) imageFiles(ctx context.Context) (jetstream.ObjectStore, err
 	return store, translate(err, "open "+protocol.BucketImageFiles)
 }
 
-// RemoveUnwantedFiles removes the files of replaced images and the remains of interrupted imports that are older than
-// age, normally [UnwantedAge].
+// RemoveUnwantedFiles removes the files of replaced images and the remains of interrupted imports, if they are older
+// than age. Callers normally pass [UnwantedAge].
 func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error {
 	store, err := i.imageFiles(ctx)
 	if err != nil {
@@ -143,8 +143,12 @@ func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration)
 			}
 		}
 	}
-	return i.objects.removeParts(ctx, protocol.BucketImageFiles, complete, age,
-		func(string, *stored) (bool, error) { return true, nil })
+	return i.objects.eachPart(ctx, protocol.BucketImageFiles, complete, func(id string, _ uint64, last *stored) error {
+		if i.Now().Sub(last.time) <= age {
+			return nil
+		}
+		return i.objects.purgeChunks(protocol.BucketImageFiles, id)
+	})
 }
 
 // Images reads the wanted images and each worker's report about the images of its host.

@@ -12,7 +12,7 @@ import (
 )
 
 // An import stores the file first and the image that refers to it afterwards. An old file with the same content may be
-// stored already. It must not be removed in between, although no image refers to it yet.
+// stored already. The old file must not be removed between these two steps, although no image refers to it yet.
 func TestTheFileOfAReimportedImageStays(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const age = 2 * time.Second

@@ -32,7 +32,7 @@ type JournalConfig struct {
 	KeepEnded       int           // how many ended execs the state keeps; default 256
 
 	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if the snapshot is usable and the log
-	// has its last message. The state then lacks the ended execs that are not in the snapshot.
+	// has the snapshot's last message. The state then lacks the ended execs that are not in the snapshot.
 	FromSnapshot bool
 
 	// OnApply is called after each batch was folded in, in order, with the resulting state. Callers use it to maintain
@@ -43,8 +43,9 @@ type JournalConfig struct {
 
 	// OnAppended is called for each batch that this journal appended, one batch at a time, in the order of the log. It
 	// is called after the log acknowledged the batch and the journal folded it in, but before Do returns for the
-	// batch's decisions. The journal's lock is not held, but the journal's next append waits for OnAppended. It is not
-	// called for batches of other writers, nor if the outcome of an append stayed unknown. OnAppended may be nil.
+	// batch's decisions. The journal's lock is not held, but the journal's next append waits for OnAppended. OnAppended
+	// is not called for batches of other writers. It is not called either if the outcome of an append stayed unknown.
+	// OnAppended may be nil.
 	OnAppended func(a Appended)
 
 	// OnReset is called when the log no longer has the messages that were folded, before the history is folded again
@@ -75,7 +76,7 @@ type Journal struct {
 	mu sync.Mutex
 	fold
 	stale    bool                // the history must be read before the next decision
-	made     *protocol.Signature // of the batch that is being appended; nil: it is not signed
+	made     *protocol.Signature // signature of the batch that is being appended; nil: the batch is not signed
 	queue    []*decision
 	busy     bool
 	moved    chan struct{} // closed when the next batch is folded in; nil: no goroutine waits for it
@@ -85,6 +86,7 @@ type Journal struct {
 	scratch  *scratch
 
 	noSnapshot bool // the opening has already searched for a snapshot; guarded by the slot in reading
+	whole      bool // the journal remembers all messages that it refused
 
 	// The server of the next connection may have another history. life is the value of connection.life when the history
 	// was last read. doubt is the end of the fold when the connection was lost: the journal must check that the log
@@ -178,7 +180,7 @@ func (j *Journal) Snapshot() *Snapshot {
 }
 
 // Receive folds in a batch that the caller received, if it is the next batch of the history and its writer is proven.
-// gap says that earlier batches may be missing; [Journal.Refresh] reads them.
+// gap is true if earlier batches may be missing; [Journal.Refresh] reads them.
 func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	p := b.Proof
 	if p == nil {
@@ -222,7 +224,8 @@ func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 		}
 	}
 	if j.skipped && b.Record > j.at.Record+1 { // all messages between the last accepted one and b are refused
-		j.refused = j.refused.add(recordRange{j.at.Record + 1, b.Record - 1})
+		j.refused = append(j.refused, recordRange{j.at.Record + 1, b.Record - 1})
+		j.forgetLocked(&j.fold)
 	}
 	j.skipped = false
 	j.applyLocked(&j.fold, b)
@@ -312,8 +315,8 @@ func (j *Journal) lacksLastLocked() bool {
 	return j.chain.Unknown && j.at.Record != 0 && (j.journals.writers.key() != nil || j.journals.writers.knownRules().Signed)
 }
 
-// findLast reads the hash of the last message if it is unknown, because an older version stored the snapshot that the
-// fold began with.
+// findLast reads the hash of the last message if the fold does not know this hash. The hash is unknown if the fold
+// began with a snapshot that an older version of Boxfleet stored.
 func (j *refresh) findLast(ctx context.Context) error {
 	j.mu.Lock()
 	at, lacks := j.at, j.lacksLastLocked()
@@ -400,8 +403,8 @@ type commit struct {
 	within *patience
 }
 
-// run lets a group of decisions decide and appends their events. It does both again each time another process writes
-// first.
+// run lets a group of decisions decide and appends their events. Each time another process writes first, run lets them
+// decide again and appends the new events.
 func (j *commit) run(group []*decision) {
 	defer func() { j.within.end() }()
 	confirm, confirmed := false, false
@@ -480,9 +483,9 @@ func (j *commit) makeStale() {
 	j.stale = true
 }
 
-// refreshStale reads the history if the journal is stale, or in any case if always is set. Like append, it retries
-// during a failover of NATS. A long history may take many attempts: an attempt that made progress does not count as
-// failed.
+// refreshStale reads the history if the journal is stale, or in any case if always is set. Like [commit.append], it
+// retries during a failover of NATS. A long history may take many attempts: an attempt that made progress does not
+// count as failed.
 func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
@@ -540,6 +543,9 @@ func (p *patience) renew() {
 // messages follow, the next append loses too. If no message follows, append checks that the log still has the expected
 // position.
 func (j *commit) append(ctx context.Context, a *attempt) (won bool, err error) {
+	if err := j.journals.writers.awaitKey(ctx); err != nil {
+		return false, err
+	}
 	m, err := j.sign(a)
 	if err != nil {
 		return false, err
@@ -636,8 +642,9 @@ func isOwn(e *entry, batch *protocol.Batch) bool {
 		(own == nil) == (stored == nil) && (own == nil || *own == *stored)
 }
 
-// foldNext folds in the message that follows a position, unless the fold's position has changed in the meantime.
-// Thousands of refused messages may follow a refused one. They are then read together before the next append.
+// foldNext folds in the message that follows a position, unless the fold's position has changed in the meantime. If the
+// message is refused, thousands of other refused messages may follow. The next append then reads them together, because
+// foldNext marks the journal as stale.
 func (j *commit) foldNext(ctx context.Context, at Position, e *entry) error {
 	if err := j.journals.writers.prove(ctx, e); err != nil {
 		return err
@@ -656,7 +663,7 @@ func (j *commit) foldNext(ctx context.Context, at Position, e *entry) error {
 
 // hearWithin is how long a writer that lost a race waits to receive the winner's batch before it reads that batch from
 // the leader. Coordinators follow the log, and workers are notified of the coordinators' decisions, so the batch is
-// already on its way. A question to the leader would cost both sides more than the rest of the append.
+// already on its way. A question to the leader would cost the writer and the leader more than the rest of the append.
 const hearWithin = 2 * time.Millisecond
 
 // hearsBeyond reports whether the fold is beyond the expected record, now or within hearWithin.
@@ -755,9 +762,9 @@ func (j *commit) newBatch() *protocol.Batch {
 	return b
 }
 
-// after returns now, or last if last is slightly later. Two writers' measurements of the store's time differ by their
-// round trips, and no event should seem to precede the event that it follows. If last is far ahead, a wrong clock
-// stamped that event.
+// The function after returns the later one of two times, unless last is far ahead of now. Two writers' measurements of
+// the store's time differ by their round trips, and no event should seem to precede the event that it follows. If last
+// is far ahead, a wrong clock stamped the earlier event, and the function returns now.
 func after(last, now time.Time) time.Time {
 	if last.After(now) && last.Sub(now) <= clockJump {
 		return last

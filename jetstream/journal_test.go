@@ -171,8 +171,8 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 		})
 		must(t, err)
 
-		// A decision without events must see the newest state too. This decision stops the sandbox, which another
-		// writer has resumed. The journal has not received the resume yet.
+		// Every decision must see the newest state, even one that appends no events. This decision stops the sandbox,
+		// which another writer has resumed. The journal has not received the resume yet.
 		stop := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State == protocol.StateStopped {
 				return nil, nil
@@ -364,7 +364,7 @@ func (l *load) count() int {
 	return len(l.confirmed)
 }
 
-// end stops the load and checks that the log has every confirmed exec.
+// The method end stops the load and checks that the log has every confirmed exec.
 func (l *load) end(t *testing.T, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
 	l.stop.Store(true)

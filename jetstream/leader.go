@@ -17,8 +17,9 @@ const leaderAnswers = 256
 // askLeader is how long a coordinator waits for the leader's answer.
 const askLeader = time.Second
 
-// ServeLeader answers the queries of other coordinators until ctx ends. answer returns nil if this coordinator must not
-// answer, because it does not hold the scheduler's lock. serving is called once queries are received.
+// ServeLeader answers the queries of other coordinators until ctx ends. The function answer returns nil if this
+// coordinator must not answer, because it does not hold the scheduler's lock. ServeLeader calls serving when it has
+// begun to receive queries.
 func (n *Notifications) ServeLeader(
 	ctx context.Context, answer func(*protocol.LeaderQuery) *protocol.LeaderReply, serving func(),
 ) error {
@@ -57,7 +58,7 @@ func (n *Notifications) answerAsLeader(m *nats.Msg, answer func(*protocol.Leader
 	}
 	reply.Version = protocol.Version
 	if err := n.nc.Publish(m.Reply, protocol.Encode(reply)); err != nil {
-		n.log.Warn("could not answer another coordinator", "error", err)
+		n.log.Warn("could not answer a query of another coordinator", "error", err)
 	}
 }
 

@@ -281,7 +281,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		if err != ErrConflict {
 			return err
 		}
-		// Run ended during a renewal, which was stored or is just being stored.
+		// Run ended during a renewal. The renewed lease is stored already, or is still being stored.
 		if expected, err = l.reclaim(ctx); err != nil {
 			return err
 		}

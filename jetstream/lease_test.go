@@ -21,14 +21,14 @@ func renewed(t testing.TB, l *jetstream.Lease) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = l.Run(ctx) }() // tests use Check and Lost instead of its error
+	go func() { defer close(done); _ = l.Run(ctx) }() // tests use Check and Lost instead of Run's error
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
 	return stop
 }
 
-// whenFenced delivers the last time at which the lease was trusted, once it is no longer trusted. If the machine
-// stalls, the delivered time is too early, never too late.
+// whenFenced waits until the lease is no longer trusted, and then delivers the last time at which the lease was
+// trusted. If the machine stalls, the delivered time is too early, never too late.
 func whenFenced(l *jetstream.Lease) <-chan time.Time {
 	fenced := make(chan time.Time, 1)
 	go func() {
@@ -77,7 +77,7 @@ func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 	t.Fatal("the machine stalled in every attempt")
 }
 
-// takeWhenOver tries to take a host's lock until the lock is free.
+// takeWhenOver tries to take a host's lock again and again until it succeeds.
 func takeWhenOver(
 	t testing.TB,
 	c *jetstream.Conn,
@@ -115,8 +115,8 @@ func TestASecondHolderLearnsWhoTheFirstIs(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// A process that knows that the first holder has ended takes over the lock at exactly that revision. Only one
-		// process can succeed.
+		// A process may know that the first holder has ended. It can then take over the lock if the lock still has the
+		// revision that the HeldError named. Only one process can succeed.
 		second, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), held.Revision)
 		must(t, err)
 		_, err = a.AcquireHost(t.Context(), d.tenant, holder("w3"), held.Revision)

@@ -54,8 +54,8 @@ func TestAQuestionWithALostAnswerIsRepeated(t *testing.T) {
 	}
 }
 
-// A leader that dies may have stored messages without publishing them. Clients of other servers do not lose their
-// connection then.
+// A leader that dies may have stored messages without publishing them. The clients of the other servers keep their
+// connections when that happens.
 func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
@@ -86,14 +86,14 @@ func TestOnLossIsCalledForANewLeader(t *testing.T) {
 	must(t, err)
 	defer stop()
 	nc := d.raw(t)
-	elect := func() { // while elect runs, at least one whole round of calls takes place
+	elect := func() { // when elect returns, each function of OnLoss was called at least once
 		for range 2 {
 			must(t, nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil))
 			receive(t, 10*time.Second, "a call of OnLoss's function", called)
 		}
 	}
 	elect()
-	for len(lost) > 0 { // calls that had begun before stop
+	for len(lost) > 0 { // empty the channel of the stopped function: one of its calls may have begun before stop
 		<-lost
 	}
 	elect()

@@ -57,7 +57,7 @@ func (s *streams) publish(ctx context.Context, m *nats.Msg, expected int64) (uin
 	if why := s.room.broken(); why != "" && isUnder(m.Subject, protocol.AppendFilter) {
 		return 0, Room{Failed: why}.Err() // the server cannot append, so it would not answer
 	}
-	ctx, cancel := s.await(ctx)
+	ctx, cancel := s.await(ctx, "")
 	defer cancel()
 	var opts []jetstream.PublishOpt
 	if expected != anySequence {
@@ -182,7 +182,7 @@ func (s *streams) scanBatch(ctx context.Context, stream, subject string, from ui
 				return next, false, err
 			}
 		} else if m.sequence < next {
-			continue // visited in place of an odd message that was removed
+			continue // this message was already visited, in place of an odd message that was removed
 		}
 		next = m.sequence + 1
 		if proceed, err := visit(m); err != nil || !proceed {
@@ -265,7 +265,7 @@ func (s *streams) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*na
 		return msg, nil
 	default:
 	}
-	try, end := s.awaitOnce(ctx)
+	try, end := s.awaitOnce(ctx, "")
 	defer end()
 	select {
 	case msg := <-answers:

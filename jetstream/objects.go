@@ -31,8 +31,8 @@ func (ob *objectStore) objectInfo(ctx context.Context, bucket, name string) (*je
 	return info, err
 }
 
-// objectAt is like objectInfo, but also returns the sequence of the object's entry. A removed object may have an entry
-// that says so. The sequence is 0 if the object was never stored.
+// objectAt is like objectInfo, but also returns the sequence of the object's entry. A removed object may still have an
+// entry, which marks the object as removed. The sequence is 0 if the object was never stored.
 func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
 	m, err := ob.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -52,10 +52,10 @@ func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jets
 	return info, m.sequence, nil
 }
 
-// writeEntry stores an object's entry in place of the entry at the sequence expected, and removes the replaced entry.
-// expected is 0 if there is no entry. A NATS client replaces entries with the rollup header. No stream allows this
-// header, because with it a writer of one subject could erase the whole stream. Error: [ErrConflict] if the entry has
-// changed.
+// writeEntry replaces an object's entry with a new one, and removes the replaced entry. The parameter expected is the
+// sequence of the entry to be replaced, or 0 if there is none. A NATS client replaces entries with the rollup header.
+// No stream allows this header, because with it a writer of one subject could erase the whole stream. Error:
+// [ErrConflict] if the entry has changed.
 func (ob *objectStore) writeEntry(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) (uint64, error) {
 	entry := *info
 	entry.ModTime = time.Time{} // readers use the time at which the message was stored
@@ -105,8 +105,9 @@ func (ob *objectStore) removeObject(ctx context.Context, info *jetstream.ObjectI
 	return ob.purgeChunks(info.Bucket, info.NUID)
 }
 
-// putObject stores content in a bucket of the object store, in place of the entry at the sequence expected. expected is
-// 0 if there is no entry. Error: [ErrConflict] if the entry has changed; then putObject has removed the content again.
+// putObject stores content in a bucket of the object store and replaces the object's entry. The parameter expected is
+// the sequence of the entry to be replaced, or 0 if there is none. Error: [ErrConflict] if the entry has changed; then
+// putObject has removed the content again.
 func (ob *objectStore) putObject(ctx context.Context, bucket, name string, expected uint64, r io.Reader) error {
 	return ob.putObjectAs(ctx, bucket, name, nuid.Next(), expected, r)
 }
@@ -130,7 +131,7 @@ func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string,
 		case (unknown || err == ErrConflict) && ob.isStored(info):
 			return nil
 		case unknown:
-			return err // the server may still store the entry, so the chunks stay until removeParts finds them
+			return err // the server may still store the entry, so the chunks stay until they are old
 		}
 	}
 	u.awaitOutcomes() // otherwise a chunk that is stored after the purge would stay
@@ -158,9 +159,9 @@ type upload struct {
 // UploadPartsAge is the age at which the chunks of an upload that has not ended are removed.
 const UploadPartsAge = 10 * time.Minute
 
-// progress records that the upload continues. An upload pauses while its process or machine is stopped. After too long
-// a pause, its first chunks may have been removed as those of an interrupted upload, and progress fails. Error:
-// unavailable.
+// progress records that the upload continues. An upload pauses while its process or machine is stopped. If the pause
+// was too long, the upload's first chunks may have been removed, because the upload seemed to be interrupted. Then
+// progress fails. Error: unavailable.
 func (u *upload) progress() error {
 	age := UnwantedAge
 	if u.bucket == protocol.BucketBlobs {
@@ -232,7 +233,7 @@ func (u *upload) awaitOutcomes() {
 	}
 }
 
-// send publishes a message, and then waits until the number of messages in flight is not above most.
+// send publishes a message, and then waits until the number of messages in flight is at most the parameter most.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	if err := u.progress(); err != nil {
 		return err
@@ -353,10 +354,10 @@ func (ob *objectStore) purgeChunks(bucket, id string) error {
 	return translate(err, "remove the chunks of an object")
 }
 
-// removeParts removes the chunks of interrupted uploads. An upload counts as interrupted if its object's id is not in
-// complete, its last chunk is older than age, and the function interrupted returns true for that chunk.
-func (ob *objectStore) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
-	interrupted func(id string, last *stored) (bool, error),
+// eachPart visits the ids in a bucket that have chunks and are not in complete, with the number of their chunks and the
+// last chunk.
+func (ob *objectStore) eachPart(ctx context.Context, bucket string, complete map[string]bool,
+	visit func(id string, chunks uint64, last *stored) error,
 ) error {
 	bounded, cancel := ob.bound(ctx)
 	defer cancel()
@@ -367,23 +368,19 @@ func (ob *objectStore) removeParts(ctx context.Context, bucket string, complete 
 		parts, err = stream.Info(bounded, jetstream.WithSubjectFilter(chunkSubject(bucket, "*")))
 	}
 	if err != nil {
-		return translate(err, "find interrupted uploads")
+		return translate(err, "find unfinished uploads")
 	}
-	for subject := range parts.State.Subjects {
+	for subject, chunks := range parts.State.Subjects {
 		id := strings.TrimPrefix(subject, chunkSubject(bucket, ""))
 		if complete[id] {
 			continue
 		}
 		last, err := ob.lastOnSubject(ctx, name, subject)
-		if protocol.CodeOf(err) == protocol.NotFound || err == nil && ob.Now().Sub(last.time) <= age {
+		if protocol.CodeOf(err) == protocol.NotFound {
 			continue
 		}
-		remove := false
 		if err == nil {
-			remove, err = interrupted(id, last)
-		}
-		if remove && err == nil {
-			err = ob.purgeChunks(bucket, id)
+			err = visit(id, chunks, last)
 		}
 		if err != nil {
 			return err

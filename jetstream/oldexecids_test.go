@@ -13,8 +13,8 @@ import (
 // These functions write and read pages of exec ids as an earlier version of Boxfleet did.
 
 // WriteExecIDs stores the hashes of the ids of a sandbox's execs in a page and returns the page's new revision.
-// revision is the revision of the stored page. A revision of 0 means that it is unknown. Ids that any process has
-// stored stay: if a page lost an id, an exec with this id could be accepted a second time.
+// revision is the revision of the stored page. A revision of 0 means that it is unknown. WriteExecIDs never removes ids
+// that another process has stored: if a page lost an id, an exec with this id could be accepted a second time.
 func (c *Conn) WriteExecIDs(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -46,7 +46,7 @@ func (c *Conn) WriteExecIDs(
 	return written, err
 }
 
-// union returns the stored hashes, followed by the hashes in more that are not stored.
+// union returns the stored hashes, followed by those hashes of the parameter more that are not stored.
 func union(stored, more []uint64) []uint64 {
 	if len(stored) <= len(more) && slices.Equal(stored, more[:len(stored)]) {
 		return more

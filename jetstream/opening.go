@@ -17,6 +17,9 @@ type fold struct {
 	chain   protocol.Chain // what the next message must follow
 	refused recordRanges   // messages that are not part of the history
 	skipped bool           // a message after at was received and refused, but is not in the list refused
+
+	// forgotten is the last record for which the list refused may lack a message; 0: it lacks none.
+	forgotten uint64
 }
 
 // opening is the fold of a history that is being read from its beginning or from a snapshot. It becomes the journal's
@@ -26,6 +29,7 @@ type opening struct {
 	fold
 	life  uint64 // connection.life when the opening was last compared with the log
 	again bool   // the log does not have the messages that the journal folded before
+	bare  bool   // no state is stored that replaces expired segments
 }
 
 const (
@@ -168,7 +172,8 @@ func (j *refresh) readOpening(ctx context.Context) error {
 }
 
 // lacksEvents reports whether events before a message are missing. A stored state may replace them. If the message must
-// be proven, lacksEvents believes it only if the history has a message before it that the opening does not have.
+// be proven, lacksEvents believes it if the history has a message before it that the opening does not have. It also
+// suspects a loss if the opening has only refused messages: the message before them may have expired.
 func (j *refresh) lacksEvents(o *opening, e *entry) bool {
 	b := e.batch
 	if b == nil || b.First() <= o.state.Sandbox.Sequence+1 {
@@ -177,15 +182,16 @@ func (j *refresh) lacksEvents(o *opening, e *entry) bool {
 	if !o.chain.Requires(j.journals.writers.knownRules(), e.record, e.proof) {
 		return !isTombstone(b)
 	}
-	return e.proof.Signature != nil && e.proof.Fault == nil && e.after > o.at.Record
+	behindRefused := o.state.Sandbox.Sequence == 0 && o.at.Record != 0 && !o.bare
+	return e.proof.Signature != nil && e.proof.Fault == nil && (e.after > o.at.Record || behindRefused)
 }
 
 func isTombstone(b *protocol.Batch) bool {
 	return b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted
 }
 
-// startFromSnapshot starts the opening from the stored snapshot, if the snapshot is usable and newer than the opening,
-// and the log has the snapshot's last message.
+// startFromSnapshot replaces the opening's fold with the stored snapshot, if three conditions hold: the snapshot is
+// usable, it covers more messages than the opening has read, and the log or a segment has the snapshot's last message.
 func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	j.noSnapshot = true // search for a snapshot only once
 	s, err := j.journals.snapshots.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
@@ -221,6 +227,10 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 	if (s == nil || s.State == nil) && isTombstone(e.batch) {
 		return nil // the history was purged
 	}
+	if s == nil && e.proof.Signature != nil && e.after <= o.at.Record {
+		o.bare = true
+		return nil // no event is missing: the history begins with refused messages
+	}
 	covered := e.proof.Signature != nil && s != nil && s.Record >= e.after // no event is missing: e numbers its events falsely
 	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() && !covered {
 		return protocol.Errorf(protocol.Internal, "", "the history of %s lacks the events before event %d",
@@ -246,7 +256,7 @@ func (j *refresh) opened() {
 	j.opening, j.noSnapshot = nil, false
 	defer j.reportOpenLocked()
 	if !o.again && j.at.Record > o.at.Record {
-		return // newer batches were received meanwhile
+		return // the journal has received newer batches in the meantime
 	}
 	j.fold, j.scratch = o.fold, nil
 	j.begun++
@@ -300,8 +310,16 @@ func (j *Journal) foldLocked(f *fold, e *entry) error {
 // refuseLocked records that a message is not part of the history.
 func (j *Journal) refuseLocked(f *fold, e *entry, why error) {
 	f.refused = f.refused.with(f.at.Record, e.record)
+	j.forgetLocked(f)
 	f.at = e.position()
 	j.journals.writers.refusals.add(j.journals.log, e, why)
+}
+
+// forgetLocked drops the oldest ranges of refused messages if there are too many.
+func (j *Journal) forgetLocked(f *fold) {
+	if n := len(f.refused) - rangesKept; n > 0 && !j.whole {
+		f.forgotten, f.refused = f.refused[n-1][1], f.refused[n:]
+	}
 }
 
 // judgeLocked decides whether a message is part of the history. If it is not, refused says why. err is not nil if the
@@ -388,7 +406,7 @@ func (j *refresh) caughtUp(doubt Position) {
 	}
 }
 
-// readOn folds in the messages after a position, up to the last entry. broken says that these messages do not follow
+// readOn folds in the messages after a position, up to the last entry. broken is true if these messages do not follow
 // the position.
 func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record

@@ -42,9 +42,9 @@ const (
 // OutputLog stores and reads the output of execs.
 type OutputLog struct{ *streams }
 
-// PublishOutput sends a chunk from a host and returns before the chunk is acknowledged; the channel delivers the
-// result. Chunks of one exec are stored in the order in which they are sent, except as described at [OutputWindow]. log
-// is an exec's id, a [protocol.ServiceLog] or [protocol.PrimaryLog].
+// PublishOutput sends a chunk from a host and returns before the chunk is acknowledged; the returned channel delivers
+// the result. Chunks of one exec are stored in the order in which they are sent, except as described at [OutputWindow].
+// log is an exec's id, a [protocol.ServiceLog] or [protocol.PrimaryLog].
 func (o *OutputLog) PublishOutput(host, tenant, sandbox, log string, k Chunk) (<-chan error, error) {
 	m := nats.NewMsg(protocol.OutputSubject(host, tenant, sandbox, log))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
@@ -107,7 +107,8 @@ func (o *OutputLog) ReadOutput(ctx context.Context, of OutputOf, from uint64, vi
 	return next, cmp.Or(failed, err)
 }
 
-// ReadStoredOutput is ReadOutput with the record of each chunk, until visit returns false.
+// ReadStoredOutput is like ReadOutput, but also passes the record of each chunk to visit, and ends when visit returns
+// false.
 func (o *OutputLog) ReadStoredOutput(ctx context.Context, of OutputOf, from uint64,
 	visit func(record uint64, k Chunk) bool) error {
 	return o.sources(of).visitAll(ctx, from, func(m *stored) (bool, error) {
@@ -121,8 +122,8 @@ func (o *OutputLog) ReadStoredOutput(ctx context.Context, of OutputOf, from uint
 }
 
 // LiveOutput receives chunks as they are published, until stop is called. Chunks are missed while the connection is
-// down; the offsets then show a gap. The worker of any host can publish under this name, so the caller compares the
-// chunk's host with the sandbox's.
+// down; the offsets then show a gap. The workers of other hosts can publish output for the same log too, so the caller
+// compares the chunk's host with the sandbox's.
 func (o *OutputLog) LiveOutput(tenant, sandbox, log string, handle func(host string, k Chunk)) (
 	stop func(), err error) {
 	sub, err := o.nc.Subscribe(protocol.OutputSubject("*", tenant, sandbox, log), func(m *nats.Msg) {

@@ -10,8 +10,8 @@ import (
 
 // A page of output is found by its offset. The messages of a log are stored in the order of their offsets, except
 // messages that were sent again: such a message may come after up to outputReach bytes of later output. The position of
-// a page is therefore found by binary search. Earlier and later messages are searched only if the chunk is missing at
-// that position.
+// a page is therefore found by binary search. If the page's first byte is not in the message at that position, earlier
+// and later messages are searched.
 
 const (
 	// outputReach is how many bytes of output may be stored while an earlier byte is still missing.
@@ -152,8 +152,8 @@ func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 	return first, nil
 }
 
-// bisect finds the first message at which the stream's position is beyond an offset. The position at last must be
-// beyond the offset. If the position at first is also beyond the offset, bisect returns first.
+// bisect finds the first message at which the stream's position is beyond an offset. At the message last, the position
+// must be beyond the offset. If the position at the message first is also beyond the offset, bisect returns first.
 func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *stored) (*stored, error) {
 	if at, err := p.position(first); err != nil || at > offset {
 		return first, err

@@ -67,7 +67,8 @@ func (s *outputSource) covers(m *stored) bool {
 	return len(s.times) == 0
 }
 
-// over reports whether this message and all later ones came too late to be output of the sandbox.
+// over reports whether a message was stored too late to be output of the sandbox. In that case, all later messages are
+// too late as well.
 func (s *outputSource) over(m *stored) bool {
 	for _, t := range s.times {
 		if t.Until.IsZero() || !m.storedAt().After(t.Until) {
@@ -145,7 +146,8 @@ func (s *outputSources) lastIn(ctx context.Context, source *outputSource) (*stor
 	return found, nil
 }
 
-// each reads one message of each of the first n sources. If a source has no message, its element in the result is nil.
+// The method each reads one message from every one of the first n sources. If a source has no message, its element in
+// the result is nil.
 func (s *outputSources) each(ctx context.Context, n int,
 	read func(context.Context, *outputSource) (*stored, error)) (all []*stored, err error) {
 	all = make([]*stored, n)
@@ -170,7 +172,7 @@ func orNone(err error) error {
 	return err
 }
 
-// last reads the last message. It drops the sources without messages. Error: not_found.
+// last reads the newest message of all sources. It drops the sources without messages. Error: not_found.
 func (s *outputSources) last(ctx context.Context) (last *stored, err error) {
 	all, err := s.each(ctx, len(s.all), s.lastIn)
 	if err != nil {
@@ -271,8 +273,9 @@ func (s *outputSources) visitEach(ctx context.Context, from uint64, visit func(*
 	}
 }
 
-// visitIn visits the messages of one source, from a sequence up to the message stop; nil: without an end. next is the
-// sequence after the last visited message. enough says that visit returned false.
+// visitIn visits the messages of one source, from a sequence up to the sequence of the message stop. If stop is nil,
+// visitIn visits all later messages. next is the sequence after the last visited message. enough is true if visit
+// returned false.
 func (s *outputSources) visitIn(ctx context.Context, source *outputSource, from uint64, stop *stored,
 	visit func(*stored) (bool, error)) (next uint64, enough bool, err error) {
 	next = from

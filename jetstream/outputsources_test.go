@@ -40,7 +40,8 @@ func sayAsBefore(t *testing.T, d *deployment, text string, offset int) {
 	}
 }
 
-// wantOutput reads the output in each way: all of it, its end, its pages, and in parts that continue each other.
+// wantOutput reads the same output in four ways and checks each result: in one read, chunk by chunk, its end only, and
+// as a page from each offset.
 func wantOutput(t *testing.T, c *jetstream.Conn, tenant, want string, hosts ...protocol.OutputHost) {
 	t.Helper()
 	of := jetstream.OutputOf{Tenant: tenant, Sandbox: "s", Log: "x", Hosts: hosts}

@@ -13,6 +13,7 @@ import (
 // StoredOutput is the size of a stored chunk of output.
 type StoredOutput struct {
 	Tenant, Sandbox string
+	Host            string // id of the host whose worker published it; empty: an earlier version did
 	Record          uint64 // record in the output's stream
 	Bytes           int64  // approximate size in the store
 }
@@ -41,8 +42,8 @@ func (o *OutputLog) OutputSizes(ctx context.Context, from uint64, visit func(Sto
 		headersOnly: true,
 		caughtUp:    func() { enough(errAllRead) },
 		handle: func(m *stored) {
-			if _, tenant, sandbox, _, ok := protocol.SplitOutputSubject(m.subject); ok {
-				visit(StoredOutput{Tenant: tenant, Sandbox: sandbox, Record: m.sequence, Bytes: storedSize(m)})
+			if host, tenant, sandbox, _, ok := protocol.SplitOutputSubject(m.subject); ok {
+				visit(StoredOutput{Tenant: tenant, Sandbox: sandbox, Host: host, Record: m.sequence, Bytes: storedSize(m)})
 			}
 		},
 	}
@@ -90,6 +91,11 @@ func (o *OutputLog) PurgeOutput(ctx context.Context, tenant, sandbox string, thr
 		}
 	}
 	return nil
+}
+
+// PurgeOutputOf removes what the worker of one host published as a sandbox's output, up to a record.
+func (o *OutputLog) PurgeOutputOf(ctx context.Context, host, tenant, sandbox string, through uint64) error {
+	return o.purgeThrough(ctx, protocol.StreamLogs, protocol.OutputSubject(host, tenant, sandbox, "*"), through)
 }
 
 // outputSubjects returns the subjects of all output that any worker published for a sandbox.

@@ -26,9 +26,9 @@ type plan struct {
 }
 
 // planned compares the wanted configuration with the current one. It changes nothing, and refuses everything that would
-// weaken the current configuration. deliberate says that an operator changes settings, which may lower ages and sizes.
-// Errors: failed_precondition with the field at fault and with reason would_weaken, or needs_migration if more replicas
-// are wanted.
+// weaken the current configuration. If deliberate is true, an operator changes settings, and ages and sizes may become
+// lower. Errors: failed_precondition with the field at fault and with reason would_weaken, or needs_migration if more
+// replicas are wanted.
 func planned(a Assets, existing map[string]found, deliberate bool) (plan, error) {
 	p := plan{standard: map[string]bool{}, late: map[string]bool{}}
 	replicas, err := plannedReplicas(a.Replicas, existing)
@@ -96,8 +96,9 @@ func plannedReplicas(wanted int, existing map[string]found) (int, error) {
 	}
 }
 
-// persistMode is async for output on a single server: workers publish lost output again, so output, unlike events, need
-// not wait for the disk. The server allows no replicas for async streams and never changes a stream's mode.
+// persistMode returns the persist mode of a stream. The mode is async for output on a single server: workers publish
+// lost output again, so output, unlike events, need not wait for the disk. The server allows no replicas for async
+// streams and never changes a stream's mode.
 func persistMode(name string, replicas int) jetstream.PersistModeType {
 	if name == protocol.StreamLogs && replicas == 1 {
 		return jetstream.AsyncPersistMode
@@ -115,8 +116,8 @@ func (a *asset) sized() bool {
 	return false
 }
 
-// changed returns the new configuration of an existing stream, or nil if the stream needs no change. late says that the
-// only change is a new default limit.
+// changed returns the new configuration of an existing stream, or nil if the stream needs no change. late is true if
+// the only change is a new default limit.
 func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, late bool, err error) {
 	c, want := old.config, a.config
 	c.Metadata = maps.Clone(old.config.Metadata)
@@ -174,7 +175,7 @@ func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
 			formatBytes(bytes), s.format(s.wanted))
 	case deliberate:
 		return s.wanted, nil
-	case current == 0 && s.late: // the first limit of a stream that is smaller than the limit
+	case current == 0 && s.late: // the stream had no limit, and is smaller than the wanted one
 		return s.wanted, nil
 	}
 	return 0, s.refusal(

@@ -41,7 +41,8 @@ type processes struct {
 
 func (p *processes) conn(t testing.TB) *jetstream.Conn { return p.connTo(t, strings.Join(p.urls, ",")) }
 
-// startProcesses runs a cluster of three processes. kill kills the process with a name, as kill -9 does.
+// startProcesses runs a cluster of three processes. The returned function kill ends the process with the given name, as
+// kill -9 does.
 func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 	t.Helper()
 	ports, err := embedded.FreePorts(6)

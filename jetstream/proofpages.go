@@ -10,7 +10,7 @@ import (
 // keys belong. It also returns the messages of a history exactly as they are stored, so a client can check the
 // signatures.
 
-// writers answers to whom keys belong and what the deployment requires.
+// writers answers a query about keys: it says to whom each key belongs, and what the deployment requires.
 func (p *StoredPages) writers(ctx context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	if len(q.Keys) > protocol.MaxKeys {
 		return nil, protocol.Invalid("keys", "must be at most %d keys, got %d", protocol.MaxKeys, len(q.Keys))
@@ -38,7 +38,7 @@ func (p *StoredPages) writers(ctx context.Context, _ string, q *protocol.Query) 
 	return &protocol.Reply{Writers: page}, nil
 }
 
-// messages answers with a page of a history's messages as they are stored. An unknown sandbox has no messages.
+// messages answers a query with a page of a history's messages as they are stored. An unknown sandbox has no messages.
 func (p *StoredPages) messages(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	page := &protocol.MessagePage{Messages: []protocol.StoredMessage{}}
 	size := 0

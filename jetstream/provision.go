@@ -33,8 +33,9 @@ func (pr *Provisioner) Provision(ctx context.Context, a Assets) error {
 func (pr *Provisioner) Change(ctx context.Context, a Assets) error { return pr.provision(ctx, a, true) }
 
 func (pr *Provisioner) provision(ctx context.Context, a Assets, deliberate bool) error {
-	if err := pr.awaitAccount(ctx); err != nil {
-		return err
+	// Requests for the streams report every other error.
+	if err := pr.askAccount(ctx); errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		return settings("%s", whyNoJetStream(err))
 	}
 	var p plan
 	err := pr.provisioned(ctx, "the streams", func(context.Context) (err error) {
@@ -56,29 +57,6 @@ func (pr *Provisioner) provision(ctx context.Context, a Assets, deliberate bool)
 		pr.log.Error("storage is less safe than intended", "problem", problem)
 	}
 	return pr.readAssets(ctx)
-}
-
-// accountWithin is how long servers have to set up the account before its lack of JetStream is an error.
-const accountWithin = 3 * time.Second
-
-// awaitAccount waits while the server that leads JetStream answers that the account has no JetStream. The server says
-// so until it has set up an account that it hears of for the first time.
-func (pr *Provisioner) awaitAccount(ctx context.Context) error {
-	for began := pr.sinceBoot(); ; {
-		try, end := pr.awaitOnce(ctx)
-		_, err := pr.js.AccountInfo(try)
-		end()
-		if !errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-			return nil // requests for the streams report every other error
-		}
-		if pr.sinceBoot()-began > accountWithin {
-			return settings("%s", whyNoJetStream(err))
-		}
-		pr.log.Warn("waiting for NATS to enable JetStream for the account", "error", err)
-		if !backoff.Sleep(ctx, 100*time.Millisecond) {
-			return settings("%s", whyNoJetStream(err))
-		}
-	}
 }
 
 // found reads the state of all existing streams.
@@ -214,7 +192,8 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 		cfg.Name, protocol.Bytes(cfg.MaxBytes))
 }
 
-// provisioned calls make, which makes or changes a stream. It retries while the cluster has no leader for the stream.
+// provisioned calls the function make, which creates or changes a stream. It retries while the cluster has no leader
+// for the stream.
 func (pr *Provisioner) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)

@@ -100,7 +100,8 @@ func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	return err
 }
 
-// whenClientSays calls f before it forwards the first message that a client sends to a subject with this prefix.
+// whenClientSays calls f before it forwards the first message that a client sends to a subject that begins with the
+// parameter subject.
 func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 	var once sync.Once
 	hear := func(said []byte) []byte {

@@ -76,7 +76,8 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 			// No other server can answer yet. The reading ends when the client reconnects or when heartbeats are
 			// missing.
 		case status == "408": // the request expired
-			left, _ := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")) // if malformed, heartbeats will be missing
+			// If the number is malformed, no further request is sent until heartbeats are missing.
+			left, _ := strconv.Atoi(m.Header.Get("Nats-Pending-Messages"))
 			p.wanted = max(p.wanted-left, 0)
 		default:
 			return nil, protocol.Errorf(protocol.Unavailable, "", "%s: the server answers %s %s", p.doing, status, why)

@@ -13,8 +13,8 @@ import (
 // headers from the client, show false ones, or show an expected sequence that the server never checked. The functions
 // of this file tell which headers can be believed.
 
-// plainHeaders is the largest number of headers of a message that is believed. Boxfleet's own messages have at most 16
-// with those of the server.
+// plainHeaders is the largest number of headers that a believed message can have. Boxfleet's own messages have at most
+// 16, including the headers that the server adds.
 const plainHeaders = 24
 
 // plain reports whether the client has read all headers that the server sent, each of them once. The headers that the

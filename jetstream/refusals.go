@@ -34,8 +34,8 @@ func (r *refusals) add(log *slog.Logger, e *entry, why error) {
 	if s := e.proof.Signature; s != nil {
 		attrs = append(attrs, "key", s.Key, "owner's role", e.proof.Writer.Role, "owner's name", e.proof.Writer.Name)
 	}
-	log.Error("refused a message of the event log whose writer is not proven: another process may have been taken over",
-		attrs...)
+	log.Error("refused a message of the event log whose writer is not proven: "+
+		"an attacker may control a process of this deployment", attrs...)
 	r.said, r.unsaid = time.Now(), 0
 }
 

@@ -27,22 +27,23 @@ type RequestQueue struct {
 	quorum *quorum
 }
 
-// Submit publishes a request. If it returns nil, the request is stored and will be decided. The answer goes to inbox
-// but may be lost; then the client finds the outcome by the request's id. Publishing a request again under the same id
-// is harmless: the request is decided once, and each publish is answered. Errors: resource_exhausted with reason
-// queue_full; invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome is unknown.
+// Submit publishes a request. If it returns nil, the request is stored and will be decided. The answer is sent to the
+// subject inbox, but may be lost; then the client finds the outcome by the request's id. Publishing a request again
+// under the same id is harmless: the request is decided once, and each publish is answered. Errors: resource_exhausted
+// with reason queue_full; invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome
+// is unknown.
 //
 // The message has no JetStream message id: the server would drop a repeated message as a duplicate, and no coordinator
 // would answer it.
 func (q *RequestQueue) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
 	ctx, done := q.quorum.whileQuorum(ctx)
 	defer done()
-	ctx, cancel := q.await(ctx)
-	defer cancel()
 	subject := protocol.RequestSubject(tenant, verb, sandbox)
 	if q.user != "" {
 		subject = protocol.UserRequestSubject(tenant, q.user, verb, sandbox)
 	}
+	ctx, cancel := q.await(ctx, subject)
+	defer cancel()
 	m := nats.NewMsg(subject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	if inbox != "" {
@@ -137,7 +138,7 @@ func (d *Delivery) CheckOrigin() error {
 			"a stream republished the request: publish it directly")
 	case d.User != "" && d.inbox != "" && !protocol.MayAnswer(d.inbox, d.Tenant, d.User):
 		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonForeignInbox,
-			"the answer is wanted at %.80q: want a subject below %s", d.inbox, protocol.Inbox(d.Tenant, d.User))
+			"the request asks for its answer at %.80q: want a subject below %s", d.inbox, protocol.Inbox(d.Tenant, d.User))
 	}
 	return nil
 }
@@ -517,7 +518,7 @@ func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.
 	})
 }
 
-// settle acknowledges a decided message, and returns an undecided message to the queue. It reports whether the message
+// settle acknowledges a decided message, or returns an undecided message to the queue. It reports whether the message
 // was acknowledged.
 func (q *RequestQueue) settle(m *nats.Msg, undecided error) bool {
 	var err error
@@ -530,7 +531,8 @@ func (q *RequestQueue) settle(m *nats.Msg, undecided error) bool {
 		err = m.NakWithDelay(retryPause)
 	}
 	if err != nil {
-		q.log.Warn("could not settle a request; it will be delivered again", "subject", m.Subject, "error", err)
+		q.log.Warn("could not tell NATS the outcome of a request; it will be delivered again",
+			"subject", m.Subject, "error", err)
 	}
 	return undecided == nil && err == nil
 }

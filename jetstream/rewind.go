@@ -51,7 +51,7 @@ const headerOtherSubject = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 func entryOf(m *stored) *entry {
 	e := &entry{record: m.sequence, time: m.time, message: m, proof: &protocol.Proof{Hash: protocol.PayloadHash(m.data)}}
-	e.tenant, e.sandbox, _ = protocol.SplitEventSubject(m.subject)
+	e.tenant, e.sandbox, _ = protocol.SplitEventSubject(m.subject) // both empty, and so foreign, on any other subject
 	e.batch, e.broken = protocol.DecodeBatch(m.data, m.sequence)
 	if b := e.batch; b != nil {
 		b.Proof = e.proof
@@ -70,6 +70,7 @@ func entryOf(m *stored) *entry {
 			e.proof.Signature, e.proof.Fault = &protocol.Signature{Key: "malformed"}, protocol.AsError(err)
 		}
 		if e.time.IsZero() {
+			// Without a valid time the message counts as stored before its key was registered.
 			e.time, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp"))
 		}
 	}

@@ -133,14 +133,17 @@ func (s *streams) streamInfo(ctx context.Context, name string) (*jetstream.Strea
 // readStream requests the state of a stream once. The answer carries the time of the server that leads the stream. The
 // time of the event log's leader is the store's time.
 func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
+	ctx, end := c.await(ctx, "$JS.API.STREAM.INFO."+name)
+	defer end()
 	sent := c.sinceBoot()
 	stream, err := c.js.Stream(ctx, name)
+	err = causeOf(ctx, err)
 	if err != nil || name != protocol.StreamEvents {
 		return stream, err
 	}
 	moved := c.clock.take(sent, c.sinceBoot(), stream.CachedInfo().TimeStamp)
 	if moved.Abs() > protocol.MaxSkew {
-		c.log.Warn("the store's clock was set, or a NATS server with another clock leads now",
+		c.log.Warn("the store's clock jumped: it was set, or another NATS server now leads the event log",
 			"by", moved.Round(time.Millisecond))
 	}
 	return stream, nil

@@ -207,8 +207,8 @@ func (sg *segments) segmentContent(ctx context.Context, s *segment) ([]byte, err
 	return content, err
 }
 
-// removeSegment removes a segment's object, or the parts of it that a crash left. It writes nothing, because a write
-// would fail in a full bucket.
+// removeSegment removes a segment's object, or those parts of the object that a crash left. It removes without writing
+// anything, because a write would fail in a full bucket.
 func (sg *segments) removeSegment(ctx context.Context, object string) error {
 	if err := sg.purge(
 		ctx,

@@ -27,13 +27,31 @@ func (c *connection) checkServer(ctx context.Context) error {
 	if here, _ := c.nc.ConnectedServerJetStream(); here || c.withoutStreams {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkWithin) // another server of the cluster may have JetStream
-	defer cancel()
-	_, err := c.js.AccountInfo(ctx)
-	if isWithoutJetStream(err) {
+	if err := c.askAccount(ctx); isWithoutJetStream(err) { // another server of the cluster may have JetStream
 		return settings("%s", whyNoJetStream(err))
 	}
 	return nil
+}
+
+// accountWithin is how long servers have to set up the account before its lack of JetStream is an error.
+const accountWithin = 3 * time.Second
+
+// askAccount asks once whether JetStream serves the account, and returns the error. While a server answers that the
+// account has no JetStream, it asks again: the server that leads JetStream says so until it has set up an account that it
+// hears of for the first time.
+func (c *connection) askAccount(ctx context.Context) error {
+	for began := time.Now(); ; {
+		try, end := c.awaitOnce(ctx, "")
+		_, err := c.js.AccountInfo(try)
+		end()
+		if !errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) || time.Since(began) > accountWithin {
+			return err
+		}
+		c.log.Warn("waiting for NATS to enable JetStream for the account", "error", err)
+		if !backoff.Sleep(ctx, 100*time.Millisecond) {
+			return err
+		}
+	}
 }
 
 // awaitServer is like checkServer, but waits for JetStream if wait is set. A server whose disk was full has JetStream

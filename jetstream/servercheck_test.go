@@ -3,17 +3,20 @@ package jetstream_test
 import (
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// plainServer runs a NATS server after set has changed its settings, as an operator may. It returns the server's URL.
+// plainServer runs a NATS server and returns the URL of the server. Before the start, the function set can change the
+// server's settings, as an operator can.
 func plainServer(t *testing.T, set func(*server.Options)) string {
 	t.Helper()
 	return startPlain(t, set).ClientURL()
@@ -89,6 +92,32 @@ func TestJetStreamMayBeEnabledForTheAccountDuringProvisioning(t *testing.T) {
 	})
 	enableJetStream(t, s)
 	must(t, <-ended)
+}
+
+// A client connects to a server of a cluster that has no JetStream itself. The test answers in place of the server that
+// leads JetStream, which gives its first answer only for some milliseconds.
+func TestJetStreamMayBeEnabledForTheAccountDuringAConnect(t *testing.T) {
+	t.Parallel()
+	at := plainServer(t, func(o *server.Options) { o.JetStream = false })
+	nc, err := nats.Connect(at)
+	must(t, err)
+	t.Cleanup(nc.Close)
+	var asked atomic.Int32
+	_, err = nc.Subscribe("$JS.API.INFO", func(m *nats.Msg) {
+		answer := `{"error":{"code":503,"err_code":10039,"description":"jetstream not enabled for account"}}`
+		if asked.Add(1) > 2 {
+			answer = `{"memory":0}`
+		}
+		_ = m.Respond([]byte(answer)) // without an answer the client asks again
+	})
+	must(t, err)
+	must(t, nc.Flush())
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: at, Logger: quiet})
+	must(t, err)
+	c.Close()
+	if n := asked.Load(); n != 3 {
+		t.Errorf("the client asked %d times", n)
+	}
 }
 
 // A process that runs must not end because a server that restarts has not set up the account yet.

@@ -43,10 +43,6 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
-// answersAtOnce is how many queries of one endpoint are answered concurrently. Further queries wait in the NATS client.
-// The client drops queries beyond its own limit, which also limits the memory that a flood of queries takes.
-const answersAtOnce = 256
-
 const serviceDescription = "Boxfleet: reads"
 
 // Queries serves and sends the queries of the read service.
@@ -57,7 +53,7 @@ type Queries struct {
 }
 
 // ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them.
-// version is a semantic version. serving is called once queries are received; it may be nil.
+// version is a semantic version. ServeReads calls serving when it has begun to receive queries. serving may be nil.
 func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
 	s := &readService{
 		queries: r,
@@ -105,7 +101,7 @@ func (s *readService) drain() {
 	}
 }
 
-// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time.
+// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time. The tenants take turns.
 func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint Endpoint) error {
 	stats := &micro.EndpointStats{
 		Name:       name,
@@ -113,16 +109,9 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 		QueueGroup: micro.DefaultQueueGroup,
 	}
 	s.endpoints = append(s.endpoints, stats)
-	slots := make(chan struct{}, answersAtOnce)
+	queue := newTurns(func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
-		err := s.subscribe(subject, stats.QueueGroup, func(m *nats.Msg) {
-			slots <- struct{}{}
-			go func() {
-				defer func() { <-slots }()
-				s.answer(ctx, m, endpoint, stats)
-			}()
-		})
-		if err != nil {
+		if err := s.subscribe(subject, stats.QueueGroup, queue.add); err != nil {
 			return err
 		}
 	}
@@ -204,7 +193,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
 	known := user == "" || protocol.ValidateUser("user", user) == nil
 	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
-		s.queries.log.Warn("dropped a query: its answer would go outside its user's inbox, or a stream republished it",
+		s.queries.log.Warn("dropped a query: the reply subject is not in the user's inbox, or a stream republished the query",
 			"subject", m.Subject, "reply", m.Reply)
 		return
 	}
@@ -286,8 +275,8 @@ func headerText(s string) string {
 	}, s))
 }
 
-// isRepublished reports whether a stream republished the message. Then the server published it, and its subject proves
-// nothing about its author.
+// isRepublished reports whether a stream republished the message. In that case the server published the message, and
+// the message's subject proves nothing about the author.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
 // Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs.

@@ -248,3 +248,36 @@ func TestAFloodOfQueriesAndAPanicAffectNoOtherQuery(t *testing.T) {
 		t.Errorf("a query after the flood failed: %v", err)
 	}
 }
+
+// The queries of one tenant wait here until the end of the test.
+func TestAFloodOfOneTenantsQueriesDelaysNoOtherTenant(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	k, c, nc := d.opened(t), d.opened(t), d.raw(t)
+	serving, proceed := make(chan struct{}), make(chan struct{})
+	defer close(proceed)
+	var inHand atomic.Int64
+	background(t, func(ctx context.Context) error {
+		return k.ServeReads(ctx, "1.2.3", map[string]jetstream.Endpoint{
+			protocol.EndpointGet: func(_ context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+				if tenant == "hostile" {
+					inHand.Add(1)
+					<-proceed
+				}
+				return &protocol.Reply{Sandbox: &protocol.Sandbox{ID: q.Sandbox}}, nil
+			},
+		}, func() { close(serving) })
+	})
+	receive(t, 10*time.Second, "the start of the read service", serving)
+	for range 10_000 {
+		must(t, nc.Publish(protocol.APISubject("hostile", protocol.EndpointGet), []byte(`{"v":1}`)))
+	}
+	must(t, nc.Flush())
+	eventually.Holds(t, 5*time.Second, "queries are running", func() bool { return inHand.Load() > 100 })
+	for range 1000 {
+		r, err := c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
+		if err != nil || r.Sandbox.ID != "a" {
+			t.Fatalf("the answer to another tenant's query during the flood: %+v, %v", r, err)
+		}
+	}
+}

@@ -125,7 +125,8 @@ type forgery struct {
 	after      uint64 // record that the server is told to expect; 0: none
 	unsigned   bool
 	payload    []byte // instead of the batch
-	other      string // subject that the server compares after with; empty: the history's
+	other      string // subject whose last record the server compares with after; empty: the history's subject
+	claims     string // key that the header names instead of the signing one
 }
 
 // forge prepares a message at the end of a sandbox's history. The message is valid if the worker w1 sends it.
@@ -176,6 +177,9 @@ func (m *forgery) message() *nats.Msg {
 		hash := protocol.PayloadHash(msg.Data)
 		s := &protocol.Signature{Key: m.by.id, Previous: m.previous}
 		copy(s.Sum[:], ed25519.Sign(m.by.key, protocol.SignedText(m.deployment, m.tenant, m.sandbox, m.previous, hash)))
+		if m.claims != "" {
+			s.Key = m.claims
+		}
 		msg.Header.Set(protocol.HeaderSignature, s.String())
 	}
 	return msg
@@ -212,6 +216,9 @@ func forgeries(f *signedFleet) map[string]func(t *testing.T, tenant, sandbox str
 		"the worker's new version":  simple(f.worker, protocol.ServiceReady, func(m *forgery) { m.batch.Version = 99 }),
 		"garbage of a coordinator":  simple(f.coordinator, deleted, func(m *forgery) { m.payload = []byte("garbage") }),
 		"a newer version":           simple(f.rogue, protocol.ServiceReady, func(m *forgery) { m.batch.Version = 99 }),
+		"a newer version that a coordinator seems to sign": simple(f.rogue, protocol.ServiceReady, func(m *forgery) {
+			m.batch.Version, m.claims = 99, f.coordinator.id
+		}),
 		"the last record of another subject": simple(f.rogue, protocol.SandboxDeleted, func(m *forgery) {
 			m.after, m.other = 0, protocol.EventSubject("nobody", "nothing")
 			m.batch.Events[0].Sequence = 99
@@ -293,7 +300,8 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 	}
 }
 
-// A coordinator of a newer version has made a decision that this version does not understand, so its readers must stop.
+// A coordinator of a newer version has made a decision that this version does not understand, so readers of this
+// version must stop.
 func TestReadersStopAtACoordinatorsNewerVersion(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -332,5 +340,37 @@ func follow(t *testing.T, m *member, j *jetstream.Journal, tenant, sandbox strin
 		if _, at := j.State(); at != record {
 			t.Errorf("the following journal is at %d, want %d", at, record)
 		}
+	}
+}
+
+// A journal that follows the log judges each message as one that reads the log, and remembers which ones it refused.
+func TestAFollowingJournalRefusesForgeries(t *testing.T) {
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	following := follow(t, f.coordinator, j, "t1", "s1")
+	do(t, j, execAccepted("first")) // the journal recognizes its own signature without a check
+	for i, change := range []func(m *forgery){
+		func(m *forgery) { m.unsigned = true },
+		func(m *forgery) { m.batch.Writer, m.claims = "c1", f.coordinator.id },
+		func(m *forgery) { m.batch.Events[0].Kind = protocol.ServiceReady },
+	} {
+		m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleteRequested)
+		change(m)
+		m.send(t)
+		do(t, f.worker.journal("t1", "s1"), protocol.Event{Kind: protocol.PrimaryStarted,
+			Primary: &protocol.PrimaryDetails{Boot: "b1", Restarts: i + 1}})
+	}
+	last, err := f.worker.LastBatch(t.Context(), "t1", "s1")
+	must(t, err)
+	following(last.Record)
+	got, _ := j.State()
+	want, _ := readHistory(t, f.worker.Conn, "t1", "s1")
+	same(t, "the following journal's and a reader's states", seen(got), seen(want))
+
+	judged := f.register(t, f.connectAs(t, f.coordinator))
+	judged.JudgeBy(func(context.Context, string, string, uint64) (*jetstream.Judged, error) { return j.Judged(), nil })
+	if _, batches := readHistory(t, judged.Conn, "t1", "s1"); len(batches) != 6 {
+		t.Errorf("a reader that asks the journal sees %d messages, want 6", len(batches))
 	}
 }

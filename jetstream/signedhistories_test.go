@@ -91,7 +91,7 @@ func TestAnUnsignedHistoryIsContinuedWithSignatures(t *testing.T) {
 
 // A process without a key must not append messages that all other processes would refuse.
 func TestAWriterWithoutAKeyFailsAtItsStart(t *testing.T) {
-	// The server takes tokens, so nobody has a key. The message makes the deployment require signatures.
+	// The server takes tokens, so nobody has a key. The raw request below makes the deployment require signatures.
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	must(t, c.RegisterWriter(t.Context(), protocol.OwnerCoordinator, "c1", ""))
@@ -144,9 +144,12 @@ func TestAKeyProvesNothingThatWasStoredBeforeItsRegistration(t *testing.T) {
 	f.register(t, late)
 	do(t, late.journal("t1", "s1"), protocol.Event{Kind: protocol.PrimaryStarted, Primary: &protocol.PrimaryDetails{Boot: "b1"}})
 	fresh := f.register(t, f.connect(t, protocol.Writer{Role: protocol.OwnerCoordinator, Name: "c3"}))
-	s, batches := readHistory(t, fresh.Conn, "t1", "s1")
-	if s.Sandbox.Sequence != early.Sandbox.Sequence+1 || len(batches) != 3 {
-		t.Errorf("a later reader sees %d batches, %s; the early one saw %s", len(batches), seen(s), seen(early))
+	for _, reader := range []*member{fresh, f.coordinator} {
+		s, batches := readHistory(t, reader.Conn, "t1", "s1")
+		if s.Sandbox.Sequence != early.Sandbox.Sequence+1 || len(batches) != 3 {
+			t.Errorf("%s sees %d batches, %s, after the registration; the early reader saw %s", reader.Name, len(batches),
+				seen(s), seen(early))
+		}
 	}
 }
 
@@ -256,11 +259,11 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 	must(t, err)
 	heard := listenForWork(t, f.worker.Conn, "w1")
 	type notice struct {
-		by                          *member
-		deployment, worker, sandbox string
-		record                      uint64 // in the content; the signature is for last.Record
+		by                                  *member
+		deployment, worker, tenant, sandbox string
+		record                              uint64 // in the content; the signature is for last.Record
 	}
-	fits := notice{f.coordinator, f.coordinator.Deployment(), "w1", "s1", last.Record}
+	fits := notice{f.coordinator, f.coordinator.Deployment(), "w1", "t1", "s1", last.Record}
 	for name, change := range map[string]func(n *notice){
 		"all right":          func(*notice) {},
 		"unsigned":           func(n *notice) { n.by = nil },
@@ -268,6 +271,7 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 		"of an unknown key":  func(n *notice) { n.by = f.connect(t, protocol.Writer{}) },
 		"another deployment": func(n *notice) { n.deployment = "d2" },
 		"another receiver":   func(n *notice) { n.worker = "w2" },
+		"another tenant":     func(n *notice) { n.tenant = "t2" },
 		"another sandbox":    func(n *notice) { n.sandbox = "s2" },
 		"another content":    func(n *notice) { n.record++ },
 	} {
@@ -280,7 +284,7 @@ func TestAWorkerBelievesOnlyNotificationsOfCoordinators(t *testing.T) {
 		m.Data = protocol.Encode(item)
 		if n.by != nil {
 			s := &protocol.Signature{Key: n.by.id}
-			copy(s.Sum[:], ed25519.Sign(n.by.key, protocol.NotifiedText(n.deployment, n.worker, "t1", n.sandbox, hash)))
+			copy(s.Sum[:], ed25519.Sign(n.by.key, protocol.NotifiedText(n.deployment, n.worker, n.tenant, n.sandbox, hash)))
 			m.Header.Set(protocol.HeaderSignature, s.String())
 		}
 		must(t, f.rogue.raw.PublishMsg(m))
@@ -326,54 +330,77 @@ func TestASnapshotContinuesTheChain(t *testing.T) {
 // Segments hold the messages as they were stored, so readers reach the same verdicts.
 func TestSegmentsKeepTheVerdicts(t *testing.T) {
 	f := startSigned(t)
-	f.ready(t, "t1", "s1")
-	j := f.coordinator.journal("t1", "s1")
+	t.Run("living", func(t *testing.T) { segmentsKeepTheVerdicts(t, f, "s1", false) })
+	t.Run("ended", func(t *testing.T) { segmentsKeepTheVerdicts(t, f, "s2", true) })
+}
+
+func segmentsKeepTheVerdicts(t *testing.T, f *signedFleet, sandbox string, ended bool) {
+	f.ready(t, "t1", sandbox)
+	j := f.coordinator.journal("t1", sandbox)
 	for i := range 40 {
-		m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
+		m := f.forge(t, f.rogue, "t1", sandbox, protocol.SandboxDeleted)
 		if i%2 == 0 {
 			m.after = 0
 		}
 		m.batch.Events[0].Sequence = 999
+		if i%4 < 2 {
+			m.batch.Events[0].Sequence = 1
+		}
 		m.send(t)
 		do(t, j, execAccepted(fmt.Sprint("x", i)))
 	}
 	for range 5 {
-		f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted).send(t)
+		m := f.forge(t, f.rogue, "t1", sandbox, protocol.SandboxDeleted)
+		m.batch.Events[0].Sequence = 1
+		m.send(t)
 	}
 	must(t, j.Refresh(t.Context()))
-	whole, batches := readHistory(t, f.coordinator.Conn, "t1", "s1")
-	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
-	must(t, err)
+	whole, batches := readHistory(t, f.coordinator.Conn, "t1", sandbox)
+	if ended {
+		must(t, f.coordinator.WriteEndedRecord(t.Context(), "t1", sandbox, j.Snapshot()))
+	} else {
+		_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", sandbox, j.Snapshot(), 0)
+		must(t, err)
+	}
+	readsFrom20 := func(c *member) {
+		t.Helper()
+		var found []uint64
+		must(t, c.ReadEventsAt(t.Context(), "t1", sandbox, 20, func(b *protocol.Batch) bool {
+			found = append(found, b.First())
+			return true
+		}))
+		if len(found) == 0 || !slices.Contains(found, 20) || slices.Contains(found, 999) ||
+			found[len(found)-1] != whole.Sandbox.Sequence {
+			t.Errorf("reading from event 20 gives %v", found)
+		}
+	}
+	readsFrom20(f.worker)
+	f.coordinator.SmallSegments(1500, 3) // a forged message is the last one of some segments
 	// Only forged messages stay in the log.
-	done, err := f.coordinator.Compact(t.Context(), "t1", "s1", jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
+	done, err := f.coordinator.Compact(t.Context(), "t1", sandbox, jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
 	if must(t, err); done.Purged == 0 {
 		t.Fatalf("nothing was moved: %+v", done)
 	}
 	for _, c := range []*member{f.coordinator, f.worker} {
 		fresh := f.register(t, f.connectAs(t, c))
-		s, again := readHistory(t, fresh.Conn, "t1", "s1")
+		s, again := readHistory(t, fresh.Conn, "t1", sandbox)
 		same(t, "the states", s, whole)
 		if len(again) != len(batches) {
 			t.Errorf("%d batches after, %d before", len(again), len(batches))
 		}
-		oldest, err := fresh.OldestEvent(t.Context(), "t1", "s1")
+		oldest, err := fresh.OldestEvent(t.Context(), "t1", sandbox)
 		if err != nil || oldest != 1 {
 			t.Errorf("the oldest event is %d, %v", oldest, err)
 		}
-		var found []uint64
-		must(t, fresh.ReadEventsAt(t.Context(), "t1", "s1", 20, func(b *protocol.Batch) bool {
-			found = append(found, b.First())
-			return true
-		}))
-		if !slices.Contains(found, 20) || slices.Contains(found, 999) || found[len(found)-1] != whole.Sandbox.Sequence {
-			t.Errorf("reading from event 20 gives %v", found)
-		}
-		last, err := fresh.LastBatch(t.Context(), "t1", "s1")
+		readsFrom20(fresh)
+		last, err := fresh.LastBatch(t.Context(), "t1", sandbox)
 		if err != nil || last.Record != batches[len(batches)-1].Record {
 			t.Errorf("the last batch is at %v, %v", last, err)
 		}
 	}
-	do(t, f.coordinator.journal("t1", "s1"), execAccepted("last"))
+	if !ended {
+		do(t, f.coordinator.journal("t1", sandbox), execAccepted("last"))
+	}
 }
 
 // connectAs returns another connection of a member, with a key of its own.
@@ -437,4 +464,95 @@ func TestALostRaceIsSignedAgain(t *testing.T) {
 	if n := f.coordinator.Refused() + c2.Refused() + f.worker.Refused(); n != 0 {
 		t.Errorf("%d messages were refused", n)
 	}
+}
+
+// A journal remembers 1,000 ranges of refused messages. Readers do not show the older ones as part of the history.
+func TestARefusedMessageIsNeverShownHoweverManyThereAre(t *testing.T) {
+	const forged = 1500
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
+	m.after = 0
+	message := m.message()
+	for i := range forged {
+		must(t, f.rogue.raw.PublishMsg(message))
+		must(t, f.rogue.raw.Flush())
+		do(t, j, execAccepted(fmt.Sprint("x", i)))
+	}
+	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
+	must(t, err)
+	const all = 2 + forged
+	reads := func(when string, c *member, want int) {
+		t.Helper()
+		batches, err := c.HistoryTail(t.Context(), "t1", "s1", 0)
+		must(t, err)
+		for _, b := range batches {
+			if b.Writer == f.rogue.Name {
+				t.Fatalf("%s, a reader shows the forged message at record %d", when, b.Record)
+			}
+		}
+		if len(batches) != want {
+			t.Errorf("%s, a reader shows %d messages, want %d", when, len(batches), want)
+		}
+	}
+	judged := f.register(t, f.connectAs(t, f.coordinator))
+	judged.JudgeBy(func(ctx context.Context, _, _ string, _ uint64) (*jetstream.Judged, error) {
+		return j.Judged(), ctx.Err()
+	})
+	reads("with the journal of a coordinator", judged, all)
+	reads("from a snapshot", f.worker, all)
+	_, err = f.coordinator.Batch(t.Context(), "t1", "s1", 3)
+	wantError(t, err, protocol.NotFound, "")
+
+	// The oldest 100 messages are moved to a segment, and then expire.
+	c := jetstream.Compaction{Keep: 2*forged - 100, MinBatches: 1, MinBytes: 1}
+	done, err := f.coordinator.Compact(t.Context(), "t1", "s1", c)
+	if must(t, err); done.Segments == 0 || done.Purged == 0 {
+		t.Fatalf("nothing was moved: %+v", done)
+	}
+	reads("from segments and the log", f.register(t, f.connectAs(t, f.worker)), all)
+	c.MaxAge = time.Nanosecond
+	done, err = f.coordinator.Compact(t.Context(), "t1", "s1", c)
+	if must(t, err); done.Dropped == 0 {
+		t.Fatalf("nothing was dropped: %+v", done)
+	}
+	// Nobody can tell any more which of the oldest messages were refused. Only the others are shown.
+	reads("after the oldest messages expired", f.register(t, f.connectAs(t, f.worker)), 1000)
+}
+
+// The messages before a forged one have expired. A reader still starts with the state that replaces them.
+func TestAForgedMessageAtTheStartOfTheLogHidesNoHistory(t *testing.T) {
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	for i := range 10 {
+		m := f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleted)
+		m.after = 0
+		m.send(t)
+		do(t, j, execAccepted(fmt.Sprint("x", i)))
+	}
+	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
+	must(t, err)
+	for _, keep := range []int{8, 6} { // the oldest message in the log is forged, or is not
+		c := jetstream.Compaction{Keep: keep, MinBatches: 1, MinBytes: 1, MaxAge: time.Nanosecond}
+		done, err := f.coordinator.Compact(t.Context(), "t1", "s1", c)
+		if must(t, err); done.Dropped == 0 {
+			t.Fatalf("nothing was dropped: %+v", done)
+		}
+		fresh := f.worker.journal("t1", "s1")
+		must(t, fresh.Refresh(t.Context()))
+		got, _ := fresh.State()
+		want, _ := j.State()
+		same(t, "a new reader's and the coordinator's states", seen(got), seen(want))
+		do(t, fresh, protocol.Event{Kind: protocol.ExecStarted,
+			Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", keep), Boot: "b1"}})
+		must(t, j.Refresh(t.Context()))
+	}
+	// No state is stored for a history that begins with forged messages.
+	m := f.forge(t, f.rogue, "t1", "s1", protocol.ServiceReady)
+	m.sandbox, m.batch.Sandbox, m.after, m.batch.Events[0].Sequence = "s2", "s2", 0, 99
+	m.send(t)
+	m.send(t)
+	f.ready(t, "t1", "s2")
 }

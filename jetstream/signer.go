@@ -56,7 +56,7 @@ func (s *signer) proves(text, signature []byte) bool {
 	return ed25519.Verify(s.key.Public().(ed25519.PublicKey), text, signature)
 }
 
-// signNotification signs a notification of a worker. The signature names no previous message.
+// signNotification signs a notification for a worker. The signature names no previous message.
 func (s *signer) signNotification(deployment, worker, tenant, sandbox string, hash protocol.Hash) *protocol.Signature {
 	signature := &protocol.Signature{Key: s.public}
 	copy(signature.Sum[:], ed25519.Sign(s.key, protocol.NotifiedText(deployment, worker, tenant, sandbox, hash)))

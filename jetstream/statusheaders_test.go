@@ -56,7 +56,7 @@ func publishEmpty(t testing.TB, d *deployment, subject string, messages int, hea
 	t.Fatalf("the server closed the connection: %v", in.Err())
 }
 
-// A follower passes the hostile messages, both those that are in the log when it starts and those that are appended
+// A follower reads past the hostile messages, both those that are in the log when it starts and those that are appended
 // later.
 func TestAFollowerPassesMessagesThatLookLikeAStatus(t *testing.T) {
 	t.Parallel()

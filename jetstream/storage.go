@@ -24,7 +24,7 @@ const (
 // storageCheck is a check of the storage, running or finished.
 type storageCheck struct {
 	done  chan struct{}
-	found *protocol.Storage // set once done is closed
+	found *protocol.Storage // set before done is closed
 	at    time.Time
 }
 

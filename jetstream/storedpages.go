@@ -27,7 +27,8 @@ type StoredPages struct {
 // sandbox has no hosts.
 type HostsOf func(ctx context.Context, tenant, sandbox string) ([]protocol.OutputHost, error)
 
-// PageEndpoints returns the endpoints of the read service that [TenantReads] asks, by name. They validate no ids.
+// PageEndpoints returns the endpoints of the read service that [TenantReads] asks, by name. The endpoints do not
+// validate ids.
 func (p *StoredPages) PageEndpoints(hosts HostsOf) map[string]Endpoint {
 	return map[string]Endpoint{
 		protocol.EndpointBatches: p.batches, protocol.EndpointUploaded: p.uploaded,
@@ -38,7 +39,7 @@ func (p *StoredPages) PageEndpoints(hosts HostsOf) map[string]Endpoint {
 	}
 }
 
-// batches answers with a page of a history's messages. An unknown sandbox has no messages.
+// batches answers a query with a page of a history's messages. An unknown sandbox has no messages.
 func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	if q.Newest && (q.From != 0 || q.After != 0) || q.From != 0 && q.After != 0 {
 		return nil, protocol.Invalid("from", "is not used together with after or newest: want one of the three")
@@ -80,7 +81,7 @@ func (p *StoredPages) batches(ctx context.Context, tenant string, q *protocol.Qu
 	return reply, nil
 }
 
-// chunks answers with a page of the messages in which output is stored. An unknown exec has no messages.
+// chunks answers a query with a page of the messages in which output is stored. An unknown exec has no messages.
 func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Query, hostsOf HostsOf) (
 	*protocol.Reply, error) {
 	log := q.Exec
@@ -126,7 +127,7 @@ func (p *StoredPages) chunks(ctx context.Context, tenant string, q *protocol.Que
 	return &protocol.Reply{Chunks: page}, nil
 }
 
-// uploaded answers whether the tenant has uploaded content with a digest.
+// uploaded answers the query whether the tenant has uploaded content with a digest.
 func (p *StoredPages) uploaded(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	if err := protocol.ValidateDigest("digest", q.Digest); err != nil {
 		return nil, err

@@ -25,9 +25,9 @@ const (
 
 // WatchStore checks until ctx ends whether the event log accepts writes. If the log accepts no writes, WatchStore
 // recovers it. A server's file store remembers a write error, such as a full disk, and refuses all later writes. If the
-// server runs in this process, restart restarts it; otherwise restart is nil. In a cluster, WatchStore asks the log's
-// leader to hand over to another server. If the log is on a single separate server, WatchStore only logs that a person
-// must restart that server.
+// server runs in this process, WatchStore calls restart to restart the server; otherwise restart is nil. In a cluster,
+// WatchStore asks the log's leader to hand over to another server. If the log is on a single separate server,
+// WatchStore only logs that a person must restart that server.
 //
 // WatchStore also logs the problems and warnings that [StoreHealth.Storage] reports, each time they change.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
@@ -68,9 +68,10 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 	return ctx.Err()
 }
 
-// RecoverStore recovers an event log that refuses writes although it has room. It calls restart unless restart is nil.
-// Otherwise, in a cluster, it asks the log's leader to hand over to another server. Error: failed_precondition with
-// reason server_settings if there is only one server; the message names the server, which a person must restart.
+// RecoverStore recovers an event log that refuses writes although it has room. If restart is not nil, it calls restart.
+// If restart is nil and the servers form a cluster, it asks the log's leader to hand over to another server. Error:
+// failed_precondition with reason server_settings if there is only one server; the message names the server, which a
+// person must restart.
 func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)
@@ -108,8 +109,8 @@ func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	return err.Error(), true
 }
 
-// reportStorage logs the problems and warnings of the storage if they have changed since the last report, said. It
-// returns the new report.
+// reportStorage logs the problems and warnings of the storage if they have changed since the last report, which is the
+// parameter said. It returns the new report.
 func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
 	s := h.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")

@@ -37,8 +37,8 @@ func ConnectSystem(ctx context.Context, urls string, credentials []byte) (*Syste
 }
 
 // AskServers sends a request to all servers and returns their answers. It waits for the first answer until ctx ends, at
-// most 10 s, and ends half a second after the last one. Errors: unavailable if nobody takes the request;
-// permission_denied; deadline_exceeded.
+// most 10 s. It returns when half a second has passed without another answer. Errors: unavailable if nobody takes the
+// request; permission_denied; deadline_exceeded.
 func (s *System) AskServers(ctx context.Context, subject string, data []byte) (answers [][]byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, systemWithin)
 	defer cancel()

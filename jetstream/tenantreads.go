@@ -16,7 +16,7 @@ type TenantReads struct {
 	tenant  string
 }
 
-// TenantReads returns the reads of one tenant.
+// TenantReads returns the [TenantReads] of one tenant.
 func (r *Queries) TenantReads(tenant string) *TenantReads { return &TenantReads{r, tenant} }
 
 // While coordinators run too many reads, a query is sent again after pauses that grow from busyPause to busyMost.
@@ -99,7 +99,7 @@ func (t *TenantReads) AtRecord(ctx context.Context, sandbox string, record uint6
 	return b, err
 }
 
-// first returns the first batch that a query finds, or the error missing.
+// first returns the first batch that a query finds. If there is none, it returns the parameter missing as the error.
 func (t *TenantReads) first(ctx context.Context, q protocol.Query, missing error) (found *protocol.Batch, err error) {
 	err = t.readBatches(ctx, q, func(b *protocol.Batch) bool {
 		found = b
@@ -117,7 +117,7 @@ type OutputRead struct {
 	Host string // id of the host that the sandbox is on; empty: unknown, or the sandbox has no host
 }
 
-// Output is [OutputLog.ReadOutput] through the coordinators, which know the hosts of the sandbox.
+// Output is like [OutputLog.ReadOutput], but reads through the coordinators, which know the hosts of the sandbox.
 func (t *TenantReads) Output(ctx context.Context, sandbox, log string, from uint64, visit func(Chunk) error) (
 	read OutputRead, err error) {
 	q := protocol.Query{Sandbox: sandbox, After: max(from, 1) - 1}

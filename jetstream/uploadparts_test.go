@@ -110,7 +110,8 @@ func TestAFullStoreKeepsNothingOfARefusedUpload(t *testing.T) {
 	})
 }
 
-// A coordinator that dies in the middle of an upload leaves chunks. Another one removes them, and takes the upload.
+// A coordinator that dies in the middle of an upload leaves chunks. Another coordinator removes these chunks and
+// receives the upload when the client tries again.
 func TestWhatADeadCoordinatorStoredOfAnUploadIsRemoved(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -135,8 +136,8 @@ func TestWhatADeadCoordinatorStoredOfAnUploadIsRemoved(t *testing.T) {
 	}
 }
 
-// Chunks without an object are removed after a while. A coordinator that was stopped for longer than that gives up the
-// uploads that it was receiving, because their first chunks may be gone.
+// Chunks without an object are removed when they reach a certain age. A coordinator that was stopped for longer than
+// that age gives up the uploads that it was receiving, because their first chunks may be gone.
 func TestACoordinatorThatWasStoppedGivesUpItsUploads(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -149,12 +150,12 @@ func TestACoordinatorThatWasStoppedGivesUpItsUploads(t *testing.T) {
 	t.Cleanup(c.Close)
 	must(t, c.Open(t.Context()))
 	stop := &then{func() { stopped.Add(int64(jetstream.UploadPartsAge)) }}
-	for left := range 9 { // before each of the chunks, and before the end
+	for left := range 9 { // the coordinator stops before each of the chunks, and before the end
 		content, digest := randomBlob(1 << 20)
 		source := io.MultiReader(bytes.NewReader(content[:left<<17]), stop, bytes.NewReader(content[left<<17:]))
 		err := c.PutBlob(t.Context(), "acme", digest, source)
 		if left == 0 {
-			must(t, err) // nothing was stored before
+			must(t, err) // no chunk was stored before the stop
 			continue
 		}
 		wantError(t, err, protocol.Unavailable, "")
@@ -164,7 +165,7 @@ func TestACoordinatorThatWasStoppedGivesUpItsUploads(t *testing.T) {
 	}
 }
 
-// then is a reader without content. It calls a function when it is read.
+// The type then is a reader without content. A read calls the function f.
 type then struct{ f func() }
 
 func (e *then) Read([]byte) (int, error) { e.f(); return 0, io.EOF }

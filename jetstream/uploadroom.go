@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,8 +16,8 @@ type UploadRoom interface {
 	// Grow is called before the upload grows to this many bytes, and again with the final size before the upload is
 	// stored. If Grow fails, the upload fails with the same error.
 	Grow(ctx context.Context, bytes int64) error
-	// Leave is called at the end. stored says whether the upload is stored.
-	Leave(stored bool)
+	// Leave is called at the end, when the upload is stored or its chunks are removed.
+	Leave(ctx context.Context)
 }
 
 // metered reads content, and calls its [UploadRoom] as the size grows.
@@ -44,6 +43,7 @@ func (m *metered) Read(p []byte) (int, error) {
 // StoredUpload is the entry of an upload.
 type StoredUpload struct {
 	Tenant, Digest string
+	ID             string // of the stored object
 	Bytes          int64
 	At             time.Time // when it was stored
 	Removed        bool
@@ -57,13 +57,11 @@ func (b *BlobStore) FollowUploads(ctx context.Context, handle func(StoredUpload)
 	return b.follow(ctx, "OBJ_"+protocol.BucketBlobs, filter, 1, func(m *stored) {
 		info := &jetstream.ObjectInfo{}
 		if err := json.Unmarshal(m.data, info); err != nil {
-			b.log.Warn("could not decode the entry of an upload; it does not count in a quota", "error", err)
+			b.log.Warn("could not decode the entry of an upload; the upload counts in no quota", "error", err)
 			return
 		}
-		tenant, digest, owned := strings.Cut(info.Name, "/")
-		if !owned { // stored by an older version, which had no tenants here
-			tenant, digest = protocol.DefaultTenant, info.Name
-		}
-		handle(StoredUpload{Tenant: tenant, Digest: digest, Bytes: int64(info.Size), At: m.time, Removed: info.Deleted})
+		tenant, digest := splitBlobName(info.Name)
+		handle(StoredUpload{Tenant: tenant, Digest: digest, ID: info.NUID, Bytes: int64(info.Size), At: m.time,
+			Removed: info.Deleted})
 	}, caughtUp)
 }

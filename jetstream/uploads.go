@@ -22,10 +22,10 @@ import (
 
 // A client uploads through a coordinator, because it has no right to the object store:
 //
-//	blob.<tenant>.<user>.<digest>.begin   any coordinator answers: it has the content, or the id of an upload
-//	blob.<tenant>.<user>.<upload>.<n>     piece n, from 0; the coordinator that answered the beginning acknowledges it
-//	blob.<tenant>.<user>.<upload>.end     it stores the content if that has the digest
-//	blob.<tenant>.<user>.<upload>.abort   it discards the upload
+//	blob.<tenant>.<user>.<digest>.begin   any coordinator answers: the content is stored already, or the id of an upload
+//	blob.<tenant>.<user>.<upload>.<n>     piece n, from 0; the coordinator that chose the id acknowledges the piece
+//	blob.<tenant>.<user>.<upload>.end     that coordinator stores the content if the content has the digest
+//	blob.<tenant>.<user>.<upload>.abort   that coordinator discards the upload
 //
 // If the coordinator dies, the client begins again.
 
@@ -34,13 +34,13 @@ const (
 	uploadPiece = 256 << 10
 	// uploadWindow is how many pieces a client sends before the first of them is acknowledged.
 	uploadWindow = 4
-	// uploadsAtOnce bounds the uploads through one coordinator, and so its memory: each holds at most uploadWindow
-	// pieces.
+	// uploadsAtOnce bounds how many uploads one coordinator receives at the same time. This also bounds the memory that
+	// uploads take: the coordinator holds at most uploadWindow pieces of each upload.
 	uploadsAtOnce = 32
 	// uploadIdle is how long a coordinator waits for the next piece before it discards the upload.
 	uploadIdle = 30 * time.Second
-	// uploadFirst is how long a coordinator waits for the first piece: a client that lost the answer to its beginning
-	// begins again.
+	// uploadFirst is how long a coordinator waits for the first piece. If the client did not receive the coordinator's
+	// answer, it sends no piece but begins again.
 	uploadFirst = 5 * time.Second
 	// uploadsPerTenant bounds the uploads of one tenant through one coordinator.
 	uploadsPerTenant = 8
@@ -55,8 +55,8 @@ const (
 	uploadEnd   = "end"
 	uploadAbort = "abort"
 
-	// uploadTurn is how long a coordinator lets the beginning of an upload wait for its turn. uploadTurns is how long a
-	// client tries. A client asks again after askAgain.
+	// uploadTurn is how long a coordinator lets a new upload wait while it receives too many others. uploadTurns is how
+	// long a client tries to begin an upload. The client asks again after askAgain.
 	uploadTurn  = 1500 * time.Millisecond
 	uploadTurns = 2 * time.Minute
 )
@@ -85,7 +85,7 @@ func (u *Uploads) run(f func()) {
 	}
 }
 
-// stop waits for the goroutines.
+// stop waits for the goroutines that run has started.
 func (u *Uploads) stop() {
 	u.mu.Lock()
 	u.stopped = true
@@ -117,8 +117,9 @@ type UploadLimits struct {
 	MaxBytes protocol.Bytes // size of the content
 	Idle     time.Duration  // longest pause between two pieces; default 30 s
 
-	// Room returns the room that a tenant has for an upload. It may be nil: the tenants have no limits.
-	Room func(tenant, digest string) UploadRoom
+	// Room returns the room that a tenant has for an upload. id is the id of the object that the upload becomes. Room may
+	// be nil: the tenants have no limits.
+	Room func(tenant, digest, id string) UploadRoom
 }
 
 // ServeUploads receives uploads until ctx ends, and then discards those that are not complete.
@@ -148,7 +149,7 @@ func (b *BlobStore) ServeUploads(ctx context.Context, limits UploadLimits) error
 	return ctx.Err()
 }
 
-// begin answers the beginning of an upload.
+// begin answers a client that wants to begin an upload.
 func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 	tenant, user, digest, _, ok := protocol.SplitBlobSubject(m.Subject)
 	if !ok {
@@ -184,8 +185,8 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 	}
 	r := newReceiver(u, tenant, digest)
 	from := cmp.Or(user, protocol.NoUser)
-	// Pieces that arrive while the subscription starts are not lost: the client sends them after the answer, and the
-	// server handles both in the order of this connection.
+	// Pieces that arrive while the subscription starts are not lost. The client sends pieces only after the answer, and
+	// the server handles the subscription before the answer, because this connection sends them in this order.
 	sub, err := u.nc.Subscribe(protocol.BlobSubject(tenant, from, r.id, "*"), r.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(receiverQueue, receiverQueue*int(u.nc.MaxPayload()))
@@ -211,7 +212,7 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 	u.answer(m, &protocol.Upload{ID: r.id}, u.Flush(ctx))
 }
 
-// answer sends the reply to a message of an upload. It may be lost.
+// answer sends the reply to a message of an upload. The reply may be lost.
 func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 	if tenant, user, _, _, _ := protocol.SplitBlobSubject(m.Subject); !protocol.MayReply(m.Reply, tenant, user) {
 		return
@@ -224,7 +225,7 @@ func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 	out.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	out.Data = protocol.Encode(reply)
 	if err := u.nc.PublishMsg(out); err != nil {
-		u.log.Warn("could not answer an upload", "subject", m.Subject, "error", err)
+		u.log.Warn("could not send an answer to a client that uploads", "subject", m.Subject, "error", err)
 	}
 }
 
@@ -233,11 +234,11 @@ func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 type receiver struct {
 	uploads        *Uploads
 	tenant, digest string
-	id             string
+	id             string // of the upload, and of the object that it becomes
 	idle           *time.Timer
 	to             *io.PipeWriter
 	from           *io.PipeReader
-	stored         chan struct{} // closed when err is the outcome
+	stored         chan struct{} // closed when err has the outcome
 	err            error
 
 	next  uint64               // number of the next piece to store
@@ -262,12 +263,12 @@ func (r *receiver) store(ctx context.Context) {
 	content := io.Reader(&verified{r: r.from, sum: sha256.New(), digest: r.digest})
 	var room UploadRoom
 	if r.uploads.limits.Room != nil {
-		room = r.uploads.limits.Room(r.tenant, r.digest)
+		room = r.uploads.limits.Room(r.tenant, r.digest, r.id)
 		content = &metered{ctx: ctx, r: content, room: room}
 	}
-	r.err = r.uploads.blobs.PutBlob(ctx, r.tenant, r.digest, content)
+	r.err = r.uploads.blobs.putBlobAs(ctx, r.tenant, r.digest, r.id, content)
 	if room != nil {
-		room.Leave(r.err == nil)
+		room.Leave(context.WithoutCancel(ctx))
 	}
 	if r.err != nil && ctx.Err() != nil {
 		r.err = protocol.Errorf(protocol.Unavailable, "", "the coordinator that received the upload stops")
@@ -298,7 +299,7 @@ func (r *receiver) receive(m *nats.Msg) {
 	n, err := strconv.ParseUint(piece, 10, 64)
 	switch {
 	case err != nil || n >= r.next+2*uploadWindow:
-		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not among the next %d after %d", piece,
+		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not one of the %d pieces from piece %d on", piece,
 			2*uploadWindow, r.next))
 		return
 	case len(m.Data) == 0:
@@ -334,14 +335,14 @@ func tooMuch(most protocol.Bytes) error {
 		"upload less, for example by excluding files, or raise coordinator.upload_max_bytes", most)
 }
 
-// answerOutcome waits until storing has ended, and answers with the outcome. Storing may have succeeded before all
-// pieces arrived, because another upload of the same content was faster.
+// answerOutcome waits until the store has finished with this upload, and answers with the outcome. An upload may
+// succeed before all its pieces have arrived, because another upload of the same content was faster.
 func (r *receiver) answerOutcome(m *nats.Msg) {
 	<-r.stored
 	r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
 }
 
-// verified reads content that must have a digest.
+// verified is a reader that checks a digest. If the content does not have the digest, the last read fails.
 type verified struct {
 	r   io.Reader
 	sum interface {
@@ -360,8 +361,8 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Upload sends content to the coordinators, which store it under its digest for the tenant, unless they have it.
-// content is read only if it has to be sent. Errors: invalid_argument for content that does not have the digest;
+// Upload sends content to the coordinators, which store it under its digest for the tenant. If the content is stored
+// already, Upload does not read it. Errors: invalid_argument for content that does not have the digest;
 // resource_exhausted; unavailable and deadline_exceeded, after which the caller may try again.
 func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Reader) error {
 	begun, err := t.begin(ctx, digest)
@@ -404,8 +405,8 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	return err
 }
 
-// begin begins an upload. It tries again while coordinators receive too many other uploads and, for the connection's
-// timeout, while no coordinator answers.
+// begin asks the coordinators to receive an upload. It asks again while they receive too many other uploads. While no
+// coordinator answers, it asks again only until the connection's timeout.
 func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Upload, error) {
 	since := time.Now()
 	giveUp, pause := since.Add(uploadTurns), backoff.New(busyPause, busyMost)
@@ -430,7 +431,8 @@ func (t *TenantReads) abort(upload string) {
 	}
 }
 
-// Uploaded reports whether content with this digest is stored for the tenant, and for long enough to be used.
+// Uploaded reports whether content with this digest is stored for the tenant, and will stay stored long enough to be
+// used.
 func (t *TenantReads) Uploaded(ctx context.Context, digest string) (bool, error) {
 	reply, err := t.Query(ctx, protocol.EndpointUploaded, protocol.Query{Digest: digest})
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 // uploadLimits are the limits of the coordinators in tests. Idle is long compared with the pauses of a busy machine.
 var uploadLimits = jetstream.UploadLimits{MaxBytes: 16 << 20, Idle: 4 * time.Second}
 
-// receivesUploads serves what clients need for uploads until the test ends or stop is called.
+// receivesUploads serves uploads and the read service, which clients ask about uploads, until the test ends or stop is
+// called.
 func receivesUploads(t *testing.T, c *jetstream.Conn) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

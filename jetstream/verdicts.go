@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"slices"
+	"sync"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -15,7 +16,9 @@ type Judged struct {
 	At   uint64 // record up to which the history was folded
 	Last uint64 // record of the last message that is part of the history; 0: none
 
-	refused recordRanges
+	refused   recordRanges
+	forgotten uint64 // see the field of fold
+	whole     bool   // from a fold of everything that is stored
 }
 
 // Judge returns the verdicts on a sandbox's history, folded at least up to a record if the log has that record.
@@ -38,7 +41,40 @@ func (h *Histories) judgeByFolding(ctx context.Context, tenant, sandbox string, 
 func (j *Journal) Judged() *Judged {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return &Judged{At: j.at.Record, Last: j.state.Sandbox.Record, refused: slices.Clip(slices.Clone(j.refused))}
+	return &Judged{At: j.at.Record, Last: j.state.Sandbox.Record, refused: slices.Clip(slices.Clone(j.refused)),
+		forgotten: j.forgotten, whole: j.whole}
+}
+
+// wholeFolds are the journals of histories with more refused messages than other journals remember. These journals
+// start at the oldest stored message and remember all messages that they refuse. Folding takes longer than reading a
+// page, so a few of them are kept: the next reader continues the fold where the last one ended.
+type wholeFolds struct {
+	mu   sync.Mutex
+	kept []*Journal // the most recently used last
+}
+
+// wholeFoldsKept is how many journals wholeFolds keeps.
+const wholeFoldsKept = 16
+
+// wholeJournal returns the journal of a history that remembers all refused messages.
+func (h *Histories) wholeJournal(tenant, sandbox string) *Journal {
+	w := &h.whole
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.kept, func(j *Journal) bool { return j.cfg.Tenant == tenant && j.cfg.Sandbox == sandbox })
+	var j *Journal
+	switch {
+	case i >= 0:
+		j, w.kept = w.kept[i], slices.Delete(w.kept, i, i+1)
+	case len(w.kept) == wholeFoldsKept:
+		w.kept = slices.Delete(w.kept, 0, 1)
+	}
+	if j == nil {
+		j = h.journals.Journal(JournalConfig{Tenant: tenant, Sandbox: sandbox, KeepEnded: 1})
+		j.whole = true
+	}
+	w.kept = append(w.kept, j)
+	return j
 }
 
 // verdicts tells one reader which messages of one history are refused.
@@ -64,14 +100,28 @@ func (v *verdicts) accepts(ctx context.Context, e *entry) (bool, error) {
 		return false, nil
 	}
 	if rules.Signed {
-		if err := v.fold(ctx, e.record); err != nil {
+		if refused, err := v.refuses(ctx, e.record); err != nil || refused {
 			return false, err
-		}
-		if v.judged.refused.has(e.record) {
-			return false, nil
 		}
 	}
 	return e.broken == nil, e.broken
+}
+
+// refuses reports whether the message at a record is not part of the history. If too many messages were refused to
+// remember them all, refuses folds the history again. If the messages before the record are no longer stored, that is
+// not possible. The record then counts as expired too, because it may be forged.
+func (v *verdicts) refuses(ctx context.Context, record uint64) (bool, error) {
+	if err := v.fold(ctx, record); err != nil {
+		return false, err
+	}
+	if record <= v.judged.forgotten && !v.judged.whole {
+		j := v.histories.wholeJournal(v.tenant, v.sandbox)
+		if err := j.Refresh(ctx); err != nil {
+			return false, err
+		}
+		v.judged = j.Judged()
+	}
+	return record <= v.judged.forgotten || v.judged.refused.has(record), nil
 }
 
 // fold asks the judge about the messages up to a record, unless the judge has already answered about them.
@@ -101,23 +151,19 @@ type recordRange [2]uint64
 // recordRanges are ranges in ascending order.
 type recordRanges []recordRange
 
-// rangesKept is how many ranges a journal remembers. An attacker makes a new range with each message that it appends
-// between two messages of the history.
+// rangesKept is how many ranges a journal remembers, unless it remembers all. An attacker makes a new range with each
+// message that it appends between two messages of the history. Readers take a snapshot with this many ranges for
+// incomplete, so the number may not grow.
 const rangesKept = 1000
 
-// with returns the ranges extended by a later record. previous is the record before it in the history.
+// The method with returns the ranges with one more record, which must be later than all of them. The parameter previous
+// is the record before that record in the history.
 func (r recordRanges) with(previous, record uint64) recordRanges {
 	if n := len(r); n > 0 && r[n-1][1] == previous {
 		r[n-1][1] = record
 		return r
 	}
-	return r.add(recordRange{record, record})
-}
-
-// add returns the ranges extended by a range that is after all of them.
-func (r recordRanges) add(x recordRange) recordRanges {
-	r = append(r, x)
-	return r[max(len(r)-rangesKept, 0):]
+	return append(r, recordRange{record, record})
 }
 
 func (r recordRanges) has(record uint64) bool {

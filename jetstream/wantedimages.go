@@ -120,8 +120,8 @@ func (l *wantedList) newest(ctx context.Context) (sequence uint64, at time.Time,
 	return m.sequence, m.time, nil
 }
 
-// list reads all wanted images. An image that is wanted or replaced meanwhile may be missing. In that case the newest
-// message has changed.
+// list reads all wanted images. If images are wanted or replaced while list reads, some may be missing in the result.
+// The result of newest has then changed.
 func (l *wantedList) list(ctx context.Context) (all []*protocol.WantedImage, err error) {
 	b := l.kv(protocol.BucketImages)
 	for from := uint64(1); ; {

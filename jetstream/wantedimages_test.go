@@ -13,8 +13,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// wantedImages follows the wanted images of a test. Other tests may use the same deployment. next waits until the
-// images are the given ones.
+// wantedImages follows the wanted images of one test. Because other tests may use the same deployment, the names of
+// the images contain the test's tenant: ref returns the name of image n. The function next waits until exactly the
+// given images are wanted.
 func wantedImages(t *testing.T, d *deployment, c *jetstream.Conn) (ref func(n int) string, next func(want ...int)) {
 	t.Helper()
 	ref = func(n int) string { return fmt.Sprintf("example/%s:%d", d.tenant, n) }

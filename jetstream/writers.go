@@ -13,8 +13,8 @@ import (
 )
 
 // Writers knows which key belongs to which coordinator or worker. It also knows since when the deployment requires
-// signatures. Each coordinator and worker writes once which key it signs with; the server's permissions prove its name
-// and its key.
+// signatures. Each coordinator and worker writes once which key it signs with; the server's permissions prove the
+// writer's name and key.
 type Writers struct {
 	*streams
 
@@ -39,7 +39,8 @@ type owner struct {
 // writing describes how a registered connection writes: its registered writer, and its key.
 type writing struct {
 	protocol.Writer
-	signer *signer // nil: the writer has no key
+	signer *signer   // nil: the writer has no key
+	since  time.Time // when the key was registered
 }
 
 const (
@@ -60,10 +61,10 @@ type registration struct {
 	Version int `json:"v"`
 }
 
-// RegisterWriter prepares the connection to append. From then on the connection signs what its journals append with the
-// key of its credentials. RegisterWriter stores to whom the key belongs, and later does so for each new key that the
-// connection presents. The first coordinator that has a key also makes the deployment require signatures from then on.
-// host is the id of a worker's Docker host. Without a key, nothing is signed.
+// RegisterWriter prepares the connection to append. From then on, the connection signs each message that its journals
+// append. It signs with the key of its credentials. RegisterWriter stores to whom the key belongs, and later does so
+// for each new key that the connection presents. The first coordinator that has a key also makes the deployment require
+// signatures from then on. host is the id of a worker's Docker host. Without a key, nothing is signed.
 //
 // Errors: failed_precondition with reason no_key if the deployment requires signatures and the connection has no key;
 // failed_precondition with reason not_provisioned if this worker has a key, but no coordinator has one yet;
@@ -76,7 +77,8 @@ func (w *Writers) RegisterWriter(ctx context.Context, role protocol.Owner, name,
 	return err
 }
 
-// renewKey registers a new key that the connection presents to the server. Until it is registered, the old key signs.
+// renewKey runs after each reconnect. If the connection now presents a new key to the server, renewKey registers that
+// key. Until the new key is registered, the old key signs.
 func (w *Writers) renewKey() {
 	if !w.hasNewKey(w.signs.Load()) {
 		return
@@ -100,7 +102,7 @@ func (w *Writers) renewKey() {
 	}()
 }
 
-// hasNewKey reports whether the connection presents another key than the key in now.
+// hasNewKey reports whether the connection presents another key than the one in the parameter now.
 //
 // A key for another Docker host does not count. When the worker's engine becomes another host, the worker gets
 // credentials for that host, starts over and registers the key itself. The server would refuse the key under the old
@@ -141,7 +143,7 @@ func (w *Writers) register(ctx context.Context, who protocol.Writer) error {
 	if err := w.require(ctx, who.Role == protocol.OwnerCoordinator); err != nil {
 		return err
 	}
-	w.signs.Store(&writing{who, s})
+	w.signs.Store(&writing{who, s, registered.since})
 	return nil
 }
 
@@ -151,8 +153,8 @@ func errNoKey(who protocol.Writer) error {
 			"boxfleet auth add makes, with the setting creds", who.Role, who.Name)
 }
 
-// require reads since when the deployment requires signatures. If the deployment requires no signatures yet and first
-// is set, require makes the deployment require them from now on.
+// require reads since when the deployment requires signatures. If the deployment requires no signatures yet and the
+// parameter first is true, require makes the deployment require them from now on.
 func (w *Writers) require(ctx context.Context, first bool) error {
 	for {
 		w.mu.Lock()
@@ -337,6 +339,25 @@ func (w *Writers) key() *signer {
 	return nil
 }
 
+// awaitKey waits while the store's clock is behind the registration of this process's key: readers would refuse what is
+// stored now. Another server may lead the event log since the registration. Error: unavailable.
+func (w *Writers) awaitKey(ctx context.Context) error {
+	for {
+		now := w.signs.Load()
+		if now == nil || now.signer == nil {
+			return nil
+		}
+		behind := now.since.Sub(w.Now())
+		if behind <= 0 {
+			return nil
+		}
+		if !w.sleep(ctx, min(behind, time.Second)) {
+			return protocol.Errorf(protocol.Unavailable, "", "the clock of the NATS server that leads the event log is %v "+
+				"behind that of the server that registered this process's key: set the clocks to the same time", behind)
+		}
+	}
+}
+
 // knownRules returns the rules that were read last, without asking the server.
 func (w *Writers) knownRules() protocol.Rules {
 	w.mu.Lock()
@@ -362,7 +383,8 @@ func (w *Writers) identify(ctx context.Context, e *entry) error {
 		p.Fault = protocol.AsError(err)
 		return nil
 	}
-	// Otherwise a later registration of the key would change the verdict on a message that readers have refused.
+	// A key proves no message that was stored before the key's registration. Readers have already refused such a
+	// message, and the registration must not change their verdict.
 	if err == nil && e.time.Before(o.since) {
 		p.Fault = protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven,
 			"its key %s was registered only after it was stored", p.Signature.Key)

@@ -47,14 +47,18 @@ type HeldSandbox struct {
 }
 
 // LeaderQuery is a query of a coordinator to the leading coordinator on [LeaderSubject]. Exactly one of the fields
-// after Version is set.
+// after Version is set, and Limit and Page may be set with Tenants.
 type LeaderQuery struct {
 	Version int         `json:"v"`
 	Claim   *QuotaClaim `json:"claim,omitempty"`   // take room in a tenant's quota
 	Release *QuotaClaim `json:"release,omitempty"` // give back room that was claimed but not used
 	Quotas  bool        `json:"quotas,omitempty"`  // true: ask for all quotas
 	Tenant  string      `json:"tenant,omitempty"`  // ask for the quota and use of this tenant
-	Tenants bool        `json:"tenants,omitempty"` // true: ask for the quotas and use of all tenants
+	Tenants bool        `json:"tenants,omitempty"` // true: ask for the quotas and use of all tenants, page by page
+
+	// For Tenants, as in [Query]. A leader of an earlier version ignores them.
+	Limit int    `json:"limit,omitempty"`
+	Page  string `json:"page,omitempty"`
 }
 
 // QuotaClaim is room in a tenant's quota that one request needs.
@@ -64,6 +68,9 @@ type QuotaClaim struct {
 	Exec    string `json:"exec,omitempty"`   // for an exec; empty: for a create of Sandbox
 	Upload  string `json:"upload,omitempty"` // for an upload: its digest
 	Bytes   Bytes  `json:"bytes,omitempty"`  // for an upload: its size so far
+
+	// UploadID is the id of the upload. Each upload has its own claim. Empty: the coordinator has an earlier version.
+	UploadID string `json:"upload_id,omitempty"`
 }
 
 // LeaderReply is the answer to a [LeaderQuery].
@@ -73,4 +80,5 @@ type LeaderReply struct {
 	Lasts   Duration         `json:"lasts,omitempty"`  // how long after the query a claim may be used
 	Quotas  map[string]Quota `json:"quotas,omitempty"` // by tenant; "*": the quota of all tenants without an entry
 	Tenants []*Tenant        `json:"tenants,omitempty"`
+	Next    string           `json:"next,omitempty"` // of the next page of Tenants; empty: there is none
 }

@@ -94,7 +94,7 @@ const (
 	EndpointUploaded = "uploaded" // Digest
 
 	EndpointTenant  = "tenant"  // no fields
-	EndpointTenants = "tenants" // no fields; for operators and fleet viewers
+	EndpointTenants = "tenants" // Limit, Page; for operators and fleet viewers
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
@@ -116,6 +116,10 @@ type Ping struct {
 
 	// Clocks lists the machines whose clock differs from the store's by more than [MaxSkew], one sentence each.
 	Clocks []string `json:"clocks,omitempty"`
+
+	// Refused is how many messages of the event log the answering coordinator has refused since its start, because their
+	// writer is not proven. A message counts each time the coordinator reads it.
+	Refused uint64 `json:"refused,omitempty"`
 }
 
 // Storage is the current state of the stores, which may be less safe than configured. Sizes are in bytes.

@@ -37,6 +37,12 @@ func TestASignatureHasTheFormOfItsVersion(t *testing.T) {
 	if string(text) != wantText {
 		t.Errorf("the signed text is %q", text)
 	}
+	notified := string(NotifiedText("d1", "w1", "blue", "s1", hash))
+	wantNotified := "\x00\x00\x00\x10boxfleet.v1.work\x00\x00\x00\x02d1\x00\x00\x00\x02w1\x00\x00\x00\x04blue" +
+		"\x00\x00\x00\x02s1\x00\x00\x00\x20" + string(hash[:])
+	if notified != wantNotified {
+		t.Errorf("the signed text of a notification is %q", notified)
+	}
 	s := &Signature{Key: public, Previous: previous}
 	copy(s.Sum[:], ed25519.Sign(key, text))
 	header := s.String()
@@ -53,7 +59,10 @@ func TestASignatureHasTheFormOfItsVersion(t *testing.T) {
 }
 
 func TestAMalformedSignatureIsRefused(t *testing.T) {
-	_, public := keyOf('a')
+	key, public := keyOf('a')
+	account := append([]byte{0}, key.Public().(ed25519.PublicKey)...)
+	account = binary.LittleEndian.AppendUint16(account, checksum(account))
+	ofAccount := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(account)
 	hash, sum := strings.Repeat("A", 43), strings.Repeat("A", 86)
 	if _, err := ParseSignature("1." + public + "." + hash + "." + sum); err != nil {
 		t.Fatal(err)
@@ -65,6 +74,7 @@ func TestAMalformedSignatureIsRefused(t *testing.T) {
 		"many parts":        "1." + public + "." + hash + "." + sum + ".",
 		"short key":         "1." + public[1:] + "." + hash + "." + sum,
 		"key of a server":   "1.N" + public[1:] + "." + hash + "." + sum,
+		"key of an account": "1." + ofAccount + "." + hash + "." + sum,
 		"checksum":          "1." + public[:54] + "AA." + hash + "." + sum,
 		"key in lower case": "1." + strings.ToLower(public) + "." + hash + "." + sum,
 		"short hash":        "1." + public + "." + hash[1:] + "." + sum,
@@ -176,6 +186,32 @@ func TestAChainAcceptsOnlyProvenMessages(t *testing.T) {
 	p.Signature = nil
 	if chain.Accept(p); !chain.Signed {
 		t.Error("the chain forgets that a message was signed")
+	}
+	chain = Chain{}
+	if chain.Accept(&Proof{Notified: true, Signed: true}); !chain.Signed {
+		t.Error("the chain does not know that a message was signed of which a coordinator notified")
+	}
+}
+
+func TestProofIsRequiredOfSignedHistories(t *testing.T) {
+	signed := &Proof{Signature: &Signature{}}
+	for _, c := range []struct {
+		name     string
+		chain    Chain
+		rules    Rules
+		record   uint64
+		proof    *Proof
+		requires bool
+	}{
+		{"no signature", Chain{}, Rules{}, 50, &Proof{}, false},
+		{"a signature", Chain{}, Rules{}, 50, signed, true},
+		{"an earlier signature", Chain{Signed: true}, Rules{}, 50, &Proof{}, true},
+		{"the last record that may be unsigned", Chain{}, Rules{"d1", true, 50}, 50, &Proof{}, false},
+		{"the next record", Chain{}, Rules{"d1", true, 50}, 51, &Proof{}, true},
+	} {
+		if got := c.chain.Requires(c.rules, c.record, c.proof); got != c.requires {
+			t.Errorf("%s: requires proof is %v", c.name, got)
+		}
 	}
 }
 

@@ -4,9 +4,9 @@ import "github.com/boxfleet/boxfleet/protocol"
 
 // Account is one of the accounts of a deployment. A server publishes its answers to any reply subject that a message
 // names, and does not check whether the sender may publish there. So everybody in the account with the streams can have
-// answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. The
-// others are in accounts without streams, which share only the subjects of [Account.Shared] with it. If the sender is
-// in such an account, the answer stays in that account and reaches no stream.
+// answers stored in any stream. Therefore only the roles that are trusted with every stream are in that account. All
+// other roles are in accounts without streams, which share only the subjects of [Account.Shared] with the account of
+// the streams. If the sender is in such an account, the answer stays in that account and reaches no stream.
 type Account string
 
 // The accounts. Their texts are part of the names that servers and tools show.
@@ -48,14 +48,14 @@ const (
 	Heard    Way = "heard" // the other account subscribes
 	Told     Way = "told"  // the other account publishes, all accounts may subscribe, and nobody answers
 
-	// Shown is for a subject that is also Asked: the other accounts without streams may subscribe to the messages of
-	// this account.
+	// Shown is for a subject that is also Asked: every other account without streams may subscribe to the messages that
+	// this share's account publishes.
 	Shown Way = "shown"
 )
 
-// Hears reports whether the account to may subscribe to the messages that the account from publishes on the subject.
-func (s Share) Hears(to, from Account) bool {
-	return to != from && (s.Way == Told || s.Way == Shown && to != Streams)
+// Hears reports whether one account may subscribe to the messages that another account publishes on the subject.
+func (s Share) Hears(subscriber, publisher Account) bool {
+	return subscriber != publisher && (s.Way == Told || s.Way == Shown && subscriber != Streams)
 }
 
 // Shared returns the subjects that pass between the account and the account of the streams. There are none for the
@@ -69,7 +69,8 @@ func (a Account) Shared() (shared []Share) {
 	switch a {
 	case Clients:
 		add(Asked, root+"api.>", root+"blob.>", root+"request.>")
-		// Accounts subscribe to the answers to requests, because these come long after the acknowledgement.
+		// The account subscribes to the answers to requests, because an answer comes long after the acknowledgement of
+		// the request.
 		add(Heard, "_INBOX.>", root+"live.>", protocol.StatusSubject)
 	case Workers:
 		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>",

@@ -99,8 +99,8 @@ func names(roles []Role) string {
 	return strings.Join(all, ", ")
 }
 
-// Inbox returns the prefix of the inboxes on which this identity receives answers, without a dot at its end. Every
-// client has to be told to use it, since no identity may subscribe to inboxes of others. The identity must be valid.
+// Inbox returns the prefix of the inboxes on which this identity receives answers, without a dot at its end. Configure
+// each client with this prefix, because no identity may subscribe to the inboxes of others. The identity must be valid.
 func (id Identity) Inbox() string {
 	return id.fill(strings.TrimSuffix(inboxOf(id.Role), ".>"))
 }
@@ -140,8 +140,8 @@ func Permissions(id Identity) (Set, error) {
 }
 
 // Template returns the subjects of a role as a template of a NATS signing key. The server fills in each user's name,
-// public key, and the values of its tags tenant:TENANT and host:HOST. It accepts dots and wildcards in all of these, so
-// call [Identity.Validate] before signing. Error: invalid_argument with field role.
+// public key, and the values of its tags tenant:TENANT and host:HOST. It does not refuse dots and wildcards in these
+// texts, so call [Identity.Validate] before signing. Error: invalid_argument with field role.
 func Template(role Role) (Set, error) {
 	if !slices.Contains(Roles(), role) {
 		return Set{}, protocol.Invalid("role", "must be one of %s, got %.80q", names(Roles()), role)

@@ -13,7 +13,7 @@ import (
 
 const key = "UAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 
-// of returns a valid identity of each role.
+// of returns a valid identity that has the role.
 func of(role rights.Role) rights.Identity {
 	id := rights.Identity{Role: role, Name: "anna", Key: key}
 	if role.HasTenant() {

@@ -63,7 +63,7 @@ func follow(stream string, filters ...string) (subjects []string) {
 	return append(subjects, "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
 }
 
-// queue returns the subjects needed to take requests through a consumer with a name, and to settle them.
+// queue returns the subjects needed to take requests through each named consumer, and to acknowledge them.
 func queue(consumers ...string) (subjects []string) {
 	for _, c := range consumers {
 		of := protocol.StreamRequests + "." + c
@@ -228,7 +228,7 @@ func workerRows() []Row {
 		Row{Verb: Publish, Subjects: keys(protocol.BucketImages, "host.{name}"), Why: "report the images of its host"},
 		Row{Verb: Publish,
 			Subjects: []string{root + "api." + protocol.DefaultTenant + ".@{name}." + protocol.EndpointAwaited},
-			Why:      "ask which images sandboxes wait for, before it removes one"},
+			Why:      "ask which images sandboxes wait for, before it removes an image"},
 		Row{Verb: Publish, Subjects: []string{"$JS.API.INFO"}, Why: "check that JetStream is available"},
 		Row{Verb: Publish, Subjects: api("STREAM.INFO", workerInfos...),
 			Why: "read the deployment's id, the store's clock and the lifetime of locks"},

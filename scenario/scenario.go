@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// Run plays each file that matches a pattern. play returns the file with the present outcomes of the steps. The test of
-// the file fails if these differ from the outcomes in the file. With update, Run writes the present outcomes to the
-// file instead.
+// Run runs one subtest for each file that matches a pattern. The function play carries out the steps of a file, and
+// returns the file's text with the actual outcomes in place of the expected ones. The subtest fails if the two texts
+// differ. If update is set, the subtest writes the actual outcomes to the file instead.
 func Run(t *testing.T, pattern string, update bool, play func(text []byte) ([]byte, error)) {
 	t.Helper()
 	files, err := filepath.Glob(pattern)

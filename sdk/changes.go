@@ -30,7 +30,8 @@ func untilDeleted(state SandboxState, _ *Error) (bool, error) {
 	return state == protocol.StateDeleted, nil
 }
 
-// endedError returns the reason why a sandbox will never be ready or stopped again, or nil if that can still happen.
+// endedError returns an error if a sandbox can no longer become ready or stopped, because it has failed or is deleted
+// or being deleted. For every other state it returns nil.
 func endedError(state SandboxState, own *Error) error {
 	switch state {
 	case protocol.StateFailed:
@@ -161,9 +162,9 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 	s.learn(&info)
 }
 
-// WaitReady waits until the sandbox is ready. It also notices changes since the last call on this handle. Ending ctx
-// ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason sandbox_stopped
-// or sandbox_deleted if the sandbox is stopped or deleted; not_found.
+// WaitReady waits until the sandbox is ready. It does not miss a change between the last call on this handle and this
+// call. Ending ctx ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason
+// sandbox_stopped or sandbox_deleted if the sandbox is stopped or deleted; not_found.
 func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
 
 // WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are the same as for [Sandbox.WaitReady].

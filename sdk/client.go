@@ -43,8 +43,8 @@ type Options struct {
 	RequestTimeout time.Duration
 
 	// IDPrefixes lets callers pass the beginning of a generated sandbox id instead of the whole id: at least
-	// [protocol.MinPrefix] characters, with which the id of exactly one sandbox begins. It is meant for people who type
-	// ids.
+	// [protocol.MinPrefix] characters, and enough to tell the sandbox from all others. This option is meant for people
+	// who type ids.
 	IDPrefixes bool
 
 	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open
@@ -73,7 +73,7 @@ type Client struct {
 	mu     sync.Mutex
 	feeds  map[string]*feed // by sandbox id
 	losses map[int]func()   // called when live messages may have been lost
-	nextID int              // of losses
+	nextID int              // the next key of losses
 	wg     sync.WaitGroup   // goroutines that repair feeds
 }
 
@@ -188,7 +188,9 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	for _, f := range c.feeds {
 		f.unsubscribe()
-		f.mu.Lock() // repairs start only under this lock, so wg.Wait below misses none; closed ends the rechecks
+		// Repairs start only under f.mu and not after unsubscribe, so wg.Wait below waits for all of them. The field
+		// closed ends the rechecks.
+		f.mu.Lock()
 		f.closed = true
 		f.mu.Unlock()
 	}
@@ -254,10 +256,10 @@ func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*
 	return batches, err
 }
 
-// onLoss calls f each time that live messages may have been lost for good, until stop is called. That is after each
-// reconnect, and when coordinators report that a stream has a new leader: the old leader may have stored messages
-// without publishing them. f must not block. The reports can be lost too, so a caller that waits for something also
-// polls now and then.
+// onLoss calls f each time that live messages may have been lost for good, until stop is called. They may have been
+// lost after each reconnect, and when coordinators report that a stream has a new leader: the old leader may have
+// stored messages without publishing them. f must not block. The reports can be lost too, so a caller that waits for
+// something also polls now and then.
 func (c *Client) onLoss(f func()) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -73,8 +73,8 @@ func (t *tail) drainLog(ctx context.Context) error {
 	})
 }
 
-// readKept passes to the sink the output of a running exec that the log has now. If bytes are missing before stored
-// bytes, they may still be stored a little later: see [jetstream.OutputWindow].
+// readKept passes to the sink the output of a running exec that the log has now. If the log has output but lacks bytes
+// before that output, it may get these bytes a little later: see [jetstream.OutputWindow].
 func (t *tail) readKept(ctx context.Context) error {
 	read := false
 	complete := func() bool {
@@ -88,8 +88,8 @@ func (t *tail) readKept(ctx context.Context) error {
 	})
 }
 
-// readUntil reads the log again and again until enough returns true. If nothing new is stored in the log for maxLogLag,
-// readUntil returns missing().
+// readUntil reads the log repeatedly until the function enough returns true. If the log gets nothing new for maxLogLag,
+// readUntil returns the error of the function missing.
 func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func() error) error {
 	within := t.client.giveUpAfter()
 	deadline, giveUp := time.Now().Add(maxLogLag), time.Now().Add(within)

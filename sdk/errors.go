@@ -57,8 +57,8 @@ func isContextEnd(err error) bool {
 	return code == protocol.DeadlineExceeded || code == protocol.Cancelled
 }
 
-// isFinal reports whether a transient error is returned at once instead of retried: too few NATS servers are running.
-// The caller should learn this instead of waiting.
+// isFinal reports whether a transient error says that too few NATS servers are running. A call returns such an error at
+// once, because the caller should learn the cause instead of waiting.
 func isFinal(err error) bool {
 	return err != nil && protocol.AsError(err).Reason == protocol.ReasonNoQuorum
 }

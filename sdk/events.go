@@ -63,13 +63,14 @@ func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event
 	}
 }
 
-// EventsPage asks a coordinator, once, for the events of the sandbox's history from number from on; 0 starts with the
-// oldest event that is kept. limit is the number of events, 1 to 1000; 0 means 100. A page ends early once its events
-// take more than half a MiB. last is the number of the last existing event: a page from last+1 is empty. EventsPage is
-// for clients that may not read the streams; [Sandbox.Events] reads the streams directly and can follow.
+// EventsPage asks a coordinator, once, for events of the sandbox's history, beginning with the event that has the
+// number from; 0 means the oldest event that is kept. limit is the number of events, 1 to 1000; 0 means 100. A page
+// ends early once its events take more than half a MiB. last is the number of the last existing event: a page from
+// last+1 is empty. EventsPage is for clients that may not read the streams; [Sandbox.Events] reads the streams directly
+// and can follow.
 //
-// Errors: not_found; out_of_range with reason sequence_beyond_end for a number greater than last+1, and with reason
-// sequence_not_kept for an expired event; resource_exhausted with reason too_many_reads.
+// Errors: not_found; out_of_range with reason sequence_beyond_end if from is greater than last+1, and with reason
+// sequence_not_kept if that event has expired; resource_exhausted with reason too_many_reads.
 func (s *Sandbox) EventsPage(ctx context.Context, from uint64, limit int) (page *EventPage, last uint64, err error) {
 	reply, err := s.client.query(ctx, protocol.EndpointEvents, protocol.Query{Sandbox: s.ID(), From: from, Limit: limit})
 	if err != nil {
@@ -78,7 +79,7 @@ func (s *Sandbox) EventsPage(ctx context.Context, from uint64, limit int) (page 
 	return reply.History, reply.Sequence, nil
 }
 
-// eventsOf reads the events of the sandbox with this id, starting with number from.
+// eventsOf reads the events of the sandbox with this id, starting with the event that has the number from.
 func eventsOf(ctx context.Context, c *Client, sandbox string, from uint64, follow bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		r := &eventReader{client: c, sandbox: sandbox, from: max(from, 1), yield: yield}
@@ -88,7 +89,7 @@ func eventsOf(ctx context.Context, c *Client, sandbox string, from uint64, follo
 	}
 }
 
-// eventReader yields a sandbox's events, starting with number from.
+// eventReader yields a sandbox's events, starting with the event that has the number from.
 type eventReader struct {
 	client  *Client
 	sandbox string
@@ -165,7 +166,7 @@ func (r *eventReader) replay(ctx context.Context) error {
 	return err
 }
 
-// pass yields the events of a batch, except those before number from.
+// pass yields the events of a batch whose number is at least from.
 func (r *eventReader) pass(b *protocol.Batch, replay bool) {
 	for _, e := range b.Events {
 		if e.Sequence < r.from {

@@ -95,8 +95,8 @@ func TestPatternsExcludeWhatGitIgnores(t *testing.T) {
 	}
 }
 
-// leftOut returns the names that an exclusion leaves out, including the names below an excluded directory. In names, a
-// directory ends with a slash and comes before its entries.
+// leftOut returns the names that an exclusion leaves out, including the names below an excluded directory. In the
+// parameter names, a directory ends with a slash and comes before its entries.
 func leftOut(e exclusion, names []string) (out []string) {
 	for _, name := range names {
 		bare, dir := strings.CutSuffix(name, "/")

@@ -17,9 +17,10 @@ const (
 	// server later than the batches of a request that was sent after the subscription. That server does not deliver
 	// these batches.
 	firstCheck = 500 * time.Millisecond
-	// minRecheck is how long a feed with users may be silent before it reads the history. The leader of the log first
-	// stores a batch and then publishes it. If the leader dies in between, subscribers do not get the batch. The pause
-	// doubles after each silent pause.
+	// minRecheck is the shortest pause between two rechecks of a feed. A recheck reads the history if the feed has
+	// users and nothing has arrived since the last recheck. Subscribers may have missed a batch, because the leader of
+	// the log first stores a batch and then publishes it, and may die in between. The pause doubles after each recheck
+	// that finds the feed silent.
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
 	// A batch that the client does not believe makes the feed read the history. doubtPause is the shortest pause
@@ -34,7 +35,7 @@ const (
 // recheckPause is the current pause between two rechecks of a feed.
 type recheckPause time.Duration
 
-// next returns the pause until the next recheck. silent means that nothing has arrived since the last recheck.
+// next returns the pause until the next recheck. silent is true if nothing has arrived since the last recheck.
 func (p *recheckPause) next(silent bool) time.Duration {
 	d := minRecheck
 	if silent {
@@ -70,7 +71,7 @@ type feed struct {
 	live         uint64            // newest event that arrived on the subscription
 	missed       bool              // batches may have been lost before the first delivered batch
 	early        []*protocol.Batch // arrived before the feed began
-	hostID       string            // id of the host that the sandbox is on; empty: unknown
+	hostID       string            // id of the host whose live output is taken; empty: unknown; see isOn
 	repairing    bool
 	again        bool // the running repair must read the history again
 
@@ -200,7 +201,8 @@ func (f *feed) receiveLocked(b *protocol.Batch) {
 	case b.First() != f.last+1:
 		f.repair()
 	case f.record != 0 && b.Proof != nil && b.Proof.After > f.record:
-		f.repair() // b was stored after records that the feed has not read, and may be a copy of one of their batches
+		// the feed lacks the records before b, and b may be a copy of a batch in one of these records
+		f.repair()
 	default:
 		f.deliver(b)
 	}
@@ -235,8 +237,10 @@ func (f *feed) deliver(b *protocol.Batch) {
 		f.first = b.First()
 	}
 	f.last, f.record = b.Last(), b.Record
-	f.moved(b)
-	f.accept(b)
+	before := f.verifier.host
+	if f.accept(b); f.verifier.host != "" && f.verifier.host != before {
+		f.hostID = f.verifier.host
+	}
 	for i := range b.Events {
 		e := &b.Events[i]
 		if e.Exec == nil || !e.Exec.State.Terminal() {
@@ -274,8 +278,8 @@ func (f *feed) coverFrom(sequence, record uint64) {
 	}
 }
 
-// replay delivers again everything after an event. A caller needs it if the feed may have delivered those batches
-// before the caller registered.
+// replay delivers all batches after an event again. A caller calls replay if the feed may have delivered some of these
+// batches before the caller registered.
 func (f *feed) replay(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -288,7 +292,7 @@ func (f *feed) rewind(sequence, record uint64) {
 	if f.first == 0 || f.first > sequence+1 {
 		f.first = sequence + 1
 	}
-	f.early = nil // the repair reads them
+	f.early = nil // the repair reads these batches from the history
 	if f.last == 0 || f.last > sequence {
 		f.last, f.record, f.chain.Unknown = sequence, record, true
 	}
@@ -382,13 +386,14 @@ func (f *feed) repairOnce() bool {
 }
 
 // learn asks the coordinators who owns the keys of doubted batches that are part of the history. The feed can then
-// believe later batches of the same writers. Without an answer, it reads these batches from the history, too.
+// believe later batches of the same writers. Without an answer, the feed does not believe these later batches and reads
+// them from the history.
 func (f *feed) learn(batches []*protocol.Batch) {
 	f.mu.Lock()
 	keys := f.unknownKeys(batches)
 	f.mu.Unlock()
 	if _, known, _ := f.client.writers.current(); !known || len(keys) > 0 {
-		_ = f.client.writers.learn(f.client.ctx, keys)
+		_ = f.client.writers.learn(f.client.ctx, keys) // on failure, the next read of the history tries again
 	}
 }
 

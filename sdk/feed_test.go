@@ -241,8 +241,8 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 	return c, server, ctx
 }
 
-// outputOf follows an exec. publish publishes a chunk of its output. got receives each piece that the follower reads,
-// and its final error.
+// outputOf follows the output of an exec. The function publish publishes a chunk of that output. The channel got
+// receives each piece that the follower reads, and the follower's final error.
 func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
 	publish func(text string, offset, stored int64), got chan string) {
 	t.Helper()

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// followerBuffer is how many live batches a follower holds for a slow reader. It drops further batches and reads them
-// from the history later, so a slow reader uses a bounded amount of memory.
+// followerBuffer is how many live batches a follower holds for a slow reader. The follower drops further batches and
+// reads them from the history later, so a slow reader uses a bounded amount of memory.
 const followerBuffer = 256
 
 // follower returns the batches of a sandbox's history after an event: in order, and each batch once. It never ends by
@@ -24,8 +24,9 @@ type follower struct {
 	backlog      []*protocol.Batch
 }
 
-// follow makes a follower that starts after the event last. record is the record of that event, or 0 if unknown. The
-// follower returns live batches only, until it learns that it may have missed batches. The caller must close it.
+// follow makes a follower that starts after the event that has the number last. The parameter record is the record of
+// that event, or 0 if unknown. The follower returns live batches only, until it learns that it may have missed batches.
+// The caller must close it.
 func (f *feed) follow(last, record uint64) *follower {
 	w := &follower{feed: f, last: last, record: record,
 		live: make(chan *protocol.Batch, followerBuffer), missing: wake.New()}

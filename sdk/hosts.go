@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so its methods are for
-// operators. The methods accept the name of a host's worker or a host id.
+// Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so the methods of Hosts
+// are for operators. The methods accept the name of a host's worker or a host id.
 type Hosts struct{ client *Client }
 
 // Hosts gives access to the calls about hosts.
@@ -157,8 +157,8 @@ func hasProgressed(before, now *Host) bool {
 // Forget gives up a lost host for good, and waits until the fleet has decided what happens to its sandboxes. Sandboxes
 // that were being deleted become deleted. Sandboxes with on_host_loss replace are recreated on another host. All other
 // sandboxes, including stopped ones, fail with reason host_forgotten. If the host returns later, its worker removes the
-// remains before it takes work. Ending ctx ends only the wait. Errors: failed_precondition for a host that is not lost;
-// not_found.
+// remains of these sandboxes before it takes work. Ending ctx ends only the wait. Errors: failed_precondition for a
+// host that is not lost; not_found.
 func (h *Hosts) Forget(ctx context.Context, name string) error {
 	host, err := h.Get(ctx, name)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // Images imports images into the fleet and lists the images of the hosts. A fleet that has imported its images needs no
-// registry. Images belong to the fleet, not to a tenant, so its methods are for operators.
+// registry. Images belong to the fleet, not to a tenant, so the methods of Images are for operators.
 type Images struct{ client *Client }
 
 // Images gives access to the calls about images.

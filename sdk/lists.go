@@ -26,10 +26,10 @@ func ReadAll[T any](list iter.Seq2[T, error]) ([]T, error) {
 	return all, nil
 }
 
-// pages reads a list page by page, starting with the page that the token page names.
-func pages[T any](page string, read func(page string) (*Page[T], error)) iter.Seq2[T, error] {
+// pages reads a list page by page. It starts with the page whose token is start; an empty token means the first page.
+func pages[T any](start string, read func(token string) (*Page[T], error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		for next := page; ; {
+		for next := start; ; {
 			p, err := read(next)
 			if err != nil {
 				var none T

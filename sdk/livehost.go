@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
-	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // The worker of any host can publish live output under the name of any sandbox; the server proves only from which host
@@ -64,20 +63,12 @@ func (f *feed) host() string {
 	return f.hostID
 }
 
-// isOn records the host that the sandbox is on. An empty host changes nothing.
+// isOn records the host that the sandbox is on according to a handle or an answer. An empty host changes nothing. The
+// host may be an old one, so the verifier does not use it: it takes its host from the history alone.
 func (f *feed) isOn(host string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if host != "" {
 		f.hostID = host
-	}
-}
-
-// moved records the host to which a batch assigns the sandbox. f.mu is held.
-func (f *feed) moved(b *protocol.Batch) {
-	for i := range b.Events {
-		if e := &b.Events[i]; e.Kind == protocol.SandboxAssigned && e.Phase != nil && e.Phase.HostID != "" {
-			f.hostID = e.Phase.HostID
-		}
 	}
 }

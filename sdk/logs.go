@@ -14,8 +14,8 @@ import (
 
 // Logs reads the output of the sandbox's own command or, with [WithService], of a service, across all restarts: each
 // stream in order and without repeat. Offsets count from the first byte ever printed. The host buffers the last MiB of
-// each stream until it is stored. If a command prints more than that before it is stored, output is lost and the
-// offsets skip it.
+// each stream until that output is stored. If a command prints more in the meantime, output is lost, and the offsets
+// skip the lost bytes.
 //
 // With [WithFollow] the sequence continues until the sandbox has failed or is deleted, also during outages of NATS. It
 // also ends when ctx ends or after the first error. [Exec.Output] reads what an exec prints.
@@ -126,8 +126,8 @@ func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
 	return nil
 }
 
-// heard wakes the reader. Output from another host than the sandbox's may be forged, so it wakes the reader only
-// seldom.
+// heard wakes the reader. Output from another host than the sandbox's may be forged, so such output wakes the reader at
+// most once in otherHostPause.
 func (r *logReader) heard(host string, _ jetstream.Chunk) {
 	if known := r.host.Load(); known != nil && *known != host {
 		now, last := time.Now().UnixNano(), r.asked.Load()
@@ -211,7 +211,8 @@ func isSilent(state SandboxState) bool {
 	return state == protocol.StateFailed || state == protocol.StateDeleted
 }
 
-// untilSilent follows a sandbox's events, starting with number from, until the sandbox has failed or is deleted.
+// untilSilent follows a sandbox's events, starting with the event that has the number from, until the sandbox has
+// failed or is deleted.
 func untilSilent(ctx context.Context, c *Client, sandbox string, from uint64) error {
 	for {
 		var err error

@@ -16,11 +16,11 @@ const lookupTimeout = 2 * time.Second
 
 // lookUpUntil waits for the answer to a stored request. At growing intervals it also looks for the effect of the
 // request, because only the answer may have been lost. It returns true if it has found the effect or if ctx has ended.
-// It returns false at the time ends. In mode submitForever, each interim answer moves ends to maxResend after that
+// It returns false at the deadline. In mode submitForever, each interim answer sets a new deadline, maxResend after the
 // answer.
-func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool) {
+func (s *submission) lookUpUntil(ctx context.Context, deadline time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
-		if !backoff.Sleep(ctx, min(interval, time.Until(ends))) {
+		if !backoff.Sleep(ctx, min(interval, time.Until(deadline))) {
 			return true
 		}
 		if reply := s.lookUp(ctx); reply != nil {
@@ -28,9 +28,9 @@ func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool
 			return true
 		}
 		if w := s.waiting.Load(); w != nil && s.mode == submitForever && time.Since(w.at) < maxResend {
-			ends = w.at.Add(maxResend)
+			deadline = w.at.Add(maxResend)
 		}
-		if !time.Now().Before(ends) {
+		if !time.Now().Before(deadline) {
 			return false
 		}
 	}
@@ -71,7 +71,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 }
 
 // isDone reports whether a sandbox or exec has reached the state that a request of this verb asks for, or is changing
-// to it.
+// to that state.
 func isDone(reply *protocol.Reply, verb string) bool {
 	switch verb {
 	case protocol.VerbCancel:

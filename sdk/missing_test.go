@@ -154,7 +154,7 @@ func TestAWaitingClientLogsWhy(t *testing.T) {
 	defer calls.Wait()
 	defer leave()
 	for range 10 {
-		calls.Go(func() { _, _ = client.Create(waiting, f.Spec()) }) // returns when the context waiting is cancelled
+		calls.Go(func() { _, _ = client.Create(waiting, f.Spec()) }) // returns when the test cancels this context
 	}
 	select {
 	case <-logged.more:

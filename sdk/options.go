@@ -222,8 +222,8 @@ func WithPageSize(items int) PageOption {
 	return option(func(s *settings) { s.pageSize = items })
 }
 
-// WithPage starts with the page that token names: the field Next of the preceding [Page]. The default, also for an
-// empty token, is the first page.
+// WithPage starts with the page that has this token: the field Next of the preceding [Page]. Without WithPage, or with
+// an empty token, a list starts with the first page.
 func WithPage(token string) PageOption {
 	return option(func(s *settings) { s.page = token })
 }
@@ -252,7 +252,8 @@ func WithOffset(stream string, offset int64) OffsetOption {
 }
 
 // WithService selects a service of the sandbox instead of the sandbox's own container. [Sandbox.Logs] and
-// [Sandbox.LogsPage] then read the output of the service; [Client.Upload] then prepares a copy into its container.
+// [Sandbox.LogsPage] then read the output of the service; [Client.Upload] then prepares a copy into the container of
+// the service.
 func WithService(name string) ServiceOption {
 	return option(func(s *settings) { s.service = name })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// endedExec returns the last event of an exec that printed text, as its worker appends it.
+// endedExec returns the last event of an exec that printed text, in the form that workers append.
 func endedExec(text string) *protocol.Event {
 	return &protocol.Event{Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished,
 		StdoutBytes: int64(len(text)), StdoutSHA256: protocol.OutputHash([]byte(text))}}

@@ -24,7 +24,7 @@ type Request struct {
 	ID      string           // id of the request; empty: a new id
 	Payload protocol.Request // Submit sets the version in it
 
-	after uint64 // record before the request's effect in the history; 0: not known
+	after uint64 // the request's effect comes after this record of the history; 0: not known
 }
 
 // Submit sends a request and waits for its answer. If no answer arrives, Submit sends the request again with the same
@@ -36,8 +36,8 @@ type Request struct {
 // decided later. While the fleet reports that its log is full, new creates and execs fail at once with
 // resource_exhausted and reason log_full.
 //
-// Submit does not validate the payload; the coordinator does. Errors name fields of the spec below "spec", as
-// everywhere in this package.
+// Submit does not validate the payload; the coordinator does. As everywhere in this package, an error names a field of
+// the spec as spec.FIELD.
 func (r *Raw) Submit(ctx context.Context, request Request) (*protocol.Reply, error) {
 	if err := protocol.ValidateID("sandbox", request.Sandbox); err != nil {
 		return nil, err
@@ -92,9 +92,8 @@ func (r *Raw) History(ctx context.Context, sandbox string, after uint64) ([]*pro
 // subscription and delivers no earlier batches. Batches are lost while the connection is down, and when a server of a
 // cluster dies after storing a batch and before publishing it. A gap in the sequence shows a loss only when another
 // batch follows. A caller that waits for something must therefore also read [Raw.History] from time to time. If the
-// client does not know the writer of a batch, it delivers the batch after a coordinator has confirmed it. If no
-// coordinator does, the batch is lost. handle must not block for long. sandbox must be an id: for a name no batches
-// arrive.
+// client does not know the writer of a batch, it delivers the batch after a coordinator has confirmed it. A batch that
+// no coordinator confirms is lost. handle must not block for long. sandbox must be an id: for a name no batches arrive.
 func (r *Raw) Live(sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err
@@ -124,6 +123,6 @@ func (c *Client) confirmed(v *verifier, b *protocol.Batch) *protocol.Batch {
 	if err != nil || stored.ID != b.ID {
 		return nil
 	}
-	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored}))
+	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored})) // on failure, a coordinator confirms the next batch too
 	return stored
 }

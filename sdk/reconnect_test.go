@@ -154,7 +154,7 @@ func stateIs(ctx context.Context, s *sdk.Sandbox, exec string, want protocol.Exe
 	return err
 }
 
-// streamedLogs reads the output that the exec with the id streamed has printed so far.
+// streamedLogs reads the output that the exec with id "streamed" has printed so far.
 func streamedLogs(ctx context.Context, s *sdk.Sandbox) iter.Seq2[sdk.Chunk, error] {
 	x, err := s.GetExec(ctx, "streamed")
 	if err != nil {

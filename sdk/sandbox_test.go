@@ -45,7 +45,8 @@ func aRepeatedRequestFindsWhatTheFirstDid(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// If a stop or resume is repeated after the opposite request, it changes nothing and does not wait.
+// If a stop or resume is repeated after the opposite request, the repeated request changes nothing and its call does
+// not wait.
 func aRepeatedStopDoesNotStopAgain(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec())

@@ -8,7 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// outputHost is the id of the host from which tests publish output. [ServePages] says that every sandbox is on it.
+// outputHost is the id of the host from which tests publish output. [ServePages] says that every sandbox is on this
+// host.
 const outputHost = "HOSTA"
 
 // ServePages answers reads of histories and output, as a coordinator does, until the test ends. It decides no requests,

@@ -31,9 +31,9 @@ func (s *fleetStatus) waiting() *Error {
 	return r.waiting
 }
 
-// refusal returns the error of a create or exec that the client does not send, because the event log has no room for
-// its events. Other requests are sent, because they free room. If coordinators decide nothing for another reason, all
-// requests are sent and stored.
+// refusal returns an error if the event log is full and the request is a create or an exec: the client does not send
+// such a request. It sends all other requests, because they free room. While the log is not full, refusal returns nil,
+// even if coordinators decide no requests.
 func (s *fleetStatus) refusal(verb string) error {
 	if verb != protocol.VerbCreate && verb != protocol.VerbExec {
 		return nil

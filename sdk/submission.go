@@ -69,7 +69,7 @@ func (c *Client) ask(ctx context.Context, r Request, mode submitMode) (*protocol
 	return sub.wait(ctx)
 }
 
-// wait returns the outcome. If the outcome is an error, wait returns it as its error.
+// wait returns the outcome: the reply or, if the outcome is an error, that error.
 func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	for {
 		var reply *protocol.Reply
@@ -109,7 +109,7 @@ func (s *submission) whyWaiting() *Error {
 	return s.client.status.waiting()
 }
 
-// explain adds the reason why the fleet has not decided the request to the error of a call that gave up.
+// explain adds a reason to the error of a call that gave up: why the fleet has not decided the request.
 func (s *submission) explain(err error) error {
 	why := s.whyWaiting()
 	if why == nil || !isContextEnd(err) {
@@ -121,8 +121,8 @@ func (s *submission) explain(err error) error {
 	return &typedError{&typed, err}
 }
 
-// check returns the error of an outcome. Its fields have the names that they have in the caller's spec and options. An
-// outcome without the sandbox or exec is an internal error.
+// check returns the error of an outcome. The error names fields as the caller's spec and options do. An outcome without
+// the sandbox or exec is an internal error.
 func (s *submission) check(reply *protocol.Reply) error {
 	verb := s.request.Verb
 	if reply.Error != nil {
@@ -135,7 +135,7 @@ func (s *submission) check(reply *protocol.Reply) error {
 		s.request.Sandbox)
 }
 
-// withIDField adds the field name to the error for an id that was used before. Coordinators do not name this field.
+// withIDField sets the field of the error for an id that was used before. Coordinators leave this field empty.
 func withIDField(e *Error) *Error {
 	if e.Code != protocol.AlreadyExists || e.Field != "" {
 		return e

@@ -202,7 +202,8 @@ func (t *tail) catchUpAndFollow(ctx context.Context, info *ExecInfo) (*Event, er
 	}
 }
 
-// newest reads the exec again. If no coordinator answers, it returns info; the history then provides everything newer.
+// newest reads the exec again. If no coordinator answers, it returns info, and the caller learns all later changes from
+// the history.
 func (t *tail) newest(ctx context.Context, info *ExecInfo) (*ExecInfo, error) {
 	if info.State.Terminal() {
 		return info, nil
@@ -232,8 +233,8 @@ func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
 			return e, nil
 		}
 	}
-	return nil, protocol.Errorf(protocol.Internal, "", "exec %s: record %d does not contain the event that ended it",
-		info.ID, info.Record)
+	return nil, protocol.Errorf(protocol.Internal, "",
+		"exec %s: record %d does not contain the event that ended the exec", info.ID, info.Record)
 }
 
 // take passes the new part of a chunk to the sink. If bytes before the chunk are missing, take drops the chunk and
@@ -288,7 +289,7 @@ func (t *tail) readLog(ctx context.Context) error {
 }
 
 // takeStored takes a chunk that was read from the log. The chunk says how much of each stream had been stored before
-// it. If that includes the missing bytes, they have expired.
+// it. If the missing bytes had been stored, they have expired.
 func (t *tail) takeStored(k jetstream.Chunk) error {
 	if at := t.offset[k.Stream]; k.Offset > at {
 		stored := map[string]int64{Stdout: k.NextStdout, Stderr: k.NextStderr}[k.Stream]

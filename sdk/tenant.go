@@ -34,14 +34,15 @@ func (c *Client) TenantInfo(ctx context.Context) (*TenantInfo, error) {
 }
 
 // Tenants reads all tenants that have a quota of their own, use something, or still have a stored history, sorted by
-// name. Only operators and fleet viewers may call it. The sequence ends after the first error. Errors:
-// permission_denied for a user of a tenant; unavailable if no coordinator is running.
+// name. It fetches each page when the caller's loop needs it. A tenant that appears or disappears during the reading
+// may or may not be listed. Only operators and fleet viewers may call it. The sequence ends after the first error.
+// Errors: permission_denied for a user of a tenant; unavailable if no coordinator is running.
 func (c *Client) Tenants(ctx context.Context) iter.Seq2[*TenantInfo, error] {
-	return listOf(func() ([]*TenantInfo, error) {
-		reply, err := c.query(ctx, protocol.EndpointTenants, protocol.Query{})
+	return pages("", func(page string) (*Page[*TenantInfo], error) {
+		reply, err := c.query(ctx, protocol.EndpointTenants, protocol.Query{Page: page})
 		if err != nil {
 			return nil, err
 		}
-		return reply.Tenants, nil
+		return &Page[*TenantInfo]{Items: reply.Tenants, Next: reply.Next}, nil
 	})
 }

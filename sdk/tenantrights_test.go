@@ -78,7 +78,7 @@ func serverWithRights(t *testing.T, users map[string]string) (url string) {
 	return s.ClientURL()
 }
 
-// asUser connects a user and fails the test if the server refuses a subject to it.
+// asUser connects a user and fails the test if the server refuses the user a subject.
 func asUser(t *testing.T, url, tenant, user string) *sdk.Client {
 	t.Helper()
 	conn, err := jetstream.Connect(t.Context(), jetstream.Config{
@@ -222,8 +222,8 @@ func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	wantError(t, err, protocol.NotFound, "")
 }
 
-// No inbox and no user that a client can name may make the server close the connection of a coordinator. Otherwise such
-// a request would end each coordinator that receives it.
+// A client can put any inbox and any user into a request. None of these names may make the server close the connection
+// of a coordinator. Otherwise the request would end each coordinator that receives it.
 func TestNoNameEndsACoordinator(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

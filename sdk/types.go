@@ -2,13 +2,13 @@ package sdk
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// The types below are aliases of types in package protocol, which documents their fields. Values of either name can be
-// used for the other.
+// The types below are aliases of types in package protocol, which documents their fields. The two names of a type mean
+// the same type.
 
-// SandboxSpec says what a sandbox is: image, command, resources, network, mounts, services. Only Image is required.
-// Disk needs a host with a storage driver that supports quotas. A create is refused early if no host has such a driver.
-// On some hosts, quotas also depend on how the file system is mounted. There the sandbox fails while its container is
-// created, with failed_precondition and the field spec.disk.
+// SandboxSpec says what a sandbox is: image, command, resources, network, mounts, services. Only Image is required. The
+// field Disk needs a host with a storage driver that supports quotas. A create is refused early if no host has such a
+// driver. On some hosts, quotas also depend on how the file system is mounted. There the sandbox fails while its
+// container is created, with failed_precondition and the field spec.disk.
 type SandboxSpec = protocol.SandboxSpec
 
 // ExecSpec says what an exec runs. Only Command, an argv without a shell, is required.

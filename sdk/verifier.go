@@ -16,7 +16,7 @@ import (
 type verifier struct {
 	writers *writers
 	chain   protocol.Chain
-	host    string // id of the host that the sandbox is assigned to; "": not known
+	host    string // id of the host that the sandbox is assigned to, according to the history; "": not known
 
 	doubted []doubt // the newest batches that the client did not believe
 }
@@ -34,7 +34,7 @@ func newVerifier(w *writers) verifier {
 	return verifier{writers: w, chain: protocol.Chain{Unknown: true}}
 }
 
-// believes reports whether the client believes that a batch is part of the history. follows says that the batch
+// believes reports whether the client believes that a batch is part of the history. follows is true if the batch
 // directly follows the last accepted one. believes never asks a coordinator.
 func (v *verifier) believes(b *protocol.Batch, follows bool) bool {
 	rules, known, _ := v.writers.current()
@@ -103,7 +103,7 @@ func (v *verifier) accept(b *protocol.Batch) {
 		v.chain.Unknown = true
 		writer, known := v.writers.of(v.keyAt(b.Record))
 		if known && writer.Role == protocol.OwnerWorker && writer.Name == b.Writer {
-			v.host = writer.Host // coordinators accept workers only of this host
+			v.host = writer.Host // coordinators accept such a batch only from the worker of this host
 		}
 	}
 	for i := range b.Events {

@@ -2,15 +2,18 @@ package sdk
 
 import (
 	"context"
+	"crypto/ed25519"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nkeys"
 
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // Somebody signs a batch in the name of another worker. If the history then has a batch of that worker at the same
-// record, the client must not take the host of the forger's key for the sandbox's host.
+// record, the client must not conclude from the forger's key that the sandbox is on the forger's host.
 func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	t.Parallel()
 	signed := func(record uint64, key, writer string) *protocol.Batch {
@@ -122,8 +125,8 @@ func (o *old) findsTheEnd() {
 	}
 }
 
-// The feed receives a copy of an old batch. The record of the copy is newer than the batches that the feed has yet to
-// read. The feed must still read them.
+// The feed receives a copy of an old batch. The copy has a newer record than batches that the feed has not read yet.
+// The feed must still read those batches.
 func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -171,4 +174,63 @@ func TestTooManyEarlyBatchesAreRead(t *testing.T) {
 	}
 	o.feed.coverFrom(2, o.batches[1].Record)
 	o.findsTheEnd()
+}
+
+// The server publishes whatever it stores. A client believes a live batch only with a valid signature of a coordinator, or
+// of the worker of the sandbox's host.
+func TestAClientBelievesOnlyProvenBatches(t *testing.T) {
+	t.Parallel()
+	type signer struct {
+		protocol.Writer
+		text string
+		key  ed25519.PrivateKey
+	}
+	known := map[string]protocol.RegisteredWriter{}
+	newSigner := func(w protocol.Writer) signer {
+		public, key, err := ed25519.GenerateKey(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := nkeys.Encode(nkeys.PrefixByteUser, public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known[string(text)] = protocol.RegisteredWriter{Key: string(text), Role: w.Role, Name: w.Name, Host: w.Host}
+		return signer{w, string(text), key}
+	}
+	c1 := newSigner(protocol.Writer{Role: protocol.OwnerCoordinator, Name: "c1"})
+	w1 := newSigner(protocol.Writer{Role: protocol.OwnerWorker, Name: "w1", Host: "HOSTA"})
+	w2 := newSigner(protocol.Writer{Role: protocol.OwnerWorker, Name: "w2", Host: "HOSTB"})
+	stranger := newSigner(protocol.Writer{Role: protocol.OwnerCoordinator, Name: "c1"})
+	delete(known, stranger.text)
+	for name, c := range map[string]struct {
+		by         signer
+		kind       protocol.Kind
+		deployment string
+		spoil      func(s *protocol.Signature)
+		believes   bool
+	}{
+		"a coordinator":        {c1, protocol.SandboxStopRequested, "d1", nil, true},
+		"the host's worker":    {w1, protocol.SandboxStopped, "d1", nil, true},
+		"another host":         {w2, protocol.SandboxStopped, "d1", nil, false},
+		"another role's event": {w1, protocol.SandboxStopRequested, "d1", nil, false},
+		"another deployment":   {c1, protocol.SandboxStopRequested, "d2", nil, false},
+		"an unknown key":       {stranger, protocol.SandboxStopRequested, "d1", nil, false},
+		"a coordinator's key on a false signature": {w2, protocol.SandboxStopRequested, "d1",
+			func(s *protocol.Signature) { s.Key = c1.text }, false},
+	} {
+		v := newVerifier(&writers{read: time.Now(), rules: protocol.Rules{Deployment: "d1", Signed: true}, byKey: known})
+		v.host = "HOSTA"
+		b := &protocol.Batch{Tenant: "t", Sandbox: "s", Record: 7, Writer: c.by.Name,
+			Events: []protocol.Event{{Sequence: 5, Kind: c.kind}}}
+		s := &protocol.Signature{Key: c.by.text}
+		if b.Proof = (&protocol.Proof{Hash: protocol.PayloadHash([]byte("x")), Signature: s}); c.spoil != nil {
+			c.spoil(s)
+			b.Writer = c1.Name
+		}
+		copy(s.Sum[:], ed25519.Sign(c.by.key, protocol.SignedText(c.deployment, "t", "s", s.Previous, b.Proof.Hash)))
+		if v.believes(b, false) != c.believes {
+			t.Errorf("%s: the client believes it: %v", name, !c.believes)
+		}
+	}
 }

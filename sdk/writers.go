@@ -28,7 +28,7 @@ const (
 	rulesAge = 5 * time.Second
 )
 
-// current returns the rules of the deployment, if the client knows them. stale means that the client should ask again.
+// current returns the rules of the deployment, if the client knows them. stale is true if the client should ask again.
 func (w *writers) current() (rules protocol.Rules, known, stale bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -44,7 +44,7 @@ func (w *writers) of(key string) (protocol.RegisteredWriter, bool) {
 	return writer, known
 }
 
-// learn asks the coordinators for the rules of the deployment and for the writers that own some keys.
+// learn asks the coordinators for the rules of the deployment and for the writers that own the given keys.
 func (w *writers) learn(ctx context.Context, keys []string) error {
 	for first := true; first || len(keys) > 0; first = false {
 		n := min(len(keys), protocol.MaxKeys)

@@ -13,7 +13,7 @@ const (
 	repeatFirst = time.Minute      // pause before the same line is logged again; it doubles each time
 	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
-	alikeMost   = 20  // lines with the same message within alikeIn
+	alikeMost   = 20  // maximum lines with the same message within alikeIn
 	oneMost     = 6   // like alikeMost, for one sandbox; lower, so that lines of other sandboxes are logged too
 	debugMost   = 600 // like oneMost, at debug level
 	linesKept   = 2000
@@ -125,8 +125,9 @@ func (h *Handler) words(r slog.Record) string {
 	return words.String()
 }
 
-// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. It
-// calls words only if the line may be logged, so that a flood of records costs little.
+// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. The
+// function words returns the complete line. The method may calls it only if the number of similar lines allows one
+// more, so that a flood of records costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,7 +162,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail does at debug level what may does at other levels.
+// mayInDetail takes the place of the method may for records at debug level. It limits only records about a sandbox.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true

@@ -36,7 +36,8 @@ func ParseDefaults(data []byte, o Options) (Defaults, error) {
 	return defaults, nil
 }
 
-// parseInto decodes a text of at most one document into a value. Errors name fields below field.
+// parseInto decodes a text of at most one document into a value. The fields in errors begin with the text of the
+// parameter field.
 func parseInto(data []byte, o Options, field string, into reflect.Value) (*Document, error) {
 	if len(data) > MaxFileBytes {
 		return nil, fault(o.Name, field, "has more than %d bytes", MaxFileBytes)
@@ -58,7 +59,8 @@ func parseInto(data []byte, o Options, field string, into reflect.Value) (*Docum
 	return d, nil
 }
 
-// Validate checks the defaults of each tenant as the base for its requests. Errors: invalid_argument with the field.
+// Validate checks that the defaults of each tenant can be the base for the tenant's requests. Errors: invalid_argument
+// with the field.
 func (d Defaults) Validate() error {
 	for _, tenant := range slices.Sorted(maps.Keys(d)) {
 		if err := d.validate(tenant); err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Every default can be overridden. If no value of a field means "none", docs/spec.md explains how.
+// Every default can be overridden. For fields that have no value for "none", docs/spec.md says which value to use
+// instead.
 func TestARequestCanOverrideADefault(t *testing.T) {
 	hook := func(command string) *protocol.Hook { return &protocol.Hook{Command: []string{command}} }
 	defaults := Defaults{EveryTenant: {TTL: 1, IdleTTL: 1, OnDelete: hook("sync"),

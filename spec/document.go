@@ -32,8 +32,8 @@ type Document struct {
 	name string
 	at   map[string]position // position of each value, by its path
 
-	// open has the paths of maps whose keys the author chooses, such as labels. If an entry of such a map has no
-	// position, its error does not get the position of the map either.
+	// open has the paths of maps whose keys the author chooses, such as labels. An error about an entry gets the
+	// position of that entry or no position, but never the position of the whole map.
 	open map[string]bool
 }
 
@@ -161,8 +161,8 @@ func (d *Document) forgetBelow(path string) {
 	}
 }
 
-// AddCopy adds a file or tree on the caller's machine that has not been uploaded yet. to is its entry in
-// Spec.Copies, without a digest.
+// AddCopy adds a file or tree on the caller's machine that has not been uploaded yet. The parameter to becomes the
+// entry in Spec.Copies and has no digest.
 func (d *Document) AddCopy(source string, to protocol.Copy, exclude ...string) {
 	d.Copies = append(d.Copies, LocalCopy{len(d.Spec.Copies), source, exclude})
 	d.Spec.Copies = append(d.Spec.Copies, to)

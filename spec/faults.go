@@ -42,7 +42,8 @@ func (f *faults) add(err error) error {
 // errMore stops the parsing of a text with many errors.
 var errMore = errors.New("there may be more errors; the rest was not read")
 
-// result returns all errors that were found as one error, or nil. err is the error that stopped the parsing.
+// result returns one error with all errors that were found, or nil if there is none. The parameter err is the error
+// that stopped the parsing, or nil.
 func (f *faults) result(err error) error {
 	found := f.found
 	if err != nil && err != errMore {

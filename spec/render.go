@@ -21,8 +21,8 @@ type Layer struct {
 // builtInOrigin is the origin of fields that no layer sets.
 const builtInOrigin = "built in"
 
-// Origins returns the layers that each field of a resolved spec comes from, by the wire name of the field. layers are
-// in the order of [Merge], lowest first.
+// Origins returns the layers that each field of a resolved spec comes from, by the wire name of the field. The
+// parameter layers has the layers in the order of [Merge], lowest first.
 func Origins(resolved protocol.SandboxSpec, layers ...Layer) map[string]string {
 	origins := map[string]string{}
 	v := reflect.ValueOf(resolved)
@@ -49,8 +49,8 @@ func Origins(resolved protocol.SandboxSpec, layers ...Layer) map[string]string {
 	return origins
 }
 
-// YAML encodes the document so that [Parse] returns it again. comments, by wire name, become line comments of
-// their fields.
+// YAML encodes the document so that [Parse] returns it again. The parameter comments maps wire names of fields to
+// comments for the fields' lines.
 func (d *Document) YAML(comments map[string]string) []byte {
 	fields := &yaml.Node{Kind: yaml.MappingNode}
 	if d.ID != "" {

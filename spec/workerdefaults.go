@@ -7,8 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ParseWorkerDefaults parses the defaults of a worker's operator for its sandboxes. It returns nil if the text sets no
-// default. Errors: invalid_argument, or permission_denied for a forbidden network range, with line, column and field.
+// ParseWorkerDefaults parses the defaults that the operator of a worker sets for the worker's sandboxes. It returns nil
+// if the text sets no default. Errors: invalid_argument, or permission_denied for a forbidden network range, with line,
+// column and field.
 func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) {
 	var s protocol.SandboxSpec
 	d, err := parseInto(data, o, "worker.defaults", reflect.ValueOf(&s).Elem())
@@ -62,7 +63,7 @@ func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protoco
 // Says reports whether a resolved spec contains everything that a layer sets. The resolved spec may contain more.
 func Says(resolved, layer protocol.SandboxSpec) bool {
 	full := Merge(layer, protocol.SandboxSpec{})
-	full.Resolve() // fills in the defaults within its fields
+	full.Resolve() // fills in the defaults inside the fields that the layer sets
 	set, wanted := reflect.ValueOf(layer), reflect.ValueOf(full)
 	has := reflect.ValueOf(Merge(resolved, protocol.SandboxSpec{}))
 	for i := range set.NumField() {

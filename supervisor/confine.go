@@ -55,7 +55,7 @@ func inheritNothing() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("supervisor: read its capabilities: %w", err)
+		return fmt.Errorf("supervisor: read the supervisor's own capabilities: %w", err)
 	}
 	if data[unix.CAP_WAKE_ALARM/32].Permitted&(1<<(unix.CAP_WAKE_ALARM%32)) == 0 {
 		return errors.New("supervisor: a privileged supervisor needs CAP_WAKE_ALARM, or execs could trace it")
@@ -73,8 +73,8 @@ func onAllThreads(option int, arg uintptr) error {
 	return nil
 }
 
-// keepOnly reduces the permitted and effective sets of every thread to mask. It empties the inheritable set, because
-// execve gives uid 0 the capabilities in that set too.
+// keepOnly reduces the permitted and effective sets of every thread to the capabilities in mask. It empties the
+// inheritable set, because execve gives uid 0 the capabilities in that set too.
 func keepOnly(mask uint32) error {
 	return setCapabilities([2]unix.CapUserData{{Effective: mask, Permitted: mask}})
 }
@@ -84,7 +84,7 @@ func setCapabilities(data [2]unix.CapUserData) error {
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET,
 		uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if errno != 0 {
-		return fmt.Errorf("supervisor: set its capabilities: %w", errno)
+		return fmt.Errorf("supervisor: set the supervisor's own capabilities: %w", errno)
 	}
 	return nil
 }

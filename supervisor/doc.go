@@ -6,9 +6,9 @@
 //	                             |          +--> tree (TERM, grace, KILL by group)
 //	                             +<-- outbox <-- Result           reaper (wait)
 //
-// The supervisor needs nothing from the image: no shell, no /etc/passwd, no C library. After the first Welcome, it can
-// also continue without a worker. While no worker is connected, no exec starts, but running execs continue. Their
-// results are sent on the next connection.
+// The supervisor needs nothing from the image: no shell, no /etc/passwd, no C library. After the first Welcome, running
+// execs continue even while no worker is connected, and their results are sent on the next connection. No exec starts
+// without a worker.
 //
 // Four facts shape the package:
 //
@@ -21,8 +21,9 @@
 //     calls is limited.
 //   - Nothing in the container gives access to the host's disk. Output goes to files that the worker opened and sent
 //     with the command. The worker never sends a directory, because an exec could use it as its working directory.
-//   - Some kernel objects are limited only for the whole machine. A filter of system calls, in addition to the engine's
-//     filter, denies them to all processes of the sandbox; see seccomp.go. Limits of each process are in limits.go.
+//   - Some kernel objects are limited only for the whole machine. No process of the sandbox can create such objects:
+//     this package installs a filter of system calls, in addition to the engine's filter; see seccomp.go. Limits of
+//     each process are in limits.go.
 //
 // The package imports protocol and supervisor/control. It imports neither NATS nor the Engine's client.
 package supervisor

@@ -82,7 +82,8 @@ func newExec(s *supervisor, start *control.Start, files execFiles, w *control.We
 	}
 }
 
-// run starts the command, waits for its end, and sends the result. It calls reply once, before it sends the result.
+// run starts the command, waits for its end, and sends the result. It calls the function reply once, before it sends
+// the result.
 func (e *exec) run(start *control.Start, reply func()) {
 	began, kills := time.Now(), e.s.oom.kills()
 	e.emptyRecord()

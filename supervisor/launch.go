@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// defaultPath is where programs are searched if the environment has no PATH.
+// defaultPath lists the directories in which programs are searched for if the environment has no PATH.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // command describes a process to start.
@@ -154,8 +154,9 @@ func checkStrings(c command) error {
 	return nil
 }
 
-// environment returns the environment of a command: the supervisor's environment, overridden by the variables in over.
-// If neither sets HOME or USER, the account's values are added. search is the resulting PATH.
+// environment returns the environment of a command: the supervisor's environment, overridden by the variables in the
+// parameter over. HOME and USER come from the account if they are not set otherwise. The result search is the value of
+// PATH.
 func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
 	env = make([]string, 0, len(l.environ)+len(over)+3)
 	search = defaultPath

@@ -8,9 +8,9 @@ import (
 // limits apply to each process that this process starts. The processes inherit the limits, and cannot raise them. The
 // engine does not set them, because an engine that has lower limits itself could not start the container.
 //
-// There are no limits here for resources that the kernel counts by user id, such as processes. The kernel counts them
-// over all sandboxes and the host, so one sandbox could use up the limit of another sandbox with the same user id. The
-// number of processes is limited by the container.
+// There are no limits here for resources that the kernel counts by user id, such as processes. The kernel counts such a
+// resource over all sandboxes and the host, so one sandbox could use up the limit of another sandbox with the same user
+// id. The number of processes is limited by the container.
 var limits = []struct {
 	name     string
 	resource int

@@ -27,8 +27,8 @@ func notExecutable(format string, args ...any) error {
 }
 
 // lookup checks the working directory and finds the program, with the account's permissions. PID 1 runs as root without
-// capabilities over files, so the account may be able to reach fewer files than PID 1, or more. The returned path must
-// be executed from cwd.
+// capabilities over files, so the account may be able to reach files that PID 1 cannot reach, and the other way round.
+// The returned path must be executed from cwd.
 //
 // Only the current thread gets the account's permissions, only for a moment, and only for files (fsuid and fsgid). So
 // no other process of the account can signal or trace the thread.

@@ -19,7 +19,7 @@ const (
 // wait.
 type outbox struct {
 	mu      sync.Mutex
-	changed sync.Cond // signals changes of entries, due and closed
+	changed sync.Cond // signals that entries, due or closed has changed
 	entries []entry
 	due     bool           // the entries should be written now
 	soon    bool           // a timer runs that will make the entries due
@@ -102,7 +102,7 @@ func (b *outbox) add(e entry) {
 	b.changed.Broadcast()
 }
 
-// flush waits until all entries are written, but not longer than bound.
+// flush waits until all entries are written, but not longer than the given time.
 func (b *outbox) flush(bound time.Duration) {
 	mark := entry{written: make(chan struct{})}
 	b.mu.Lock()

@@ -26,7 +26,7 @@ const (
 
 // primary is the primary command: the sandbox's own command, if its spec has one, or the command of a service
 // container. The first Welcome of a boot starts the command. After each end, the command is started again with backoff.
-// It gets the signals that PID 1 gets.
+// PID 1 passes its own signals on to the command.
 type primary struct {
 	s     *supervisor
 	group uint32 // one group for all runs: no process of a run is left when the next run starts
@@ -49,7 +49,8 @@ func newPrimary(s *supervisor) *primary {
 	return &primary{s: s, group: s.launcher.group(), stopping: make(chan struct{}), done: make(chan struct{})}
 }
 
-// begin starts the command. The command's output goes to files. begin takes over the descriptors in files.
+// begin starts the command. The parameter files has the descriptors of the files for the command's output; begin takes
+// them over.
 func (p *primary) begin(w *control.Welcome, files []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,7 +73,7 @@ func (p *primary) run(w *control.Welcome, files []int) {
 		c.user = "0"
 	}
 	if len(files) != control.PrimaryFiles {
-		p.s.config.Logger.Warn("the output of the primary command is dropped, because the worker sent no files for it")
+		p.s.config.Logger.Warn("dropping the output of the primary command: the worker sent no files for that output")
 		closeFiles(files)
 		files = make([]int, control.PrimaryFiles)
 	}
@@ -172,8 +173,8 @@ func (p *primary) await(c *child) {
 }
 
 // askToEnd sends the command its own stop signal, and waits until the command or the grace period has ended. It does
-// nothing if the command has no stop signal of its own. Only the main process gets the signal, because it may have its
-// own way to end its children: nginx, for example, lets them finish their requests.
+// nothing if the command has no stop signal of its own. Only the main process gets the signal, because the command may
+// have its own way to end its children: nginx, for example, lets its children finish their requests.
 func (p *primary) askToEnd(c *child) {
 	if p.stopSignal == 0 || p.stopSignal == unix.SIGTERM {
 		return

@@ -69,8 +69,8 @@ func (s *supervisor) record(e *exec) {
 	})
 }
 
-// closeRecord closes the file of the record, unless it was closed before. If write is not nil, closeRecord calls write
-// first.
+// closeRecord closes the file of the record, unless it was closed before. If the function write is not nil, closeRecord
+// calls it before it closes the file.
 func (e *exec) closeRecord(write func(fd int)) {
 	e.record.mu.Lock()
 	defer e.record.mu.Unlock()
@@ -95,7 +95,7 @@ func (e *exec) emptyRecord() {
 // anotherBoot is the error for an exec that the worker meant for an earlier boot of the supervisor.
 func anotherBoot(id string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
-		"exec %s was sent before the sandbox's last restart, and is not started after it", id)
+		"exec %s was sent before the sandbox last restarted, so it is not started now", id)
 }
 
 // startedBefore is the error for an exec that this boot has already started and forgotten.

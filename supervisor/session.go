@@ -39,7 +39,7 @@ func (s *supervisor) serve(ctx context.Context) {
 	}
 }
 
-// session uses one connection until the connection ends. welcomed reports whether the worker answered the Hello.
+// session uses one connection until the connection ends. The result welcomed is true if the worker answered the Hello.
 func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed bool) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	box := newOutbox()
@@ -48,7 +48,7 @@ func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed 
 	go func() {
 		defer close(writing)
 		defer conn.Close()
-		_ = box.write(conn) // listen notices that the connection is closed
+		_ = box.write(conn) // after an error, listen fails too, because the connection is closed
 	}()
 	welcomed, err := s.listen(conn, box)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {

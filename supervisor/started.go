@@ -1,11 +1,13 @@
 package supervisor
 
-// startWindow is how many numbers the window of startedNumbers has. Starts of one sandbox may arrive out of order,
-// because each exec has its own goroutine in the worker.
+// startWindow is how many numbers startedNumbers keeps track of: the highest number and the numbers just below. The
+// highest number alone is not enough, because the Start commands of one sandbox may arrive out of order: each exec has
+// its own goroutine in the worker.
 const startWindow = 1 << 16
 
-// startedNumbers remembers, in constant memory, which numbers of starts were taken. Like the protection of IPsec
-// against replayed packets, it is a bitmap over a window that ends at the highest number.
+// startedNumbers remembers, in constant memory, the numbers of the Start commands that were accepted; see Start.Number
+// in package control. It is a bitmap over a window of startWindow numbers that ends at the highest number. IPsec uses
+// the same method against replayed packets.
 type startedNumbers struct {
 	highest uint64
 	taken   [startWindow / 64]uint64

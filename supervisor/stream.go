@@ -219,8 +219,9 @@ func (s *stream) diskFull() bool {
 	return s.sink.diskFull
 }
 
-// output returns the size of the stored output, whether output was dropped, and the output itself. The stream no longer
-// keeps the output in memory. whole is false if the output was too large to be kept in memory.
+// output returns the size of the stored output, whether output was dropped, and the output itself. After the call, the
+// stream no longer keeps the output in memory. The result whole is false if the output was too large to be kept in
+// memory.
 func (s *stream) output() (size int64, truncated bool, head []byte, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

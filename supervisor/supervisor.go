@@ -138,7 +138,8 @@ func newBoot() string {
 }
 
 // greet handles the Welcome of a connection, with the files that came with the Welcome. The first Welcome of this boot
-// starts the primary command. greet refuses the first Welcome, and returns false, if it arrives after until.
+// starts the primary command. greet refuses the first Welcome, and returns false, if the Welcome arrives after the time
+// in the parameter until.
 func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration) bool {
 	s.mu.Lock()
 	first := s.welcome == nil
@@ -155,8 +156,8 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 	return true
 }
 
-// attach puts the Hello into box, and makes box the destination of all notices. It holds the lock meanwhile, so a later
-// notice reports every change that is missing from the Hello.
+// attach puts the Hello into the outbox of a new connection, and makes that outbox the destination of all notices. It
+// holds the lock until both are done, so every change that is missing from the Hello is reported by a later notice.
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,8 +220,8 @@ func (s *supervisor) tellOutput(e *exec) {
 	}
 }
 
-// accept creates the exec of a Start, or returns the exec if it already exists. If created is true, the exec takes over
-// the files. Otherwise the files still belong to the caller.
+// accept creates the exec of a Start, or returns the exec if it already exists. If the result created is true, the exec
+// has taken over the files. Otherwise the files still belong to the caller.
 func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, created bool, refused *protocol.Error) {
 	if err := protocol.ValidateID("exec_id", start.ID); err != nil {
 		return nil, false, protocol.AsError(err)
@@ -241,7 +242,7 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 		)
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
-			"the sandbox's supervisor already has %d execs that are not forgotten", control.MaxExecs)
+			"the sandbox's supervisor already has %d execs that run or are not forgotten yet", control.MaxExecs)
 	case start.Number != 0 && !s.numbers.take(start.Number):
 		return nil, false, startedBefore(start.ID)
 	}
@@ -276,9 +277,9 @@ func (s *supervisor) forget(ids []string) {
 	}
 }
 
-// stopAll ends every exec, the primary command, and the processes that ended execs have left behind. The primary
-// command gets the grace period primaryGrace, and all other processes get grace. stopAll returns when all these
-// processes are gone.
+// stopAll ends every exec, the primary command, and the processes that ended execs have left behind. The parameter
+// primaryGrace is the grace period of the primary command, and the parameter grace is that of all other processes.
+// stopAll returns when all these processes are gone.
 func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.mu.Lock()
 	s.stopping = true

@@ -31,7 +31,7 @@ type trees struct {
 	members map[uint32][]int
 }
 
-// find returns the living processes with a group for which match returns true.
+// find returns the living processes with a group for which the function match returns true.
 func (t *trees) find(match func(group uint32) bool) []int {
 	var pids []int
 	for group, members := range t.scan() {
@@ -42,8 +42,8 @@ func (t *trees) find(match func(group uint32) bool) []int {
 	return pids
 }
 
-// scan returns the processes of each group. It reads the process table after the call has begun. Concurrent callers
-// share one reading: when hundreds of trees end at once, the table is read only a few times.
+// scan returns the processes of each group, from a process table that is read after the call has begun. Calls that wait
+// at the same time share one reading: when hundreds of trees end at once, the table is read only a few times.
 func (t *trees) scan() map[uint32][]int {
 	called := time.Now()
 	t.mu.Lock()
@@ -139,7 +139,7 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 		if err == unix.EINTR {
 			continue
 		}
-		if size += max(n, 0); n <= 0 || size < len(buf) { // only the end of the status leaves room in the buffer
+		if size += max(n, 0); n <= 0 || size < len(buf) { // room left in the buffer means that the status was read to its end
 			return buf[:size], buf
 		}
 	}
@@ -187,10 +187,10 @@ func statusLine(status []byte, key string) []byte {
 	return line
 }
 
-// end ends the processes with a group for which match returns true. It sends TERM to each process, and sends KILL to
-// the processes that are left at the deadline. A later call of deadline may return an earlier time. When hurry is
-// closed, end checks the processes at once. end returns false if processes are left after it has sent KILL for
-// killBound.
+// end ends the processes with a group for which the function match returns true. It sends TERM to each process, and
+// sends KILL to the processes that are left at the deadline. It calls the function deadline again and again, because
+// the deadline may become earlier. When the channel hurry is closed, end checks the processes at once. end returns
+// false if processes are left after it has sent KILL for killBound.
 func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
 	asked := map[int]bool{}
 	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
@@ -219,9 +219,9 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 	}
 }
 
-// kill sends KILL, in rounds, to the processes with a group for which match returns true, until no such process is
-// left. Rounds also end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit of processes
-// bounds how many it forks meanwhile. Stopping the processes before killing them would take longer.
+// kill sends KILL, in rounds, to the processes with a group for which the function match returns true, until no such
+// process is left. Rounds also end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit
+// of processes bounds how many it forks meanwhile. Stopping the processes before killing them would take longer.
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {

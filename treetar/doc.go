@@ -1,6 +1,6 @@
-// Package treetar rewrites the tar stream of an uploaded tree so that it can be unpacked in a container by an
-// engine that trusts it. The uploader is not trusted: the result holds only directories, regular files and links
-// that stay inside the tree.
+// Package treetar rewrites the tar stream of an uploaded tree. An engine unpacks the new stream in a container without
+// further checks. The uploader is not trusted, so the new stream has only directories, regular files and links that
+// stay inside the tree.
 //
 //	uploaded stream ──► rewrite.go ──► stream for the engine
 //	                       │ each header

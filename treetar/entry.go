@@ -95,8 +95,8 @@ func (w *rewriter) describe(e, h *tar.Header) {
 	}
 }
 
-// linkAbove returns the symbolic link of the tree that a name would go through, or "". Names alone do not show where
-// such a link leads, nor what ".." means below it.
+// linkAbove returns the symbolic link of the tree that a name would go through, or "". The rewriter refuses such a
+// name, because names alone do not show where the link leads, nor what ".." means below the link.
 func (w *rewriter) linkAbove(name string) string {
 	if len(w.links) == 0 {
 		return ""

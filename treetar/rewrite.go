@@ -132,7 +132,7 @@ func (w *rewriter) makeMissing(first *tar.Header) error {
 	return nil
 }
 
-// hidden reports whether something is mounted at the path name of the output, or above that path.
+// hidden reports whether a mount hides an entry of the output: something is mounted at the entry's path or above it.
 func (w *rewriter) hidden(name string) bool {
 	at := "/" + path.Clean(name)
 	return slices.ContainsFunc(w.Mounted, func(mount string) bool {

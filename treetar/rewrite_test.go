@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// into is a target that does not exist yet.
+// into returns a target of which no directory exists yet.
 func into(root string) Target {
 	t := Target{Root: root, UID: -1, GID: -1, MaxEntries: 1000, MaxBytes: 1 << 20}
 	for dir := root; dir != "."; dir = path.Dir(dir) {
@@ -120,7 +120,7 @@ func TestEntriesHiddenByAMountAreLeftOut(t *testing.T) {
 	if got := strings.Join(entries(t, out.Bytes()), ", "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	// Hidden entries are checked nevertheless.
+	// Entries that a mount hides are checked, too.
 	for _, bad := range []tar.Header{symlink("a/l", "../../x"), {Typeflag: tar.TypeChar, Name: "a/c"}} {
 		target := into("work")
 		target.Mounted = []string{"/work/a"}

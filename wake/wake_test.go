@@ -36,7 +36,7 @@ func TestAWakeUpDuringWorkIsNotLost(t *testing.T) {
 			}
 		}()
 		s.Wake()
-		synctest.Wait() // the loop works
+		synctest.Wait() // the loop is at its work now
 		s.Wake()
 		time.Sleep(time.Minute)
 		synctest.Wait()

@@ -38,7 +38,8 @@ func TestAWorkerAdmitsSandboxesOnlyWhileTheHostHasRoom(t *testing.T) {
 	if len(a.held) != 2 {
 		t.Errorf("a sandbox that was assigned to another host is still counted: %v", a.held)
 	}
-	// A sandbox that already runs is counted even without room. A resumed sandbox is not counted until it is admitted.
+	// A sandbox that already runs is counted even if the host has no room for it. A resumed sandbox is not counted
+	// until it is admitted.
 	a.settle(box("runs"), here("runs", protocol.StateReady, true), "h1",
 		decide.Inspection{Container: decide.ContainerRunning})
 	a.settle(box("runs-too"), here("runs-too", protocol.StateReady, true), "h1",

@@ -80,8 +80,9 @@ type Config struct {
 	// CrashGuard (default 30 s) during that time.
 	CrashWindow, CrashGuard time.Duration
 
-	// An exec's last event waits until the exec's output is stored. The wait ends early if the log stores no output for
-	// OutputPatience, or at OutputWithin after the exec's timeout and grace. Both default to 30 s.
+	// The worker appends an exec's last event after it has stored the exec's output. It gives up the rest of the output
+	// if the log has stored nothing for OutputPatience, or when OutputWithin has passed since the end of the exec's
+	// timeout and grace. Both times default to 30 s.
 	OutputPatience, OutputWithin time.Duration
 
 	// A sandbox may publish OutputBurst of output (default 256 MiB) as fast as the log takes it. After that it may
@@ -90,8 +91,9 @@ type Config struct {
 
 	Reconcile time.Duration // the time between two inspections of everything on the host; default 15 s
 
-	// OnState is called when the worker's state changes, and once a second. healthy says whether the worker works; text
-	// says what the worker does or waits for. OnState must not block, and may be nil.
+	// OnState is called when the worker's state changes, and once a second. The parameter healthy is true if the worker
+	// can do its work; the parameter text says what the worker does or waits for. OnState must not block, and may be
+	// nil.
 	OnState func(healthy bool, text string)
 
 	// Probe is called at named points, for tests that crash the worker there. It may be nil.

@@ -37,8 +37,8 @@ type engineWatch struct {
 	failed    <-chan error
 }
 
-// run watches the engine until ctx ends, or until the engine has changed. inspected says whether everything on the host
-// has just been inspected; if not, run begins with an inspection.
+// run watches the engine until ctx ends, or until the engine has changed. The parameter inspected is true if everything
+// on the host has just been inspected. Otherwise run begins with an inspection.
 func (e *engineWatch) run(ctx context.Context, inspected bool) error {
 	w := e.w
 	e.follow(ctx)

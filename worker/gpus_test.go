@@ -14,7 +14,7 @@ import (
 // box returns the key of a sandbox.
 func box(id string) protocol.SandboxKey { return protocol.SandboxKey{Tenant: "default", ID: id} }
 
-// mustTake takes n GPUs for a sandbox, and fails the test unless the sandbox gets exactly the GPUs in want.
+// mustTake takes n GPUs for a sandbox, and fails the test unless the sandbox gets exactly the wanted GPUs.
 func mustTake(t *testing.T, g *abilities.GPUs, id string, n int, want ...string) {
 	t.Helper()
 	if got, err := g.Take(box(id), n); err != nil || !slices.Equal(got, want) {

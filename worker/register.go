@@ -17,8 +17,8 @@ const (
 	registerPeriod = 15 * time.Second
 )
 
-// listening counts how many times the worker has begun to receive notifications. Notifications may have been lost
-// before it began again. The coordinators read the count from the heartbeats, and repeat lost notifications.
+// listening counts how many times the worker has begun to receive notifications. Between two such times, the worker may
+// have missed notifications. The coordinators read the count from the heartbeats, and repeat lost notifications.
 type listening struct {
 	times atomic.Uint64
 	beat  wake.Signal // set to send the next heartbeat at once

@@ -47,7 +47,8 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	if failed != nil && ctx.Err() == nil {
 		w.log.Warn("could not inspect everything on the host; retrying later", "error", failed)
 	}
-	// Coordinators send notifications to workers that are registered and send heartbeats. So subscribe first.
+	// Coordinators send notifications to workers that are registered and send heartbeats. So subscribe before the
+	// worker registers.
 	stop, err := w.conn.Work(w.cfg.Name, func(tenant, id string, b *protocol.Batch) {
 		w.mailboxes.deliver(ctx, protocol.SandboxKey{Tenant: tenant, ID: id},
 			func(s *sandbox.Sandbox) bool { return s.Notify(b) })

@@ -35,7 +35,7 @@ type worker struct {
 	instance string    // id of this run
 	started  time.Time // the start of this run, by the store's clock
 
-	// The following fields describe the engine and its host. identify and prepare set them.
+	// The following fields describe the engine and its host. The methods identify and prepare set them.
 	engine     *docker.Engine
 	info       docker.Info
 	address    string
@@ -164,7 +164,8 @@ func (w *worker) run(ctx context.Context) error {
 	return w.tenures(ctx)
 }
 
-// background runs a function in a goroutine. stop ends the function's context and waits until the function returns.
+// background runs a function in a goroutine. The returned function stop ends the context of that function, and waits
+// until it returns.
 func background(ctx context.Context, run func(ctx context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -238,7 +239,7 @@ func (w *worker) registerWriter(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.log.Warn("waiting to register the worker's key", "error", err)
+		w.log.Warn("could not register the worker's key; retrying", "error", err)
 		w.cfg.OnState(false, "waits to register its key: "+err.Error())
 		if !pause.Wait(ctx) {
 			return ctx.Err()
@@ -298,7 +299,7 @@ func (w *worker) stopForDisk(k protocol.SandboxKey, why *protocol.Error) {
 	}
 }
 
-// newMailboxes returns the mailboxes of a worker. prepare must have run.
+// newMailboxes returns the mailboxes of a worker. The method prepare must have run.
 func (w *worker) newMailboxes() *mailboxes {
 	host := w.sandboxHost()
 	return &mailboxes{

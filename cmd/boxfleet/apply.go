@@ -45,11 +45,11 @@ func (cmds applyCommands) applyCommand() *cobra.Command {
 		Use: "apply -f FILE", Short: "Create the sandboxes of a file that do not exist yet", Args: takes(),
 		Long: `Create the sandboxes of a file with one or more documents, each of which has a name. If a live sandbox
 has the same name and spec, apply keeps it, and waits for it if it is not ready yet. If the sandbox with the name has
-failed or is deleted, apply creates a new one. A sandbox cannot be changed: if one exists with a different spec,
-apply names it, creates nothing, and fails.
+failed or is deleted, apply creates a new one. A sandbox cannot be changed: if a sandbox exists with a
+different spec, apply names the sandbox, creates nothing, and fails.
 
-A document may have an id instead of a name. An id can be used only once: when the sandbox with it has failed or is
-deleted, apply does not create another.`,
+A document may have an id instead of a name. An id can be used only once: when the sandbox with this id has failed
+or is deleted, apply does not create another.`,
 		Example: "  boxfleet apply -f sandboxes.yaml\n  boxfleet apply -f - -o json <sandboxes.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			documents, err := readSpecs(file, cmds.stdin)
@@ -65,7 +65,7 @@ deleted, apply does not create another.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "YAML `file` of one or more documents, - for stdin")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until they are ready, not just accepted")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the sandboxes are ready, not just accepted")
 	return cmd
 }
 
@@ -81,7 +81,7 @@ func checkApplied(documents []*spec.Document) error {
 		case d.ID != "":
 			field, ref = "id", d.ID
 		case ref == "":
-			return protocol.Invalid("name", "document %d has no name; apply needs it to find the sandbox again", i+1)
+			return protocol.Invalid("name", "document %d has no name; apply needs a name to find the sandbox again", i+1)
 		}
 		if before, twice := seen[ref]; twice {
 			return protocol.Invalid(field, "documents %d and %d have the same value: %s", before, i+1, ref)
@@ -161,8 +161,8 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	return r, "", nil
 }
 
-// carryOut creates the missing sandboxes and, with wait, waits until all are ready. If one document fails, it continues
-// with the others, and it returns the error of the first document that failed.
+// carryOut creates the missing sandboxes and, if wait is true, waits until all sandboxes are ready. If one document
+// fails, it continues with the others, and it returns the error of the first document that failed.
 func (cmds applyCommands) carryOut(
 	ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string),
 ) error {
@@ -228,7 +228,7 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 	return nil
 }
 
-// await waits for a sandbox that exists already. An interrupted apply may have created it.
+// await waits for a sandbox that exists already. An interrupted apply may have created the sandbox.
 func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ bool) error {
 	box := c.Sandbox(r.ID)
 	return r.ended(box, box.WaitReady(ctx))

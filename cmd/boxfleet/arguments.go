@@ -71,7 +71,7 @@ func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
 // as with ssh and docker. "--" before the command is optional, unless the command starts with a dash.
 type commandLine struct{ ids, command []string }
 
-// of makes cmd accept these ids and a command to run.
+// of makes cmd accept one id for each name, and a command to run.
 func (l *commandLine) of(cmd *cobra.Command, names ...string) {
 	cmd.Flags().SetInterspersed(false)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {

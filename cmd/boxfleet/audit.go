@@ -59,7 +59,7 @@ prints one tenant after another.`,
 // everyTenant is the value of --tenant with which an operator audits all tenants.
 const everyTenant = "*"
 
-// auditAll prints the audit of each tenant. A client works in one tenant, so each tenant gets a connection.
+// auditAll prints the audit of each tenant. A client works in one tenant, so auditAll connects once for each tenant.
 func (cmds auditCommands) auditAll(ctx context.Context, c *sdk.Client, since time.Time, actor string) error {
 	for t, err := range c.Tenants(ctx) {
 		if err != nil {
@@ -121,8 +121,8 @@ func (cmds auditCommands) audit(ctx context.Context, c *sdk.Client, since time.T
 	return nil
 }
 
-// auditSandbox visits the events of a sandbox that are still stored. It reads page by page: a page can begin after
-// events that have expired, unlike a read of the whole history.
+// auditSandbox visits the events of a sandbox that are still stored. It reads page by page, because the first page
+// begins with the oldest stored event. A read of the whole history fails if its first events have expired.
 func (cmds auditCommands) auditSandbox(ctx context.Context, s *sdk.Sandbox, visit func(*protocol.Event) error) error {
 	for from := uint64(0); ; {
 		page, last, err := s.EventsPage(ctx, from, 1000)

@@ -49,7 +49,7 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// of opens the authority and calls do with it and with the identity of the holder that args and flags name.
+// of opens the authority. It calls do with the authority and with the identity of the holder that args and flags name.
 func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
 ) ([]auth.Issued, error) {
 	id, err := h.identity(args)
@@ -67,7 +67,7 @@ func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&h.tenant, "tenant", "", "`tenant` of a user or viewer; required for them")
+	cmd.Flags().StringVar(&h.tenant, "tenant", "", "`tenant` of a user or viewer; required for these roles")
 }
 
 // identity returns the identity that arguments and flags name, without a worker's host.
@@ -80,7 +80,7 @@ func (h *holder) identity(args []string) (rights.Identity, error) {
 	return id, full.Validate()
 }
 
-// roleNames completes the first argument.
+// roleNames completes the first argument with the names of the roles.
 func roleNames(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var all []string
 	if len(args) == 0 {
@@ -93,10 +93,10 @@ func roleNames(_ *cobra.Command, args []string, _ string) ([]string, cobra.Shell
 
 // tellServers tells the user to pass the change of the accounts to the servers.
 func (cmds authCommands) tellServers() {
-	cmds.note("servers do not know this yet: run boxfleet auth push")
+	cmds.note("the servers do not know of this change yet: run boxfleet auth push")
 }
 
-// describe names a holder for people.
+// describe returns text that names the holder of credentials for people.
 func describe(c *auth.Issued) string {
 	if c.Tenant != "" {
 		return fmt.Sprintf("%s %s of tenant %s", c.Role, c.Name, c.Tenant)

@@ -62,7 +62,7 @@ func orDash(text string) string {
 	return text
 }
 
-// second formats a time in the local zone, to the second.
+// second formats a time in the local zone, without fractions of a second.
 func second(t time.Time) string {
 	if t.IsZero() {
 		return "-"

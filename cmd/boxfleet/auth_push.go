@@ -56,8 +56,8 @@ again after each change and have each server reload its configuration.`,
 func (cmds authCommands) pushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "push", Short: "Tell running NATS servers of revocations and rotations", Args: takes(),
-		Long: `Tell the running NATS servers of all revocations and rotations, and end the overlaps of rotations whose time
-has come. The servers must have a resolver directory; see boxfleet auth config. A server that is away takes the changes
+		Long: `Tell the running NATS servers of all revocations and rotations, and make them refuse replaced keys whose overlap
+has passed. The servers must have a resolver directory; see boxfleet auth config. A server that is away takes the changes
 from the others when it is back.`,
 		Example: "  boxfleet auth push --nats nats://nats-1:4222",
 	}

@@ -71,7 +71,7 @@ func accepted(s *server.Server, file string) bool {
 // shellBlock is a block of commands in a page.
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// TestTheCommandsOfThePageOnCredentialsWork runs each command of the page, in its order, against a NATS server that the
+// TestTheCommandsOfThePageOnCredentialsWork runs the commands in the order of the page, against a NATS server that the
 // printed configuration starts.
 func TestTheCommandsOfThePageOnCredentialsWork(t *testing.T) {
 	clean(t)
@@ -261,8 +261,8 @@ func TestTheCommandsForANewHostWorkAsPrinted(t *testing.T) {
 	}
 }
 
-// A role checks its role, name and host against its credentials when it starts. Without the check, the server would
-// refuse the role's messages one after another.
+// When a coordinator or worker starts, it compares its role, name and host with its credentials. Without this check,
+// the server would refuse its messages one after another.
 func TestARoleRefusesCredentialsOfAnother(t *testing.T) {
 	clean(t)
 	dir := filepath.Join(t.TempDir(), "authority")

@@ -91,8 +91,8 @@ const (
 
 var logLevels = []string{"debug", "info", "warn", "error"}
 
-// addFlags adds the flags of settings: those that the named command has or, if command is "", those that every command
-// has.
+// addFlags adds the flags of the settings that belong to a command. If command is "", it adds the flags that all
+// commands have.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -261,9 +261,9 @@ func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.y
 // dataDir returns the default data directory of up, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
-// userDir returns the path of name in the directory boxfleet of a user directory. The user directory is the value of
-// the XDG variable or, if the variable is not set, the directory below in the home directory. If there is no home
-// directory either, userDir returns "", so that nothing is written to the root directory.
+// userDir returns the path DIR/boxfleet/name. DIR is the value of the environment variable or, if the variable is not
+// set, the directory HOME/below. Without a home directory, userDir returns "", so that nothing is written to the root
+// directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)

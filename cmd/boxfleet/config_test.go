@@ -26,8 +26,8 @@ func configured(t *testing.T, command string, args ...string) (config, error) {
 	return *p.config, err
 }
 
-// clean sets user directories that contain neither configuration nor data. It returns the path of the default
-// configuration file, which does not exist.
+// clean gives the test empty user directories. It returns the path of the default configuration file, which does not
+// exist yet.
 func clean(t *testing.T) (file string) {
 	t.Helper()
 	dir := t.TempDir()

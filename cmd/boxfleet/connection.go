@@ -104,7 +104,7 @@ func (c *config) whereNATS() (connection, error) {
 
 func (c *config) connectionFile() string { return filepath.Join(c.DataDir, connectionFile) }
 
-// login reads the configuration of a command again and returns its credentials.
+// login reads the configuration of a command again and returns the credentials for NATS.
 func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 	now := config{file: srv.config.file}
 	if err := now.read(cmd); err != nil {
@@ -122,7 +122,7 @@ func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 }
 
 // loginFrom names the sources from which credentials are read again. Operators who rotate credentials need to know
-// them.
+// these sources.
 func (c *config) loginFrom() string {
 	file := c.file
 	if file == "" {

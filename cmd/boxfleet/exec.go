@@ -40,8 +40,8 @@ func (o *execOptions) add(cmd *cobra.Command) {
 	o.line.of(cmd, "SANDBOX")
 }
 
-// spec returns the spec of the exec. If no id is given, it chooses one: messages can then name the exec, and an
-// interrupted client can cancel the exec before it is accepted.
+// spec returns the spec of the exec. If no id is given, spec chooses one: messages can then name the exec, and an
+// interrupted client can cancel the exec before a coordinator has accepted it.
 func (o *execOptions) spec(cmd *cobra.Command, stdin io.Reader) (*protocol.ExecSpec, error) {
 	spec, err := o.execFlags.spec(stdin, o.line.command)
 	if err != nil {
@@ -108,9 +108,9 @@ machine goes down.`,
 	return cmd
 }
 
-// withHint adds to the error of an exec the command that the user may have meant. If the sandbox is stopped, this is
-// `boxfleet sandbox resume`. If the user typed `boxfleet exec list web` and no sandbox is called list, this is
-// `boxfleet execs list web`.
+// withHint adds a command that the user may have meant to the error of an exec. If the sandbox is stopped, the command
+// is `boxfleet sandbox resume`. If the user typed `boxfleet exec list web` and no sandbox is called list, the command
+// is `boxfleet execs list web`.
 func withHint(err error, line *commandLine) error {
 	verb := line.ids[0]
 	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
@@ -209,8 +209,8 @@ const (
 	endMargin    = 15 * time.Second // how long the exec may take to end after its cancel, beyond its grace period
 )
 
-// execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until it
-// has ended. The client's deadline ends only the wait.
+// execCancellable runs a command. If the client is interrupted, execCancellable cancels the command and waits until the
+// command has ended. The client's deadline ends only the wait.
 func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
 	opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -238,8 +238,8 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// because returns the error of a wait that this client ended. If err has a reason why the fleet has not decided the
-// request yet, because adds that reason and its message.
+// The function because returns the error of a wait that this client ended. If err says why the fleet has not decided
+// the request yet, the returned error has that reason and its message, too.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -254,8 +254,8 @@ func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context running ends, or when the
-// exec has had its grace period and endMargin to end.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context named running ends, or when
+// the exec has had its grace period and endMargin to end.
 func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {

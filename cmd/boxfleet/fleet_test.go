@@ -78,8 +78,8 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// startUpWithoutEngine runs `boxfleet up` and returns when its NATS listens. Its worker never becomes ready, because it
-// has no engine. stop ends it and returns what it printed.
+// startUpWithoutEngine runs `boxfleet up` and returns when the NATS server of up listens. Without an engine, the worker
+// never becomes ready. The function stop ends that run and returns the output.
 func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	t.Helper()
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
@@ -108,8 +108,8 @@ func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	return stop
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before its worker is ready,
-// and the ping finds the credentials for it through the connection file.
+// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before the worker of up is
+// ready, and the ping finds the credentials for the server through the connection file.
 func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
 	stop := startUpWithoutEngine(t)

@@ -43,6 +43,9 @@ func (h *health) connection(conn *jetstream.Conn) {
 		if err := conn.Health(); err != nil {
 			return false, err.Error()
 		}
+		if n := conn.Refused(); n > 0 {
+			return true, fmt.Sprintf("connected; refused messages of the event log %d times", n)
+		}
 		return true, "connected"
 	})
 }

@@ -123,8 +123,8 @@ func (cmds imageCommands) importImage(ctx context.Context, c *sdk.Client, conten
 		return err
 	}
 	if failed > 0 {
-		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; they will retry",
-			failed, len(hosts))
+		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; "+
+			"these hosts will retry", failed, len(hosts))
 	}
 	return nil
 }

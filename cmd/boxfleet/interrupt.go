@@ -42,7 +42,7 @@ func (i interruption) Error() string {
 // exitCode returns the exit code that a shell reports for the signal.
 func (i interruption) exitCode() int { return 128 + int(i) }
 
-// interrupts records what has ended a client command early, and which of its requests continue in the fleet.
+// interrupts records what has ended a client command early, and which requests of the command continue in the fleet.
 type interrupts struct {
 	ownsProcess bool                    // the program owns its process, so it handles signals
 	end         context.CancelCauseFunc // cancels the command's context

@@ -27,8 +27,8 @@ import (
 // asProgram is an environment variable. If it is set, the test binary runs as the boxfleet program.
 const asProgram = "BOXFLEET_TEST_PROGRAM"
 
-// TestAsProgram is not a test. Other tests start the test binary with [asProgram] set; then it runs the program with
-// the arguments after "--".
+// TestAsProgram is not a test. Other tests start the test binary with [asProgram] set; the test binary then runs the
+// program with the arguments after "--".
 func TestAsProgram(t *testing.T) {
 	if os.Getenv(asProgram) == "" {
 		t.Skip("other tests run it")
@@ -96,7 +96,7 @@ func (c *process) prints(want string) {
 
 func (c *process) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) } // fails if the process has ended
 
-// ends waits for the end and returns the exit code, or -1 if a signal killed the process.
+// ends waits until the process has ended, and returns the exit code, or -1 if a signal killed the process.
 func (c *process) ends(within time.Duration) int {
 	c.t.Helper()
 	select {
@@ -108,7 +108,7 @@ func (c *process) ends(within time.Duration) int {
 	}
 }
 
-// says checks that stderr contains each of these parts.
+// The method says checks that stderr contains each of these parts.
 func (c *process) says(parts ...string) {
 	c.t.Helper()
 	for _, want := range parts {

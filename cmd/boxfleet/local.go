@@ -93,8 +93,8 @@ func (srv *servers) startLocal(ctx context.Context, dir string, server embedded.
 	}
 }
 
-// localRoles returns the configurations of the coordinator and the worker. With credentials, the two get the same names
-// at every start, because the credentials name them. The names are in lower case, as in credentials.
+// localRoles returns the configurations of the coordinator and the worker. With credentials, both roles get the same
+// names at every start, because their credentials contain the names. The names are in lower case, as in credentials.
 func (srv *servers) localRoles() (coordinator.Config, worker.Config, error) {
 	if !srv.config.Insecure {
 		machine := strings.ToLower(machineName())
@@ -117,7 +117,7 @@ func (f *local) protect(server *embedded.Config, dir string, insecure bool, coor
 	if err := refuseInsecure(dir); err != nil {
 		return err
 	}
-	slog.Warn("up runs without credentials: a client that has the token may do everything in every tenant and on every host",
+	slog.Warn("up runs without credentials: the token alone gives a client all rights in every tenant and on every host",
 		"do", "omit --insecure, and make credentials for others with boxfleet auth add")
 	f.token, err = keptToken(dir)
 	server.Token = f.token

@@ -129,19 +129,24 @@ func (r *localRights) operators() *embedded.Operators {
 	}
 }
 
-// onHost gives the worker's connection the credentials of its host.
+// onHost gives the worker's connection the credentials of its host. After an error, it can be called again.
 func (r *localRights) onHost(ctx context.Context, conn *jetstream.Conn, host string) error {
 	if r.worker.Host == host {
 		return nil
 	}
-	r.worker.Host = host
-	if _, err := r.authority.Keep(r.worker, r.workerIn, auth.IssueOptions{}); err != nil {
+	worker := r.worker
+	worker.Host = host
+	if _, err := r.authority.Keep(worker, r.workerIn, auth.IssueOptions{}); err != nil {
 		return err
 	}
 	if err := r.tellServer(); err != nil {
 		return err
 	}
-	return conn.Reconnect(ctx)
+	if err := conn.Reconnect(ctx); err != nil {
+		return err
+	}
+	r.worker = worker
+	return nil
 }
 
 // tellServer gives the server the accounts that have changed.

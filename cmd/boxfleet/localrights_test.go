@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
 // A fleet without credentials keeps its sandboxes and output when it gets credentials. From then on it refuses
@@ -117,7 +120,7 @@ func TestLostAndDamagedFilesOfUpAreNamed(t *testing.T) {
 		"lost authority":      {authority, 0, "", "is lost: restore it from a backup"},
 		"damaged authority":   {authority, 0o600, "{", "is damaged"},
 		"lost credentials":    {user, 0, "", ""},
-		"damaged credentials": {user, 0o600, "x", "user.creds has no usable credentials: remove it"},
+		"damaged credentials": {user, 0o600, "x", "user.creds has no usable credentials: remove the file"},
 		"readable by others":  {user, 0o644, "x", "run chmod 600"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,7 +148,10 @@ func TestLostAndDamagedFilesOfUpAreNamed(t *testing.T) {
 			if code != exitFailure || !strings.Contains(stderr, "failed_precondition") || !strings.Contains(stderr, c.want) {
 				t.Errorf("up: %d, %s", code, stderr)
 			}
-			_ = os.Remove(c.file)
+			// A lost file is still lost: up must not make another one.
+			if err := os.Remove(c.file); err != nil && (c.text != "" || !errors.Is(err, fs.ErrNotExist)) {
+				t.Fatal(err)
+			}
 			write(t, c.file, string(before))
 		})
 	}
@@ -192,11 +198,52 @@ func TestUpInsecureChangesNothingInAFleetWithCredentials(t *testing.T) {
 	if _, err := os.Stat(inData("token")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("up --insecure made a token: %v", err)
 	}
-	_ = os.RemoveAll(inData(authorityDir))
+	if err := os.RemoveAll(inData(authorityDir)); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Rename(inData("backup"), inData(authorityDir)); err != nil {
 		t.Fatal(err)
 	}
 	startUpWithoutEngine(t)
 	expect(t, "ping --wait 30s", 0, "")
 	expect(t, "sandbox list", 0, "web")
+}
+
+// A worker that could not get the credentials of its host gets them at the next attempt.
+func TestAWorkerGetsTheCredentialsOfItsHostAfterAFailure(t *testing.T) {
+	clean(t)
+	dir, server := t.TempDir(), embedded.Config{Name: "boxfleet", SyncLazily: true}
+	f := &local{stopWorking: func() {}}
+	if err := f.protect(&server, dir, false, "c1", "w1"); err != nil {
+		t.Fatal(err)
+	}
+	server.Dir = filepath.Join(dir, natsDir)
+	var err error
+	if f.server, err = embedded.Keep(server, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.close)
+	f.rights.server = f.server
+	_, conn, err := f.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(f.rights.workerIn, 0o644); err != nil { // such a file of credentials is refused
+		t.Fatal(err)
+	}
+	if err := f.rights.onHost(t.Context(), conn, "h1"); err == nil {
+		t.Fatal("the attempt does not fail, so the test does not show anything")
+	}
+	if err := os.Chmod(f.rights.workerIn, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := f.rights.onHost(t.Context(), conn, "h1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has, _, err := jetstream.CredentialsIdentity(f.rights.workerIn)
+	if err != nil || has.Host != "h1" {
+		t.Errorf("the worker has credentials for the host %q, %v", has.Host, err)
+	}
 }

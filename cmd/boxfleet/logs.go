@@ -101,7 +101,7 @@ func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duratio
 }
 
 // printLogs prints the output that was stored since a point in time. If tail is not negative, it prints only the last
-// lines of that output. With follow, it continues with new output.
+// lines of that output. If follow is true, it continues with new output.
 func (cl *client) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
 	since time.Time) error {
 	printed := map[string]int64{}

@@ -73,20 +73,26 @@ func (cmds pingCommands) ping(ctx context.Context, c *sdk.Client) error {
 		return err
 	}
 	took := time.Since(started).Round(10 * time.Microsecond)
-	err = cmds.show(ping, func(w io.Writer) {
-		table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took},
-			[]any{"deployment", ping.Deployment},
-			[]any{"hosts", ping.Hosts}, []any{"durability", ping.Durability})
-		for _, off := range ping.Clocks {
-			fmt.Fprintln(w, "warning:", off)
-		}
-		showStorage(w, ping.Storage)
-	})
+	err = cmds.show(ping, func(w io.Writer) { printPing(w, ping, took) })
 	if err == nil && ping.Storage != nil && len(ping.Storage.Problems) > 0 {
 		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStorageDegraded, "%s",
 			strings.Join(ping.Storage.Problems, "; "))
 	}
 	return err
+}
+
+func printPing(w io.Writer, ping *sdk.Ping, took time.Duration) {
+	table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took},
+		[]any{"deployment", ping.Deployment},
+		[]any{"hosts", ping.Hosts}, []any{"durability", ping.Durability})
+	for _, off := range ping.Clocks {
+		fmt.Fprintln(w, "warning:", off)
+	}
+	if ping.Refused > 0 {
+		fmt.Fprintf(w, "warning: the coordinator refused messages of the event log %d times, because their writers are not "+
+			"proven: its log names their keys\n", ping.Refused)
+	}
+	showStorage(w, ping.Storage)
 }
 
 // showStorage prints the state of each stream.

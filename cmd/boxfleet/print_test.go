@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 func TestAProgressBarShowsThePartThatIsDone(t *testing.T) {
@@ -81,4 +83,14 @@ func TestProgressIsNotShownWithoutATerminal(t *testing.T) {
 			t.Errorf("without a terminal, stderr has %q", stderr.String())
 		}
 	})
+}
+
+func TestPingSaysThatMessagesWereRefused(t *testing.T) {
+	for refused, want := range map[uint64]bool{0: false, 3: true} {
+		var out bytes.Buffer
+		printPing(&out, &protocol.Ping{Coordinator: "c1", Refused: refused}, 0)
+		if strings.Contains(out.String(), "refused messages of the event log 3 times") != want {
+			t.Errorf("with %d refused messages: %s", refused, out.String())
+		}
+	}
 }

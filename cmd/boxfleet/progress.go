@@ -20,7 +20,7 @@ func (con *console) progress(what string) (done func()) {
 	return done
 }
 
-// progressing does the same as progress. In addition, tell changes the text.
+// progressing does the same as progress. The function tell changes the text of the line.
 func (con *console) progressing(what string) (tell func(what string), done func()) {
 	if !con.watched() {
 		return func(string) {}, func() {}
@@ -75,7 +75,8 @@ const (
 	mostReasons  = 3 // a message shows the reasons of at most this many hosts
 )
 
-// creating shows the progress of a create until done is called. With wait, it also shows why the sandbox is pending.
+// creating shows the progress of a create until done is called. If wait is true, it also shows why the sandbox is
+// pending.
 func (cl *client) creating(ctx context.Context, c *sdk.Client, id string, wait bool) (done func()) {
 	const what = "creating the sandbox"
 	tell, shown := cl.progressing(what)

@@ -108,7 +108,7 @@ func (p *program) addCommands(root *cobra.Command) {
 }
 
 // addHelpAndCompletion adds cobra's commands help and completion. Their usage errors and examples have the same form as
-// for the other commands.
+// those of the other commands.
 func addHelpAndCompletion(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -29,8 +29,8 @@ func (o *createOptions) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the sandbox is ready, not just accepted")
 }
 
-// document returns the document to create. If no id is given, it chooses one: messages can then name the sandbox before
-// it is accepted.
+// document returns the document to create. If no id is given, document chooses one: messages can then name the sandbox
+// before a coordinator has accepted it.
 func (o *createOptions) document(cmd *cobra.Command, stdin io.Reader, command []string) (*spec.Document, error) {
 	d, err := o.spec.document(stdin, command)
 	if err != nil {

@@ -60,15 +60,35 @@ func (cmds sandboxCommands) verifyCommand() *cobra.Command {
 
 // saved checks the evidence in a file.
 func (v *verification) saved() error {
-	data, err := os.ReadFile(v.file)
+	data, err := readEvidence(v.file)
 	if err != nil {
-		return protocol.Invalid("file", "%v", err)
+		return err
 	}
 	e, err := evidence.Parse(data)
 	if err != nil {
 		return err
 	}
 	return v.report(evidence.Check(e))
+}
+
+// evidenceMost is the size limit of a file of evidence, in bytes. A check takes about ten times as much memory.
+const evidenceMost = 512 << 20
+
+// readEvidence reads a file that somebody else may have written. It may also be a pipe or a device without an end.
+func readEvidence(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, protocol.Invalid("file", "%v", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, evidenceMost+1))
+	if err != nil {
+		return nil, protocol.Invalid("file", "%v", err)
+	}
+	if len(data) > evidenceMost {
+		return nil, protocol.Invalid("file", "%s has more than the %d MiB that evidence may have", file, evidenceMost>>20)
+	}
+	return data, nil
 }
 
 // stored checks the history that is stored now.
@@ -99,6 +119,11 @@ func saveEvidence(file string, e *evidence.Evidence) error {
 	data, err := json.Marshal(e)
 	if err != nil {
 		return err
+	}
+	if len(data) >= evidenceMost {
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooLarge,
+			"the evidence has %d MiB, and a file of evidence may have %d MiB: check it without --save", len(data)>>20,
+			evidenceMost>>20)
 	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

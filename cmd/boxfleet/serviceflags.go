@@ -40,7 +40,7 @@ type serviceFlags struct{ required, optional, env []string }
 func (f *serviceFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.required, "service", nil,
 		"run a service `NAME=IMAGE` in its own container, reachable by its name; the sandbox becomes ready only after "+
-			"it; replaces the file's service of that name; may be repeated")
+			"the service; replaces the file's service of that name; may be repeated")
 	flags.StringArrayVar(&f.optional, "optional-service", nil,
 		"run a service `NAME=IMAGE` that the sandbox does not wait for; may be repeated")
 	flags.StringArrayVar(&f.env, "service-env", nil,

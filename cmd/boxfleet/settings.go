@@ -79,8 +79,8 @@ func (c *config) commonSettings() []setting {
 		{"output", outputText, "output format: text or json",
 			everyCommand, "o", oneOf(&c.Output, outputText, outputJSON)},
 		{"deadline", "0s",
-			"how long a client command may take; the fleet continues its request after that, except that boxfleet run " +
-				"deletes its sandbox; 0s: no limit",
+			"how long a client command may take; after that time the fleet continues the command's request, but " +
+				"boxfleet run deletes its sandbox; 0s: no limit",
 			everyCommand, "", parsed(&c.Deadline, notNegative)},
 		{"log_level", "warn", "log messages of this level and above to stderr: debug, info, warn or error",
 			everyCommand, "", oneOf(&c.LogLevel, logLevels...)},
@@ -206,8 +206,8 @@ func (c *config) storageSettings() []setting {
 	}
 }
 
-// historySettings say which messages of a sandbox's history stay in the event log. The others are compressed and moved
-// out of the log.
+// historySettings say which messages of a sandbox's history stay in the event log. All other messages are compressed
+// and moved out of the log.
 func (c *config) historySettings() []setting {
 	k := &c.Coordinator
 	return []setting{

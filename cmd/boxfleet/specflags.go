@@ -71,7 +71,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeValues(cmd, "tool", hostfiles.ToolNames()...)
 }
 
-// document returns the document of the file. Flags override its fields. document uploads nothing.
+// document returns the document of the file. Flags override fields of the document. No file is uploaded.
 func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document, error) {
 	d := &spec.Document{}
 	if f.file != "" {

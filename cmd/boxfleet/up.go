@@ -80,7 +80,7 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 &&
 		len(srv.config.Worker.Tools) == 0 {
 		fmt.Fprintf(srv.plain(srv.stderr),
-			"this machine has tools that sandboxes could use; to offer them, or some of them, start up with --tools %s\n",
+			"this machine has tools that sandboxes could use; to offer them, or some of them, run `boxfleet up --tools %s`\n",
 			strings.Join(found, ","))
 	}
 	select {

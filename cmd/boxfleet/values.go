@@ -51,7 +51,7 @@ func list(into *[]string) func(string) error {
 	}
 }
 
-// someOf parses a list. The list needs at least one element, and only these values are allowed.
+// someOf parses a list. The list needs at least one element, and each element must be one of the values.
 func someOf(into *[]string, values ...string) func(string) error {
 	return func(v string) error {
 		if err := list(into)(v); err != nil {

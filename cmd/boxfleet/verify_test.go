@@ -66,4 +66,15 @@ func TestTheHistoryOfASandboxIsVerified(t *testing.T) {
 	}
 	expect(t, "sandbox verify --file "+file, exitUsage, "")
 	expect(t, "sandbox verify --file "+file+".none", exitUsage, "")
+	huge := filepath.Join(t.TempDir(), "huge")
+	if err := os.WriteFile(huge, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(huge, evidenceMost+1); err != nil { // takes no space on the disk
+		t.Fatal(err)
+	}
+	if code, _, stderr := call(t.Context(), "", "sandbox", "verify", "--file", huge); code != exitUsage ||
+		!strings.Contains(stderr, "file: "+huge+" has more than") {
+		t.Errorf("verify of a huge file: %d, %s", code, stderr)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,9 +26,13 @@ import (
 // Image is the image that tests run; `make image` builds it.
 const Image = "boxfleet/demo:busybox"
 
+// ServersVariable is the environment variable with the number of NATS servers of fleets that do not set it: 1 (default)
+// or 3. A fleet whose only server can be killed has one in any case.
+const ServersVariable = "BOXFLEET_TEST_SERVERS"
+
 // Options configures a fleet.
 type Options struct {
-	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
+	Servers      int                // NATS servers: 1 or 3, as one cluster; default: see ServersVariable
 	Killable     bool               // run the only NATS server in its own process, see [Fleet.Server]
 	LockTTL      time.Duration      // time to live of host locks; default: as in production
 	CleanupTTL   time.Duration      // how long stopped and failed sandboxes are kept; default: as in production
@@ -107,8 +112,14 @@ func (f *Fleet) startServers() {
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	if f.options.Servers > 1 {
-		f.Servers, err = embedded.StartClusterOf(f.Dir, f.options.Servers, trusted)
+	servers := f.options.Servers
+	if text := os.Getenv(ServersVariable); servers == 0 && text != "" {
+		if servers, err = strconv.Atoi(text); err != nil || servers != 1 && servers != 3 {
+			f.TB.Fatalf("%s must be 1 or 3, got %q", ServersVariable, text)
+		}
+	}
+	if servers > 1 {
+		f.Servers, err = embedded.StartClusterOf(f.Dir, servers, trusted)
 	} else {
 		var s *embedded.Server
 		s, err = embedded.Start(embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1", Operators: trusted})

@@ -17,7 +17,7 @@ import (
 // globalAccount is the account of all connections to a server without an operator.
 const globalAccount = "$G"
 
-// streams returns the account with the streams, or an empty text if it is not known.
+// streams names the account that should have the streams. The result is empty if this account is not known.
 func (o *Operators) streams() string {
 	if o == nil {
 		return globalAccount

@@ -14,7 +14,7 @@ import (
 )
 
 // inStore runs a server on a store, checks that the store still has the histories in before, and begins two more
-// histories. a is nil without an operator. now lists all histories.
+// histories. It returns all histories. If the parameter a is nil, the server has no operator.
 func inStore(t *testing.T, dir string, a *auth.Authority, before []string) (now []string) {
 	t.Helper()
 	cfg, conf := embedded.Config{Dir: dir, Port: -1}, jetstream.Config{}
@@ -97,7 +97,7 @@ func TestStreamsAreAdoptedWhateverACrashLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	histories = inStore(t, dir, a, histories)
-	// An empty account, as a server leaves it, does not count.
+	// An empty directory of an account, as a server leaves it behind, does not count.
 	if err := os.MkdirAll(filepath.Join(dir, "jetstream", "$G", "streams"), 0o700); err != nil {
 		t.Fatal(err)
 	}

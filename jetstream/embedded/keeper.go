@@ -124,8 +124,8 @@ func (k *Keeper) Stop() {
 	k.server.Stop()
 }
 
-// Watch checks the disk until ctx ends. After each check that finds too little room for new work, it calls short with
-// the reason. When there is enough room again, it calls short once with an empty text.
+// Watch checks the disk until ctx ends. After each check that finds too little room for new work, it calls the function
+// short with the reason. When there is enough room again, Watch calls short once with an empty text.
 func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 	tick := time.NewTicker(diskPeriod)
 	defer tick.Stop()
@@ -156,8 +156,8 @@ func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 }
 
 // adjust removes or makes the ballast depending on the disk's free space, and reports whether new work must wait. The
-// wait begins at one level of free space and ends at a higher level, so that small changes do not begin and end it
-// repeatedly.
+// parameter was is the result of the previous call. The wait begins at one level of free space and ends at a higher
+// level, so that small changes do not begin and end it repeatedly.
 func (k *Keeper) adjust(free, size int64, was bool) (short bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -189,7 +189,7 @@ func (k *Keeper) hold(bytes int64) {
 		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, bytes), f.Close())
 	}
 	if err != nil {
-		k.log.Warn("could not make the ballast on the disk of the NATS store", "error", err)
+		k.log.Warn("could not reserve room on the disk of the NATS store", "error", err)
 		k.release()
 		return
 	}
@@ -198,7 +198,7 @@ func (k *Keeper) hold(bytes int64) {
 
 func (k *Keeper) release() {
 	if err := os.Remove(k.file); err != nil && !os.IsNotExist(err) {
-		k.log.Warn("could not remove the ballast on the disk of the NATS store", "error", err)
+		k.log.Warn("could not remove the file that reserves room on the disk of the NATS store", "error", err)
 	}
 	k.held = false
 }

@@ -82,8 +82,9 @@ func checkAccount(operator *jwt.OperatorClaims, key, text string) error {
 }
 
 // SetAccount gives a server in operator mode a changed account. The server ends the connections of revoked credentials
-// at once, and keeps the account over [Server.Restart]. Errors: invalid_argument with field accounts if the operator
-// did not sign the account or if the server has no account with its key; failed_precondition without operator mode.
+// at once. It still has the changed account after [Server.Restart]. Errors: invalid_argument with field accounts if the
+// operator did not sign the account or if the server has no account with its key; failed_precondition without operator
+// mode.
 func (s *Server) SetAccount(text string) error {
 	o := s.config.Operators
 	if o == nil {

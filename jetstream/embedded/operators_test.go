@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// operators makes an authority and what a server needs to trust it.
+// operators makes an authority. It also returns the configuration with which a server trusts this authority.
 func operators(t *testing.T) (*auth.Authority, *embedded.Operators) {
 	t.Helper()
 	a, err := auth.Init(filepath.Join(t.TempDir(), "authority"), false)

@@ -62,8 +62,8 @@ func Start(cfg Config) (*Server, error) {
 	})
 }
 
-// retryInUse calls f until f succeeds or fails for another reason than a port in use, at most triesForPorts times. f
-// chooses other ports each time.
+// retryInUse calls f until f succeeds or fails with an error that does not wrap errPortInUse, but at most triesForPorts
+// times. Each time, f chooses other ports.
 func retryInUse[T any](f func() (T, error)) (result T, err error) {
 	for range triesForPorts {
 		if result, err = f(); !errors.Is(err, errPortInUse) {
@@ -163,7 +163,7 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 // directory is below dir.
 func StartCluster(dir string, n int) ([]*Server, error) { return StartClusterOf(dir, n, nil) }
 
-// StartClusterOf is like [StartCluster], with servers in operator mode unless o is nil.
+// StartClusterOf is like [StartCluster]. If o is not nil, the servers run in operator mode.
 func StartClusterOf(dir string, n int, o *Operators) ([]*Server, error) {
 	return retryInUse(func() ([]*Server, error) { return startCluster(dir, n, o) })
 }

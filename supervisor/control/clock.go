@@ -9,7 +9,7 @@ import (
 // Clock returns the time since the machine booted, including the time during which the machine was suspended. The
 // worker uses this clock to tell the supervisor the time until which a command may be carried out. Both run on the same
 // kernel, so they read the same clock. A supervisor in its own virtual machine reads a smaller value, and therefore
-// refuses no command.
+// never finds that a command is too late.
 func Clock() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {

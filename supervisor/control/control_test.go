@@ -54,7 +54,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(control.Append(nil, &control.Notice{Output: &control.Output{ID: "e", Stdout: 1}}))
 	f.Add(control.Append(nil, &control.Command{Start: &control.Start{ID: "e", Argv: []string{"a"}}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// Random data may give errors, but no panics.
+		// Reading random data may return an error, but must not panic.
 		_, _ = control.Read(bytes.NewReader(data), 1<<10, nil, &control.Notice{})
 		_, _ = control.Read(bytes.NewReader(data), 1<<10, nil, &control.Command{})
 		_, _ = control.Open(make([]byte, 32), "e", data)

@@ -7,8 +7,9 @@
 //	Start, Cancel, …    -->
 //	                    <-- Reply, Output, Result, Primary
 //
-// Each frame is one [Command] to the supervisor or one [Notice] to the worker. Messages may only get additional fields.
-// A sandbox may outlive the worker that created it, so a supervisor may be older or newer than the worker.
+// Each frame is one [Command] to the supervisor or one [Notice] to the worker. A new version of the protocol may add
+// fields to a message, but may change nothing else. A sandbox may outlive the worker that created it, so a supervisor
+// may be older or newer than the worker.
 //
 // The package imports protocol for the codec and the errors, and nothing else of this module.
 package control

@@ -19,17 +19,18 @@ const (
 	RecordName  = "exit" // the exit record of an exec
 	ContainerAt = "/.boxfleet"
 
-	// OwnCapability is a capability of a privileged supervisor. The commands do not have it, so they cannot trace the
-	// supervisor. It allows waking a suspended machine by a timer, which the supervisor never does.
+	// OwnCapability is a capability that a privileged supervisor has, and that the sandbox's commands do not have.
+	// Without this capability, the commands cannot trace the supervisor. It is the permission to wake a suspended
+	// machine by a timer, which the supervisor never uses.
 	OwnCapability = "WAKE_ALARM"
 )
 
-// PrimaryWindow is the number of bytes that can be read at the end of each output file of the primary command. The disk
-// space of earlier bytes is freed, and they read as zeros. Offsets in the file do not change.
+// PrimaryWindow is the number of bytes that can be read at the end of each output file of the primary command. Earlier
+// bytes are freed on disk, and read as zeros. Offsets in the file do not change.
 const PrimaryWindow = 1 << 20
 
-// The worker opens the files that a supervisor writes. It sends their descriptors in the socket message that carries
-// the frame. The frame says how many descriptors there are.
+// The worker opens the files that a supervisor writes. It sends their descriptors together with a frame, in the same
+// socket message. The frame says how many descriptors there are.
 const (
 	ExecFiles    = 3 // files with a Start: stdout, stderr, and the exit record
 	PrimaryFiles = 2 // files with a Welcome: stdout and stderr of the primary command
@@ -95,7 +96,7 @@ type Welcome struct {
 	Command     []string          `json:"command,omitempty"`     // the primary command; empty: no such command
 	Env         map[string]string `json:"env,omitempty"`         // variables added to the primary command's environment
 	Grace       time.Duration     `json:"grace,omitempty"`       // time between TERM and KILL for the primary command
-	StopSignal  int               `json:"stop_signal,omitempty"` // to the primary command; default TERM to its tree
+	StopSignal  int               `json:"stop_signal,omitempty"` // asks the primary command to end; 0: TERM to its tree
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
 	Files       int               `json:"files,omitempty"` // [PrimaryFiles], or 0 if the primary command already runs

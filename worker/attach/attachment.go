@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	connectTimeout = 20 * time.Second       // limit for a supervisor to connect once its container runs
+	connectTimeout = 20 * time.Second       // how long a supervisor may take to connect after its container was started
 	alivePeriod    = 250 * time.Millisecond // pause between two checks of the supervisor's process
 	linkPeriod     = time.Second            // pause between two checks of the connection
 )
@@ -46,8 +46,8 @@ type Events interface {
 // Attachment is the connection to the supervisor of one start of a container.
 type Attachment struct {
 	Link *supervise.Link
-	// Run is the run directory, which the container writes to. Execs may still read from it after Close, so Close
-	// leaves it open. The garbage collector closes it when the attachment is no longer referenced.
+	// Run is the run directory, which the container writes to. Close leaves the directory open, because execs may still
+	// read from it afterwards. The garbage collector closes the directory when the attachment is no longer referenced.
 	Run  *os.Root
 	Home string // directory of the container on the host
 	Key  []byte // authenticates the supervisor's exit records
@@ -155,8 +155,8 @@ func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, conte
 	return ctx, cancel
 }
 
-// Up reports whether the supervisor is connected. If it is not, the supervisor's last report may be out of date. a may
-// be nil.
+// Up reports whether the supervisor is connected. Without a connection, the supervisor's last report may be out of
+// date. a may be nil.
 func (a *Attachment) Up() bool { return a != nil && a.Link.Up() }
 
 // EndAll tells the supervisor to end every command in the container, and reports whether the supervisor did so.
@@ -199,7 +199,7 @@ func (a *Attachment) onEnd(result control.Result) {
 	if command != nil {
 		select {
 		case command <- result:
-		default: // the supervisor reported the result before
+		default: // the supervisor has already reported this result
 		}
 	}
 	a.cfg.Events.Ended(result)

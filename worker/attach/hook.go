@@ -19,9 +19,9 @@ type HookResult struct {
 	Error    *protocol.Error // why the hook failed; nil: it did not fail
 }
 
-// Hook runs a hook as the container's default user, in its default directory. In one boot, a hook with the same name
-// runs only once, even if the worker restarts meanwhile, because the supervisor keeps the result. An error means that
-// the outcome is not known.
+// Hook runs a hook as the container's default user, in its default directory. Within one boot of the supervisor, a hook
+// with the same name runs only once, even if the worker restarts between two calls, because the supervisor keeps the
+// result. An error means that the outcome is not known.
 func (a *Attachment) Hook(ctx context.Context, name string, h *protocol.Hook) (HookResult, error) {
 	timeout := h.Timeout
 	if timeout == 0 {

@@ -57,7 +57,8 @@ func (c *CrashLoop) Looping(now time.Time) bool {
 // Reset removes all recorded reports and ends.
 func (c *CrashLoop) Reset() { *c = CrashLoop{Window: c.Window, Guard: c.Guard} }
 
-// Error returns the error of a command in a crash loop. what names the command, and memory is the memory limit.
+// Error returns the error of a command in a crash loop. The parameter what names the command, and the parameter memory
+// is the memory limit.
 func (c *CrashLoop) Error(what string, memory protocol.Bytes) *protocol.Error {
 	loops := fmt.Sprintf("again and again: within %s it never ran for %s", c.Window, c.Guard)
 	if c.oom {

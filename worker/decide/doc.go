@@ -6,7 +6,8 @@
 //	reports of a supervisor on a command      ──► PrimaryRun, CrashLoop        primary.go, crashloop.go
 //
 // The functions that return events are called with the newest state of the log. They return no events if the state has
-// changed so that the events no longer apply. Each of these functions has a scenario in testdata.
+// changed since the decision was planned, and the events no longer fit. Each of these functions has a scenario in
+// testdata.
 //
 // The package imports protocol, supervisor/control, and worker/progress.
 package decide

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// endExecs returns the ends of all active execs, ordered by id. An exec that never started ends as cancelled. An exec
-// that was running ends as failed, because it was interrupted.
+// endExecs returns the events that end all active execs, ordered by id. An exec that never started ends as cancelled.
+// An exec that was running ends as failed, because it was interrupted.
 func endExecs(st *protocol.State, reason string) []protocol.Event {
 	var events []protocol.Event
 	active := st.Active()
@@ -31,8 +31,9 @@ func Interrupted(reason string) *protocol.Error {
 		"the exec was interrupted (%s); its exit code is not known", reason)
 }
 
-// ExecStart starts an accepted exec under the supervisor with this boot. waited is how long the worker has known the
-// exec. If waited is longer than the start of the exec may take, ExecStart fails the exec instead.
+// ExecStart returns the event that starts an accepted exec under the supervisor with this boot. The parameter waited is
+// how long the worker has known the exec. If that is longer than the start of an exec may take, the event fails the
+// exec instead.
 func ExecStart(st *protocol.State, id, boot string, waited time.Duration) []protocol.Event {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateAccepted ||
@@ -75,8 +76,8 @@ func failUnstarted(id string, why *protocol.Error) []protocol.Event {
 		Exec: &protocol.ExecDetails{ID: id, Inline: true}}}
 }
 
-// ExecEnd ends a running exec with its result. ending says that this worker told the supervisor to end all commands in
-// the exec's container.
+// ExecEnd ends a running exec with its result. The parameter ending is true if this worker told the supervisor to end
+// all commands in the exec's container.
 func ExecEnd(st *protocol.State, result *control.Result, details *protocol.ExecDetails, ending bool) []protocol.Event {
 	x := st.Execs[details.ID]
 	if x == nil || x.State != protocol.ExecStateRunning {

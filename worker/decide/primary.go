@@ -23,7 +23,7 @@ type PrimaryRun struct {
 // ended reports whether the command does not run because it has exited or could not be started.
 func (r *PrimaryRun) ended() bool { return !r.Running && (r.LastExit != nil || r.Error != nil) }
 
-// PrimaryEvents returns those starts and ends of the sandbox's own command that are missing from the log.
+// PrimaryEvents returns events for the starts and ends of the sandbox's own command that the log lacks.
 func PrimaryEvents(b *protocol.Sandbox, run *PrimaryRun) []protocol.Event {
 	if len(b.Spec.Command) == 0 {
 		return nil
@@ -31,8 +31,8 @@ func PrimaryEvents(b *protocol.Sandbox, run *PrimaryRun) []protocol.Event {
 	return run.events(b.Primary)
 }
 
-// events returns the starts and ends that are missing from the log. known is the command's status in the log. A run
-// that began and ended between two reports has no events, but is counted in the number of restarts.
+// events returns events for the starts and ends that the log lacks. The parameter known is the command's status in the
+// log. A run that began and ended between two reports has no events, but is counted in the number of restarts.
 func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	if known == nil || known.Boot != r.Boot {
 		known = &protocol.PrimaryStatus{State: protocol.PrimaryHasEnded, Restarts: -1}
@@ -72,8 +72,8 @@ func (r *PrimaryRun) endOf(run int) protocol.Event {
 }
 
 // Steady returns 0 if the command has run for SteadyFor. Otherwise it returns how long to wait before calling Steady
-// again. It returns an error if the command cannot be started, or if a run that began at the time from, or later, ended
-// too early.
+// again. It returns an error if the command cannot be started, or if a run of the command ended too early. Runs that
+// began before the time in the parameter from do not count.
 func (r *PrimaryRun) Steady(spec *protocol.SandboxSpec, from, now time.Time) (time.Duration, *protocol.Error) {
 	switch {
 	case r.Error != nil:

@@ -8,7 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// Here returns the events that decide returns, if the sandbox is still assigned to this host in this generation.
+// Here returns the result of the function decide if the sandbox is still assigned to this host in this generation.
+// Otherwise it returns no events.
 func Here(st *protocol.State, hostID string, generation uint64, decide Decision) []protocol.Event {
 	if st.Sandbox.HostID != hostID || st.Sandbox.Generation != generation {
 		return nil
@@ -16,8 +17,8 @@ func Here(st *protocol.State, hostID string, generation uint64, decide Decision)
 	return decide(st)
 }
 
-// Decision returns the events to append to a history with this state. It returns no events if the state has changed so
-// that the events no longer apply.
+// Decision returns the events to append to a history with this state. It returns no events if the decision does not fit
+// this state.
 type Decision func(st *protocol.State) []protocol.Event
 
 // Refused gives a sandbox back to the coordinators, because this host has no room for it.
@@ -29,8 +30,9 @@ func Refused(st *protocol.State, why string) []protocol.Event {
 		Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
 }
 
-// Phases returns events. During the sandbox's create, the result begins with those phases in unreported that are
-// missing from the log. unreported are the phases that the worker has entered and may not have appended yet.
+// Phases adds missing phases to the given events. The parameter unreported has the phases of a create that the worker
+// has entered, but may not have appended yet. If the create has not ended, Phases puts the phases that the log lacks
+// before the events. Otherwise it returns the events unchanged.
 func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
 	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
 		return events
@@ -115,7 +117,8 @@ func Failed(st *protocol.State, run *PrimaryRun, why *protocol.Error) []protocol
 		protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason})
 }
 
-// endSandbox returns the events that end the sandbox's own command and the sandbox's execs, followed by the event end.
+// endSandbox returns the events that end the sandbox's own command and the sandbox's execs, followed by the event in
+// the parameter end.
 func endSandbox(st *protocol.State, run *PrimaryRun, reason string, end protocol.Event) []protocol.Event {
 	return append(append(PrimaryEvents(&st.Sandbox, run), endExecs(st, reason)...), end)
 }
@@ -130,7 +133,7 @@ func PullProgress(st *protocol.State, current string, pull *protocol.PullProgres
 	return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
 }
 
-// ErrSuperseded says that nothing was appended, because the events no longer apply to the newest state of the log.
+// ErrSuperseded says that nothing was appended, because the events do not fit the newest state of the log.
 var ErrSuperseded = errors.New("superseded")
 
 // IgnoreSuperseded returns err, or nil if it is ErrSuperseded.

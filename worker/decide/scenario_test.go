@@ -216,7 +216,8 @@ func (w *words) decide(st *protocol.State, host string) (events []protocol.Event
 	return nil, false
 }
 
-// run returns a supervisor's report: code=, restarts= and oom=, and running= for a command that runs.
+// run returns the supervisor's report that the line describes with the keys code, restarts and oom, and with the key
+// running if the command runs.
 func (w *words) run() *PrimaryRun {
 	return &PrimaryRun{Boot: w.values["boot"], Primary: control.Primary{
 		Running: w.has("running"), Restarts: w.number("restarts"), LastExit: w.code(), OOMKills: w.number("oom"),

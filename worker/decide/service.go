@@ -46,10 +46,10 @@ func ServiceHook(name string, number int, exit *int, output []byte, failed *prot
 	return append([]protocol.Event{hook}, ServiceFailed(name, failed)...)
 }
 
-// ServiceEnded records, in one event, those ends of the service's command that are missing from the log. The supervisor
-// pauses before it starts the command again, so the number of these events is limited. The command of a failed service
-// may end again and again for weeks, so ServiceEnded then records an end only if its exit code differs from that of the
-// last recorded end.
+// ServiceEnded returns one event for all ends of the service's command that the log lacks. The supervisor pauses before
+// it starts the command again, so the number of these events is limited. The command of a failed service may end again
+// and again for weeks, so ServiceEnded then returns an event only if the exit code differs from the last recorded exit
+// code.
 func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.Primary) []protocol.Event {
 	ends := EndsOf(p)
 	recorded := status.Boot == boot && status.Ends >= ends

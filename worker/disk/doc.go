@@ -8,7 +8,7 @@
 //	   └─ reserve.go  holds back space that the worker can use when the disk is full
 //
 // The watch needs neither the log nor the host's lock. So it also works while NATS is down, for example because the
-// same disk is full. It kills only processes that it was told to track.
+// same disk is full. The watch kills only processes that it was told to track.
 //
 // The package imports protocol and worker/diskuse.
 package disk

@@ -26,7 +26,7 @@ const reserveInodes = 32
 
 func newReserve(dir string, size func(room) int64) *reserve {
 	r := &reserve{dir: filepath.Join(dir, "reserve"), size: size}
-	_, err := os.Stat(filepath.Join(r.dir, "held")) // hold creates this file last
+	_, err := os.Stat(filepath.Join(r.dir, "held")) // the method hold creates this file last
 	r.held = err == nil
 	return r
 }
@@ -50,7 +50,7 @@ func (r *reserve) lastMark() time.Time {
 	return time.Now()
 }
 
-// hold takes the complete reserve. If it fails, it releases what it has taken.
+// hold takes the complete reserve. After a failure, hold releases the part that it has taken.
 func (r *reserve) hold(on room) error {
 	if r.held {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// measure measures all sandboxes. The time may be too short for all sandboxes, so measure begins with the sandboxes
-// that wrote the most since the previous sample.
+// measure measures all sandboxes. It has only measureWithin, which may be too short to measure all of them, so it
+// begins with the sandboxes that wrote the most since the previous sample.
 func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
@@ -44,7 +44,7 @@ func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	return taken
 }
 
-// measureTree measures a directory, unless this sample already has its measurement.
+// measureTree measures a directory, unless this sample already has a measurement of the directory.
 func (s *sample) measureTree(ctx context.Context, src source, dir string, since time.Time) {
 	if _, known := s.use[src]; known || dir == "" || ctx.Err() != nil {
 		return

@@ -64,7 +64,7 @@ func (d *Watch) cancelCopies(k protocol.SandboxKey, why *protocol.Error) {
 
 func (d *Watch) releaseReserve() {
 	if err := d.reserve.release(); err != nil {
-		d.log.Warn("could not release the space that the worker holds back on its disk", "error", err)
+		d.log.Warn("could not release the space that the worker reserves for itself on its disk", "error", err)
 	}
 }
 

@@ -60,8 +60,8 @@ type Watch struct {
 	stoppedAny bool             // a sandbox was stopped since the disk last had enough space
 	warnedAt   time.Time        // when the watch last logged that the disk is full although no sandbox writes
 
-	// unwatchedSince is when the previous worker last watched the disk. It is reset after the watch has checked, once,
-	// which sandbox filled the disk meanwhile.
+	// unwatchedSince is when the previous worker last watched the disk. A sandbox may have filled the disk between that
+	// time and the start of this worker. The watch checks this once, and then sets unwatchedSince to zero.
 	unwatchedSince time.Time
 }
 
@@ -133,8 +133,8 @@ func (d *Watch) Track(k protocol.SandboxKey, pid int, home string) {
 func (d *Watch) AllTracked() { d.allKnown.Store(true) }
 
 // Copy watches a copy into a container of a sandbox. The caller also writes the copied bytes to the returned counter,
-// and calls done at the end. If the copy fills the disk, the returned context ends, and its cause is the error with
-// which the sandbox fails.
+// and calls the returned function done at the end. If the copy fills the disk, the returned context ends, and its cause
+// is the error with which the sandbox fails.
 func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &copying{key: k, cancel: cancel}
@@ -196,7 +196,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	d.setFull(worst)
 	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
 	if firstKnown {
-		d.before = nil // chooseWriter then checks, this once, which sandbox wrote while no worker ran
+		d.before = nil // so that chooseWriter finds, this one time, the sandbox that wrote while no worker ran
 		defer func() { d.unwatchedSince = time.Time{} }()
 	}
 	if d.unwatchedSince.IsZero() {
@@ -241,7 +241,7 @@ func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64)
 		}
 		if i == 0 && l == enough && !d.reserve.held {
 			if err := d.reserve.hold(r); err != nil {
-				d.log.Warn("could not hold back space for the worker on its disk; retrying", "error", err)
+				d.log.Warn("could not reserve space for the worker on the worker's disk; retrying", "error", err)
 			}
 		}
 	}
@@ -275,7 +275,7 @@ func (d *Watch) fullForNoSandbox(s shortage, now time.Time) {
 	}
 }
 
-// chooseWriter returns the sandbox to stop. found is false if no sandbox should be stopped.
+// chooseWriter returns the sandbox to stop. The result found is false if no sandbox should be stopped.
 func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	if s.level < low {
 		return writer{}, false

@@ -64,8 +64,8 @@ func process(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// The watch kills the sandbox that fills the disk. It has space for a note with the reason, because it releases its
-// reserve.
+// The watch kills the sandbox that fills the disk. The watch has space for a note with the reason, because it releases
+// its reserve.
 func TestAWriterIsStoppedWithANoteAlthoughTheDiskIsFull(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t)

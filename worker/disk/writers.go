@@ -36,8 +36,8 @@ const (
 	byRecent  = "it has the most recently written data on that disk"
 )
 
-// fastestWriter returns the sandbox that added the most to a device between two samples. It counts inodes if inodes is
-// set, and bytes otherwise.
+// fastestWriter returns the sandbox that added the most to a device between two samples. It counts inodes if the
+// parameter inodes is true, and bytes otherwise.
 //
 // fastestWriter compares how much the files of each sandbox grew. A process may write the same bytes again and again
 // without filling the disk. Therefore the bytes that processes wrote count only if no growth explains the lost space.
@@ -69,8 +69,8 @@ func fastestWriter(before, now *sample, device uint64, inodes bool) writer {
 	return fastest
 }
 
-// growth returns by how much the files of each sandbox grew on a device. uncounted contains the sandboxes with a source
-// that at least one of the samples counted only partially.
+// growth returns by how much the files of each sandbox grew on a device. The result uncounted contains the sandboxes
+// with a source that at least one of the samples counted only partially.
 func growth(before, now *sample, device uint64, inodes bool) (grown, uncounted map[protocol.SandboxKey]int64) {
 	grown, uncounted = map[protocol.SandboxKey]int64{}, map[protocol.SandboxKey]int64{}
 	for src, use := range now.use {

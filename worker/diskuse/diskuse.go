@@ -5,8 +5,9 @@
 //	Deleted  the blocks of deleted files that processes still have open
 //	Written  the bytes that processes have written to file systems, as the kernel counts them
 //
-// None of these measurements is enough alone. A deleted file is in no tree. Allocating a file writes no bytes. And if a
-// parent does not wait for its child process, the kernel no longer counts the bytes that the child wrote.
+// None of these measurements is enough alone. A deleted file is in no tree. Allocating space for a file writes no
+// bytes. And if a parent does not wait for its child process, the kernel no longer counts the bytes that the child
+// wrote.
 //
 // The package imports nothing of this module.
 package diskuse

@@ -18,7 +18,7 @@ import (
 )
 
 // CoverInodes is a mount option. In a container's mount table, it identifies the file systems of
-// [ContainerSpec.Covers]: no other file system of a container has this limit.
+// [ContainerSpec.Covers]: no other file system of a container is limited to this number of inodes.
 const CoverInodes = "nr_inodes=1000003"
 
 // ContainerSpec describes a container. For settings without a field, the engine's defaults apply, with four exceptions:
@@ -188,8 +188,9 @@ func (cs *containers) StartContainer(ctx context.Context, id string) error {
 		})
 }
 
-// StopContainer sends TERM, and sends KILL if the container still runs after grace, rounded up to a full second. It
-// waits until the container has ended. A container that is stopped already or does not exist is no error.
+// StopContainer sends TERM, and sends KILL if the container still runs after the grace period, which is rounded up to a
+// full second. It waits until the container has ended. A container that is stopped already or does not exist is no
+// error.
 func (cs *containers) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
 	limit := cs.runLimit() + time.Duration(seconds)*time.Second

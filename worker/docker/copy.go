@@ -13,8 +13,9 @@ import (
 
 // CopyTo unpacks a tar stream into a directory of a container, and keeps the owners that the stream names. The
 // container need not have been started. CopyTo fails with failed_precondition and reason copy_failed if the directory
-// does not exist, and with [ErrEngineUnavailable] if the transfer makes no progress for [Config.StallTimeout]. If
-// reading tar fails, CopyTo returns the reader's error unchanged. CopyTo does not read tar after it has returned.
+// does not exist, and with [ErrEngineUnavailable] if the transfer makes no progress for [Config.StallTimeout]. If the
+// stream cannot be read, CopyTo returns the reader's error unchanged. CopyTo does not read from the stream after it has
+// returned.
 func (cs *containers) CopyTo(ctx context.Context, id, dir string, tar io.Reader) error {
 	body := &source{r: tar}
 	err := cs.do(ctx, call{verb: "copy to", kind: kindContainer, name: id, limit: transferLimit},

@@ -101,7 +101,7 @@ func (b *bench) awaitUp(tb testing.TB, id string) {
 	})
 }
 
-// create creates a container, and starts it if started is true.
+// create creates a container, and starts it if the parameter started is true.
 func (b *bench) create(tb testing.TB, spec docker.ContainerSpec, started bool) string {
 	tb.Helper()
 	id, err := b.CreateContainer(tb.Context(), spec)

@@ -156,8 +156,8 @@ func unanswered(err error) bool {
 var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
 
 // startRefused reports whether the container can never start as it was created, for example because its command or the
-// source of a mount is missing. If startRefused is false, the engine itself failed. The engine's text for both cases
-// may be "failed to create task".
+// source of a mount is missing. If startRefused returns false, the engine itself failed. The engine's text for both
+// cases may be "failed to create task".
 func startRefused(err error, message string) bool {
 	if cerrdefs.IsInvalidArgument(err) || strings.Contains(message, "OCI runtime") ||
 		strings.Contains(message, "error while creating mount source path") {

@@ -11,7 +11,7 @@ import (
 )
 
 // Unfenced is a fence that always allows changes. Tools and tests use it. A worker uses it to read the [Engine.HostID],
-// because it needs this id to take the host's lock.
+// because the worker needs this id before it can take the host's lock.
 func Unfenced() error { return nil }
 
 // fence refuses requests that could change something, unless the check allows them. The fence is between the Docker
@@ -87,7 +87,8 @@ func fenceConns(t *http.Transport) {
 	}
 }
 
-// arm sets the check that the connection runs before its next write. If ask is nil, the next write is not checked.
+// arm sets the check that the connection runs before its next write. If the function ask is nil, the next write is not
+// checked.
 func arm(c net.Conn, ask func() error) {
 	if encrypted, ok := c.(*tls.Conn); ok {
 		c = encrypted.NetConn()

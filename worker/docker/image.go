@@ -45,7 +45,8 @@ func (im *images) FindImage(ctx context.Context, ref string) (Image, error) {
 	return im.findImage(ctx, ref, ref)
 }
 
-// findImage inspects the image with this name on the engine. The result has the image's digest in ref's registry.
+// findImage inspects the image with this name on the engine. The result has the image's digest in the registry of the
+// reference ref.
 func (im *images) findImage(ctx context.Context, name, ref string) (Image, error) {
 	var img Image
 	err := im.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: im.readLimit()},

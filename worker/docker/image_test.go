@@ -80,7 +80,7 @@ func TestAFailedPullSaysWhetherTheImageWasTheCause(t *testing.T) {
 	}
 }
 
-// Registries give the same answer for a missing image, and for an image that the client may not pull.
+// Registries give the same answer for a missing image, and for an image that the client is not allowed to pull.
 func TestCredentialsDistinguishADeniedPullFromAMissingImage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -25,7 +25,7 @@ const (
 var containerLabels = []string{LabelTenant, LabelSandbox, LabelGeneration, LabelRole, LabelService, LabelHost,
 	LabelDirectory, LabelNetwork, LabelGPUs}
 
-// containerLabelled returns all labels of a container. A label that the argument lacks is empty.
+// containerLabelled returns all labels of a container. Labels that the caller does not give are empty.
 func (cs *containers) containerLabelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(containerLabels)+1)
 	for _, name := range containerLabels {

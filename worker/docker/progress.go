@@ -17,8 +17,8 @@ const transferLimit = time.Hour
 // errStalled is the cause when a transfer is cancelled because it makes no progress.
 var errStalled = errors.New("no progress for too long")
 
-// progress cancels the context of a transfer that makes no progress for the duration stall. A fixed deadline would be
-// wrong, because the duration of a transfer depends on its size.
+// progress cancels the context of a transfer after a time without progress. The field stall is that time. A fixed
+// deadline would be wrong, because the duration of a transfer depends on its size.
 type progress struct {
 	stall time.Duration
 	timer *time.Timer

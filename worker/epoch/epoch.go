@@ -35,17 +35,17 @@ func (e *Epoch) Lost() {
 	e.lost = true
 }
 
-// Load returns the epoch. To learn in which epoch a container was inspected or started, call Load before that request to
-// the engine.
+// Load returns the epoch. To learn in which epoch a container is inspected or started, call Load before the request to
+// the engine that does so.
 func (e *Epoch) Load() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.n
 }
 
-// Same returns nil if the engine's events were followed without a gap from epoch until now. Otherwise it returns an
-// error with code unavailable. The reason is engine_restarted if the engine's process may have been replaced, and
-// engine_unavailable if the worker does not follow the engine's events at present.
+// Same returns nil if the engine's events were followed without a gap from the given epoch until now. Otherwise it
+// returns an error with code unavailable. The reason is engine_restarted if the engine's process may have been
+// replaced, and engine_unavailable if the worker does not follow the engine's events at present.
 func (e *Epoch) Same(epoch int64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -59,8 +59,9 @@ func (e *Epoch) Same(epoch int64) error {
 	return nil
 }
 
-// EndedByItself is called for a container that has ended since epoch. It returns nil if the container ended by itself:
-// the engine answers, and its events were followed without a gap. Otherwise it returns the error of ping or of Same.
+// EndedByItself is called for a container that has ended since the given epoch. It returns nil if the container ended
+// by itself: the engine answers, and its events were followed without a gap. Otherwise it returns the error of ping or
+// of Same.
 func (e *Epoch) EndedByItself(ctx context.Context, ping func(context.Context) error, epoch int64) error {
 	if err := ping(ctx); err != nil {
 		return err

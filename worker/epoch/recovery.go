@@ -12,8 +12,8 @@ type Recovery struct {
 	back chan struct{} // closed at the next recovery
 }
 
-// Next returns a channel that is closed at the next recovery. Call Next before a try, so that a recovery during the try
-// ends the pause after it.
+// Next returns a channel that is closed at the next recovery. A loop that retries calls Next before each try, and
+// passes the channel to [Pause] if the try fails. A recovery that happens during the try then ends the pause at once.
 func (r *Recovery) Next() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -33,7 +33,7 @@ func (r *Recovery) Happened() {
 	}
 }
 
-// Pause waits until back is closed, until d has passed, or until ctx ends.
+// Pause waits until the channel back is closed, until d has passed, or until ctx ends.
 func Pause(ctx context.Context, back <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

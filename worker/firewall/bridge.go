@@ -8,9 +8,9 @@ import (
 )
 
 // An engine that is killed while it creates a network leaves the network's bridge behind, and does not know the bridge
-// after its restart. The table therefore has a set that records the names of bridges. A name is added before the engine
-// is asked to create the bridge, and removed when the bridge is known to be gone. Several deployments, or several
-// engines, may share one network namespace. The record tells which deployment a bridge belongs to.
+// after its restart. The table therefore has a record of bridges: a set with their names. A name is added before the
+// engine is asked to create the bridge, and removed when the bridge is known to be gone. Several deployments, or
+// several engines, may share one network namespace. The record tells which deployment a bridge belongs to.
 
 // Bridge is a bridge in the engine's network namespace that was created for this deployment.
 type Bridge struct {

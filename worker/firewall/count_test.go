@@ -43,7 +43,8 @@ func in(t *testing.T, namespace string, f func() error) {
 	check(t, <-done)
 }
 
-// beside creates a namespace, and a link between the host and the namespace. link names the host's end of the link.
+// beside creates a namespace, and a link between the host and the namespace. The parameter link is the name of the
+// link's end on the host.
 func (h *host) beside(t *testing.T, name, link, address, gateway string) string {
 	t.Helper()
 	namespace := h.namespace + "-" + name

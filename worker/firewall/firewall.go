@@ -169,9 +169,9 @@ func (f *Firewall) Forget(bridge string) error {
 	return f.table.forget([]string{bridge})
 }
 
-// Gone records that the engine has removed a network. The caller must have called [Firewall.Forget] before. It removes
-// the network's rules again, because a Sync between Forget and Gone may have restored them from a list that still had
-// the network.
+// Gone records that the engine has removed a network. The caller must have called [Firewall.Forget] before. Gone
+// removes the network's rules once more, because a Sync between Forget and Gone may have restored them from a list that
+// still had the network.
 func (f *Firewall) Gone(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,8 +191,9 @@ func (f *Firewall) Mark() uint64 {
 }
 
 // Sync rewrites all rules, which restores missing rules. It also removes the rules of networks that are gone. The
-// second parameter is the list of the engine's networks. The list must have been read after the call of [Firewall.Mark]
-// that returned mark. Changes that other methods made since mark take precedence over the list.
+// parameter listed has the engine's networks. The caller must read this list after it has called [Firewall.Mark], whose
+// result is the parameter mark. Changes that other methods have made since the call of Mark take precedence over the
+// list.
 func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,8 +205,8 @@ func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	return f.prune()
 }
 
-// prune removes the chains of bridges that belong to no known network. It may only be called after the ledger has
-// processed the engine's complete list of networks. Before that, the ledger knows only the networks that the worker has
+// prune removes the chains of bridges that belong to no known network. It must not be called before the ledger has
+// processed the engine's complete list of networks. Until then, the ledger knows only the networks that the worker has
 // handled since its start.
 func (f *Firewall) prune() error {
 	there, err := f.table.bridges()

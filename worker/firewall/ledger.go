@@ -56,8 +56,8 @@ func (l *ledger) markGone(bridge string) {
 // clear forgets all networks.
 func (l *ledger) clear() { clear(l.known) }
 
-// update processes a list of the engine's networks. The list was read after the clock showed mark. Changes since mark
-// take precedence over the list.
+// update processes a list of the engine's networks. The parameter mark is a value that the clock had before the list
+// was read. Changes since then take precedence over the list.
 func (l *ledger) update(mark uint64, listed []Network) {
 	present := map[string]bool{}
 	for _, n := range listed {
@@ -79,8 +79,8 @@ func (l *ledger) update(mark uint64, listed []Network) {
 	maps.DeleteFunc(l.gone, func(_ string, at uint64) bool { return at <= mark })
 }
 
-// networks returns the known networks. The parameter has the bridges with rules. missing is the number of known
-// networks that exist on the engine, but have no rules.
+// networks returns the known networks. The parameter ruled has the bridges with rules. The result missing is the number
+// of known networks that exist on the engine, but have no rules.
 func (l *ledger) networks(ruled map[string]bool) (networks []Network, missing int) {
 	networks = make([]Network, 0, len(l.known))
 	for bridge, e := range l.known {

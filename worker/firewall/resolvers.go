@@ -49,9 +49,9 @@ func (h *host) HostAddresses() (own []netip.Addr) {
 }
 
 // DNS returns the name servers to configure in the containers of a network with this policy. nil leaves the choice to
-// the engine, which always resolves the names of containers itself. A network that may not reach the internet gets only
-// name servers that its policy allows. The engine would query other name servers from outside of the network, and a
-// sandbox could send data to the internet in the queried names.
+// the engine, which always resolves the names of containers itself. A network whose policy does not allow the internet
+// gets only name servers that its policy allows. The engine would query other name servers from outside of the network,
+// and a sandbox could send data to the internet in the queried names.
 func (f *Firewall) DNS(p Policy) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,8 +78,8 @@ func (f *Firewall) DNS(p Policy) []string {
 const deadResolver = "0.0.0.0"
 
 // resolvers reads the configured name servers of the engine's host, except those on its loopback. The engine queries
-// the returned name servers from inside the sandbox's network, so the firewall applies. It would query a name server on
-// the loopback from outside that network.
+// the returned name servers from inside the sandbox's network, so the firewall applies. The engine would query a name
+// server on the host's loopback from outside that network.
 func (n *namespace) resolvers() []netip.Addr {
 	var found []netip.Addr
 	for _, name := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {

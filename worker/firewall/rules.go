@@ -25,7 +25,7 @@ const (
 	chainNone       = "none"
 	chainRefuse     = "refuse"
 	chainCounted    = "counted"  // no packet passes it; writing it shows whether the kernel can count connections
-	setCounted      = "counted-" // the limit is appended; counts connections by bridge
+	setCounted      = "counted-" // first part of the name of a set; the rest is the limit
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 	setMade         = "made"
@@ -157,7 +157,7 @@ func (s *script) resolver(chain string, a netip.Addr) {
 // network writes the chain of a network, and sends the packets from the network's bridge to that chain.
 func (s *script) network(n Network) error {
 	s.chain(n.Bridge)
-	// Sandboxes have no IPv6 addresses, so an IPv6 packet was forged.
+	// Sandboxes have no IPv6 addresses, so an IPv6 packet from a sandbox is forged.
 	s.rule(n.Bridge, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},

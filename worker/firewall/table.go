@@ -29,7 +29,7 @@ type table struct {
 }
 
 // writeCommon writes the rules that all networks share. If the kernel does not support replies to refused packets, or a
-// limit of connections, writeCommon leaves them out.
+// limit of connections, writeCommon leaves out the rules for that.
 func (t *table) writeCommon() error {
 	err := t.transact(t.common)
 	if errors.Is(err, unix.EOPNOTSUPP) && !t.silent {

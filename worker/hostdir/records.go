@@ -38,8 +38,8 @@ func (d Dir) Defaults() (v Defaults, err error) {
 }
 
 // EarlierOutput returns how much of the two streams of a container's own command was published on other hosts before
-// the container was made on this one. now is how much is published at the time of the call. The first call stores now,
-// and all calls return the stored value.
+// the container was made on this one. The parameter now is how much is published at the time of the call. The first
+// call stores this value, and all calls return the stored value.
 func (d Dir) EarlierOutput(now [2]int64) (earlier [2]int64, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, "output"))
 	if err == nil {

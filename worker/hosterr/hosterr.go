@@ -16,7 +16,8 @@ import (
 )
 
 // Wrap translates an error of the host's file system: a full disk becomes resource_exhausted, and any other error
-// becomes internal. The message consists of format with args, which name the failed action, and the text of err.
+// becomes internal. The parameters format and args describe the failed action. The message consists of this description
+// and the text of err.
 func Wrap(err error, format string, args ...any) *protocol.Error {
 	code, reason := protocol.Internal, ""
 	if DiskFull(err) {

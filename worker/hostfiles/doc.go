@@ -1,5 +1,6 @@
-// Package hostfiles decides which files of the host a sandbox may use, and mounts exactly these files. It also covers
-// and uncovers the volumes that images declare.
+// Package hostfiles decides which files of the host a sandbox may use, and mounts exactly these files. It also keeps
+// the engine from mounting directories of the host for the volumes that images declare: it covers the volumes' paths
+// while the container starts.
 //
 //	spec ──► Files ─┬─► Policy   policy.go, forbidden.go   paths below the operator's allow-list
 //	                └─► Toolbox  toolbox.go, tooltable.go  files of builtin tools; shadow.go copies some of them,

@@ -27,9 +27,9 @@ type allowedMount struct {
 	writable bool
 }
 
-// NewPolicy resolves an allow-list. Its entries have the form PATH, PATH:ro or PATH:rw. A path in forbid may not be
-// mounted, even if it is below an entry of the list. The error is invalid_argument if an entry does not exist, is the
-// root directory, or is writable although this process cannot verify mounts.
+// NewPolicy resolves an allow-list. Its entries have the form PATH, PATH:ro or PATH:rw. The parameter forbid has paths
+// that must not be mounted, even if they are below an entry of the list. The error is invalid_argument if an entry does
+// not exist, is the root directory, or is writable although this process cannot verify mounts.
 func NewPolicy(allow, forbid []string) (*Policy, error) {
 	p := &Policy{forbidden: slices.Concat(engineSockets, []string{"/proc", "/sys", "/dev"}, forbid)}
 	for i, entry := range allow {
@@ -66,7 +66,8 @@ func newAllowedMount(field, entry string) (a allowedMount, err error) {
 // CanVerify reports whether this process may inspect the mounts of containers. Only root may.
 func CanVerify() bool { return os.Geteuid() == 0 }
 
-// Advertised returns the entries of the allow-list for the table of hosts: all entries, and only the writable entries.
+// Advertised returns the entries of the allow-list for the table of hosts: first a list of all entries, then a list of
+// the writable entries.
 func (p *Policy) Advertised() (all, writable []string) {
 	for _, a := range p.allowed {
 		all = append(all, a.named)
@@ -77,10 +78,10 @@ func (p *Policy) Advertised() (all, writable []string) {
 	return all, writable
 }
 
-// open resolves the source of a mount, opens it and checks the open file. A later change of the path then has no
-// effect. open first resolves all links. Then it opens the resolved path without following a link below the entry of
-// the allow-list, so it refuses a path in which a link has appeared meanwhile. field is the field of the mount. The
-// error is permission_denied with reason mount_denied, or invalid_argument.
+// open resolves the source of a mount, opens it and checks the open file. A later change of the path has no effect on
+// the open file. open first resolves all links. Then it opens the resolved path without following a link below the
+// entry of the allow-list, so it refuses a path in which a link has appeared since. The parameter field is the mount's
+// field in the spec. The error is permission_denied with reason mount_denied, or invalid_argument.
 func (p *Policy) open(field, source string, writable bool) (*os.File, string, error) {
 	real, err := filepath.EvalSymlinks(source)
 	if errors.Is(err, unix.EINVAL) { // a link was replaced with something else before it was read

@@ -27,8 +27,8 @@ type Toolbox struct {
 // allTools, as an entry of the operator's list, offers every builtin tool.
 const allTools = "all"
 
-// NewToolbox returns the toolbox with the tools in offered, whose files are below home. agent is the address of the ssh
-// agent's socket, or "". The error is invalid_argument.
+// NewToolbox returns a toolbox. The parameter offered lists the tools that the operator offers, home is the directory
+// with the tools' files, and agent is the address of the ssh agent's socket, or "". The error is invalid_argument.
 func NewToolbox(offered []string, home, agent string, policy *Policy) (*Toolbox, error) {
 	t := &Toolbox{home: home, agent: agent, policy: policy, verifies: CanVerify()}
 	for i, name := range offered {
@@ -117,7 +117,7 @@ var (
 )
 
 // open resolves, opens and checks the source of a tool's mount. The error is errNoTool if the source does not exist,
-// and errUnverified if the worker may not mount it. Any other error names field.
+// and errUnverified if the worker must not mount it. Any other error names the given field of the spec.
 func (t *Toolbox) open(field, name string) (*os.File, string, error) {
 	m := findToolMount(name)
 	if m == nil {

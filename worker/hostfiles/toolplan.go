@@ -25,7 +25,7 @@ func NeedHome(names []string) bool {
 
 // plan chooses the bindings of a spec's tools, and the environment variables that tell programs the paths of the files.
 // A mount that several tools share is planned only once. home is the home directory of the sandbox's user. Copies of
-// tools' directories are made in d.
+// tools' directories are made in the sandbox's directory d.
 func (t *Toolbox) plan(spec *protocol.SandboxSpec, home string, d hostdir.Dir) (Bindings, error) {
 	p := toolPlan{box: t, spec: spec, home: home, dir: d, planned: map[string]bool{}}
 	p.chosen.Env = map[string]string{}

@@ -20,9 +20,9 @@ type toolMount struct {
 	target string
 	mode   toolMode
 	file   bool // the source is a file, not a directory
-	// shadow: if the directory contains links to targets outside the directory, the sandbox gets a copy of the
-	// directory. If the directory itself were mounted, these links would lead to other files in the sandbox. Caches are
-	// large and have many such links, so they are mounted directly.
+	// If shadow is set, and the directory contains links to targets outside the directory, the sandbox gets a copy of
+	// the directory. If the directory itself were mounted, these links would lead to other files in the sandbox. shadow
+	// is not set for caches: they are large and have many such links, so they are mounted directly.
 	shadow bool
 	env    string // environment variable that tells programs the target; "": programs use the target by default
 }

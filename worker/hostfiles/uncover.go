@@ -86,9 +86,9 @@ func uncover(mounts mountTable, volumes []string) error {
 	return nil
 }
 
-// isCover reports whether a mount is the cover of a volume. If the worker restarts while the container runs, processes
-// in the container may have replaced the path of a volume with a link to another mount, for example a mount that hides
-// a part of /proc.
+// isCover reports whether a mount is the cover of a volume. The mount at a volume's path need not be the cover: if the
+// worker restarts while the container runs, processes in the container may have replaced the path with a link to
+// another mount, for example one that hides a part of /proc.
 func isCover(m *mountinfo.Info) bool {
 	return m.FSType == "tmpfs" && m.Root == "/" && slices.Contains(strings.Split(m.VFSOptions, ","), docker.CoverInodes)
 }

@@ -22,9 +22,9 @@ import (
 // engineDirs are directories in which the engine or the worker mounts file systems in every container.
 var engineDirs = []string{"/proc", "/sys", "/dev", control.ContainerAt}
 
-// Volumes lists the volumes that an image declares, without the paths in mounted. Outer volumes come before inner
-// volumes. The error is failed_precondition if a volume is at a path that cannot be covered. field names the image in
-// the error.
+// Volumes lists the volumes that an image declares, except those at a path in the parameter mounted. Outer volumes come
+// before inner volumes. The error is failed_precondition if a volume is at a path that cannot be covered. The parameter
+// field is the image's field in the spec, for the error.
 func Volumes(image docker.Image, mounted []string, field string) ([]string, error) {
 	var volumes []string
 	for _, declared := range image.Volumes {
@@ -56,8 +56,8 @@ func CoverVolumes(spec *docker.ContainerSpec, volumes []string, memory protocol.
 }
 
 // CheckCopies refuses to copy a tree into a volume that stays covered, because the container could not see the copy. It
-// checks the trees of a service, or the trees of the primary container if service is "". mounted are the container's
-// mounts.
+// checks the trees of the given service, or those of the primary container if service is "". The parameter mounted has
+// the paths of the container's mounts.
 func CheckCopies(spec *protocol.SandboxSpec, service string, volumes, mounted []string) error {
 	covered := coveredVolumes(volumes, mounted)
 	for i, c := range spec.Copies {

@@ -91,8 +91,8 @@ func parseRanges(texts []string) (ranges []netip.Prefix) {
 // Load reads the record of the host's images. Images without a record are never removed.
 func (m *Images) Load() { m.inventory.load() }
 
-// Get returns an image, and pulls it if the pull policy demands that. The image is not removed from the host before the
-// caller calls release. report, which may be nil, is called with the progress of a pull.
+// Get returns an image, and pulls it if the pull policy demands that. The image stays on the host until the caller
+// calls the returned function release. Get calls the function report, which may be nil, with the progress of a pull.
 func (m *Images) Get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (
 	_ docker.Image, release func(), err error) {
 	full, err := imageref.Full("spec.image", ref)
@@ -139,7 +139,7 @@ func (m *Images) Run(ctx context.Context, dataDir string) error {
 	defer tick.Stop()
 	for {
 		if err := sweeper.sweep(ctx); err != nil && ctx.Err() == nil {
-			m.log.Warn("could not check for unused images, or remove one; retrying later", "error", err)
+			m.log.Warn("could not find unused images, or could not remove one of them; retrying later", "error", err)
 		}
 		select {
 		case <-ctx.Done():

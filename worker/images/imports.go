@@ -179,8 +179,8 @@ func (i *importer) importOne(ctx context.Context, want *protocol.WantedImage, na
 	return i.releaseOlder(ctx, want.Ref)
 }
 
-// adoptOlder gives the new name to an image that an older version imported. It returns false if no older version
-// imported the wanted file.
+// adoptOlder adds a name to an image that an older version imported under another name. It returns false if no older
+// version imported the wanted file.
 func (i *importer) adoptOlder(ctx context.Context, want *protocol.WantedImage, name string) (adopted bool, err error) {
 	r := i.inventory.older(want.Ref)
 	if r == nil || r.File != want.Digest {

@@ -23,8 +23,8 @@ type inventory struct {
 	log     *slog.Logger
 	changed wake.Signal // set when the report of images is outdated
 
-	// removal is locked while an image is removed, and while hold counts a use. A removal therefore sees every use that
-	// hold has counted.
+	// removal is locked while an image is removed, and while the method hold counts a use of an image. A removal
+	// therefore knows of every use that was counted before.
 	removal sync.Mutex
 
 	mu      sync.Mutex
@@ -45,7 +45,7 @@ type record struct {
 	Left   string         `json:"left,omitempty"`   // reference by digest that the worker's pull left on the engine
 	File   string         `json:"file,omitempty"`   // digest of the imported file
 
-	// Others says that another client of the engine had given the name to its own image, before a pull, or an import by
+	// Others is true if the name belonged to an image of another client of the engine, and then a pull, or an import by
 	// an older version, gave the name to another image. The worker never removes such a name.
 	Others bool      `json:"others,omitempty"`
 	UsedAt time.Time `json:"used_at"`
@@ -93,7 +93,7 @@ func (v *inventory) save() {
 	if err == nil {
 		err = os.WriteFile(v.file+".tmp", data, 0o600)
 	}
-	if err == nil { // after a failed write, as on a full disk, half a file would replace the complete file
+	if err == nil { // after a failed write, as on a full disk, a rename would replace the old file by half a file
 		err = os.Rename(v.file+".tmp", v.file)
 	}
 	if err != nil {
@@ -159,8 +159,8 @@ func (v *inventory) owns(name, id string) bool {
 	return r != nil && r.ID == id && !r.Others
 }
 
-// hold keeps the image of a full reference from being removed until release is called. A call of release counts as a
-// use of the image.
+// hold keeps the image of a full reference on the host until the caller calls release. The call of release counts as
+// another use of the image.
 func (v *inventory) hold(full string) (release func()) {
 	v.removal.Lock()
 	defer v.removal.Unlock()
@@ -181,7 +181,7 @@ func (v *inventory) hold(full string) (release func()) {
 	})
 }
 
-// pin keeps a name on the host until [inventory.unpinUnwanted], and returns its record.
+// pin keeps a name on the host until [inventory.unpinUnwanted] unpins the name, and returns the record of the name.
 func (v *inventory) pin(name, origin string) *record {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -312,7 +312,7 @@ func (v *inventory) older(ref string) *record {
 	return nil
 }
 
-// dropOlder drops a record that older returned.
+// dropOlder drops a record that the method older has returned.
 func (v *inventory) dropOlder(ref string, r *record) {
 	v.mu.Lock()
 	if v.records[ref] == r && v.pins[ref] == protocol.ImageImported {

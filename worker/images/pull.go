@@ -77,8 +77,8 @@ func (m *Images) pull(ctx context.Context, full string, report func(protocol.Pul
 	return now, err
 }
 
-// recordPull records a pull by the engine. A name that another client of the engine gave before the pull still belongs
-// to that client, even if the pull gave the name to another image.
+// recordPull records a pull by the engine. If another client of the engine had given the name to its own image before
+// the pull, the name still belongs to that client, even if the pull gave the name to another image.
 func (m *Images) recordPull(full string, before, now docker.Image) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -93,7 +93,7 @@ func (p *reporter) follow(ctx context.Context) {
 }
 
 // limitNames returns the first names, as many as fit into a report, in sorted order. The caller puts important names
-// first. cut says whether some names did not fit.
+// first. The result cut is true if some names did not fit.
 func limitNames(names []string) (reported []string, cut bool) {
 	size := 0
 	for _, name := range names {

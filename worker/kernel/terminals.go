@@ -39,7 +39,7 @@ func setTerminals(pid, most int) error {
 	defer unix.Close(at)
 	fs, err := unix.Fspick(at, "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
 	if err != nil {
-		return fmt.Errorf("pick the container's /dev/pts: %w", err)
+		return fmt.Errorf("select the container's /dev/pts for new options: %w", err)
 	}
 	defer unix.Close(fs)
 	for _, option := range [][2]string{{"gid", "5"}, {"mode", "0620"}, {"ptmxmode", "0666"}, {"max", fmt.Sprint(most)}} {

@@ -94,9 +94,10 @@ type holder struct {
 	watchers int
 }
 
-// relieve finds the sandbox that has the most file watchers. If it has more than least, relieve kills its processes
-// until it has at most least, beginning with the processes that have the most. containers maps the first process of
-// each container to the name of the sandbox. First processes have no file watchers, and are never killed.
+// relieve finds the sandbox that has the most file watchers. If the sandbox has more file watchers than the parameter
+// least, relieve kills processes of the sandbox until it has at most that many. It begins with the processes that have
+// the most. The parameter containers maps the first process of each container to the name of the sandbox. First
+// processes have no file watchers, and are never killed.
 func relieve(containers map[int]string, least int) (name string, killed int) {
 	held := findHolders(containers)
 	total := map[string]int{}
@@ -123,7 +124,7 @@ func relieve(containers map[int]string, least int) (name string, killed int) {
 	return name, killed
 }
 
-// findHolders returns, by sandbox, the processes in containers that hold file watchers of root.
+// findHolders returns, by sandbox, the processes in the given containers that hold file watchers of root.
 func findHolders(containers map[int]string) map[string][]holder {
 	inside := map[string]string{} // names of sandboxes, by PID namespace
 	for pid, name := range containers {
@@ -164,8 +165,8 @@ func mayHoldRoots(pid int) bool {
 	return err == nil && isOrWasRoot(string(status))
 }
 
-// isOrWasRoot reports, from the text of /proc/PID/status, whether a process runs as root or may have done so before.
-// Because of no-new-privileges, only a process with CAP_SETUID in its bounding set can have changed its user.
+// isOrWasRoot reports, from the text of /proc/PID/status, whether a process runs as root or may have run as root
+// before. Because of no-new-privileges, only a process with CAP_SETUID in its bounding set can have changed its user.
 func isOrWasRoot(status string) bool {
 	field := func(title string) string {
 		_, rest, _ := strings.Cut(status, "\n"+title+":\t")

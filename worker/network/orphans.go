@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// orphanPasses is the number of intervals Config.Reconcile during which a bridge must have been an orphan before it is
-// removed. The wait is necessary after a worker was killed: the engine may still be creating the network of a bridge
-// that looks like an orphan.
+// A bridge is removed after it was an orphan for the time Config.Reconcile multiplied by orphanPasses. The wait is
+// necessary after a worker was killed: the engine may still be creating the network of a bridge that looks like an
+// orphan.
 const orphanPasses = 4
 
 // orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The
@@ -32,8 +32,8 @@ type orphanBridges struct {
 	dryRun   bool          // only report orphans, and remove none
 }
 
-// remove removes bridges that an engine left behind because it was killed while it created their networks. It lists the
-// bridges before the engine's networks. So a network that is created between the two lists does not make its bridge
+// remove removes bridges that an engine left behind because it was killed while it created their networks. It first
+// lists the bridges, and then the engine's networks. So a network that is created in between does not make its bridge
 // look like an orphan.
 func (o *orphanBridges) remove(ctx context.Context) error {
 	abandoned, err := o.firewall.Abandoned()

@@ -25,8 +25,9 @@ func CheckPorts(allowed protocol.PortRange, spec *protocol.SandboxSpec) error {
 func portField(i int) string { return fmt.Sprintf("spec.ports[%d].host", i) }
 
 // ChoosePorts returns the ports of a spec. For host ports that the spec leaves open, it chooses free ports that the
-// operator allows. If the engine chose the ports, they would change at each start. A port in the container's
-// configuration does not change when the sandbox is stopped and resumed, or the engine is restarted.
+// operator allows. If the engine chose the ports, they would change at each start. The ports that ChoosePorts returns
+// become part of the container's configuration, so they stay the same when the sandbox is stopped and resumed, or the
+// engine is restarted.
 //
 // A chosen port may be taken before the container starts. The engine then refuses the start. If the engine's network
 // namespace cannot be entered, ChoosePorts chooses without knowing whether a port is free. ChoosePorts also works if
@@ -60,8 +61,8 @@ func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port
 // maxCandidates limits how many ports are tried to find a free port.
 const maxCandidates = 1024
 
-// portCandidates returns ports of a range, except those for which taken returns true. The order is random, so that
-// sandboxes that start at the same time do not try the same ports.
+// portCandidates returns ports of a range, except those for which the function taken returns true. The order is random,
+// so that sandboxes that start at the same time do not try the same ports.
 func portCandidates(r protocol.PortRange, taken func(port int) bool) (candidates []int) {
 	for _, at := range rand.Perm(r.Len()) {
 		if port := r.First + at; !taken(port) && len(candidates) < maxCandidates {
@@ -102,8 +103,8 @@ func PublishedPorts(spec, bound []protocol.Port) ([]protocol.Port, error) {
 
 var portInMessage = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:(\d+)`)
 
-// PortConflict adds the spec's field to an error of the engine about a port that is taken or cannot be published. retry
-// is true if the spec left the port open, so that a start with another port may succeed.
+// PortConflict adds the spec's field to an error of the engine about a port that is taken or cannot be published. The
+// result retry is true if the spec left the port open, so that a start with another port may succeed.
 func PortConflict(err error, spec []protocol.Port) (named error, retry bool) {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Reason != docker.ReasonPortTaken && e.Reason != protocol.ReasonUnsupported {

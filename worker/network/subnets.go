@@ -21,7 +21,7 @@ type Subnets struct {
 	pool    netip.Prefix
 	ours    map[netip.Prefix]bool // subnets that this worker took; true if the engine has had a network with the subnet
 	foreign map[netip.Prefix]bool // subnets that others used at the last update; disjoint from ours
-	moved   map[netip.Prefix]bool // subnets taken or released since begin; the list being read may be wrong about them
+	moved   map[netip.Prefix]bool // subnets taken or released since begin; the list for update may be wrong about them
 	next    uint32                // where the next search begins, so that a released subnet is reused as late as possible
 }
 
@@ -121,9 +121,9 @@ func number(a netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(bytes[:])
 }
 
-// machineSubnets lists the subnets of the machine's interfaces. The engine does not know all of them, for example a
-// bridge that an earlier run of the engine left behind. The engine would then create a network that overlaps the
-// bridge, and the bridge's rules would break the traffic in the new network.
+// machineSubnets lists the subnets of the machine's interfaces. The engine does not know all of these interfaces: a
+// bridge that an earlier run of the engine left behind, for example, is unknown to it. The engine would then create a
+// network that overlaps the bridge, and the bridge's rules would break the traffic in the new network.
 func machineSubnets() (subnets []netip.Prefix) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// If a command ran on another host before, its output continues at the log's offsets. Output that the file has
-// overwritten before it was published is missing: the offsets have a gap.
+// If a command ran on another host before, its output continues at the log's offsets. Output that was overwritten in
+// the file before it was published is missing from the log: the offsets have a gap.
 func TestCommandLogContinuesAndSkipsOverwrittenOutput(t *testing.T) {
 	t.Parallel()
 	host, dir := newHost(t), t.TempDir()

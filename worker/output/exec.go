@@ -45,7 +45,7 @@ type ExecConfig struct {
 
 // Sandbox is the sandbox in which an exec runs.
 type Sandbox interface {
-	// RunDir opens the run directory of the exec's container. The caller must call done.
+	// RunDir opens the run directory of the exec's container. The caller must call the returned function done.
 	RunDir() (run *os.Root, done func(), err error)
 	// Ending reports whether the worker is ending all commands in the sandbox.
 	Ending() bool
@@ -175,8 +175,9 @@ func (p *Exec) delayed(err error) error {
 
 func isDelayed(err error) bool { return errors.As(err, new(*delayedError)) }
 
-// Publish publishes both streams up to these sizes. If again is not 0, call Publish again after this time, because the
-// log did not store all output, or because published output must still be freed on disk.
+// Publish publishes both streams up to these sizes. If the result again is not 0, the caller must call Publish once
+// more after this time, because the log did not store all output, or because published output must still be freed on
+// disk.
 func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Duration, err error) {
 	err = p.publish(ctx, stdout, stderr)
 	switch {
@@ -188,8 +189,8 @@ func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Du
 	return 0, err
 }
 
-// PublishAll publishes the rest of the output of an exec that has ended. lost says why the log lacks a part of the
-// output; it is nil if the log has all output.
+// PublishAll publishes the rest of the output of an exec that has ended. The result lost says why the log lacks a part
+// of the output, and is nil if the log has all output.
 func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *protocol.Error, err error) {
 	p.extend()
 	for {

@@ -58,7 +58,8 @@ type observer interface {
 // retryPause is the pause before a retry after the log did not store output.
 const retryPause = 500 * time.Millisecond
 
-// publishFile publishes a stream up to size, with several chunks in flight, and counts the acknowledged bytes.
+// publishFile publishes a stream up to the given size, with several chunks in flight, and counts the acknowledged
+// bytes.
 func (p *feed) publishFile(ctx context.Context, f *os.File, i int, size int64, o observer) (err error) {
 	s := &p.streams[i]
 	var sent chunks
@@ -117,15 +118,16 @@ func (p *feed) window() int {
 	return jetstream.OutputWindow
 }
 
-// skipOverwritten skips the bytes that a rolling file has overwritten. size is how many bytes were ever written to it.
+// skipOverwritten skips the bytes that were overwritten in a rolling file. The parameter size is the number of bytes
+// that were ever written to the file.
 func (p *feed) skipOverwritten(s *stream, size int64) {
 	if p.rolling {
 		s.published = max(s.published, size-control.PrimaryWindow)
 	}
 }
 
-// send sends the chunk at an offset of the file, and returns the offset of the next chunk. t must be granted. If the
-// file cannot be read at this offset, send skips to size in a rolling file, and ends the stream otherwise.
+// send sends the chunk at an offset of the file, and returns the offset of the next chunk. The turn t must be granted.
+// If the file cannot be read at this offset, send skips to size in a rolling file, and ends the stream otherwise.
 func (p *feed) send(
 	f *os.File, i int, inFlight *chunks, t *turn, at, size int64, o observer,
 ) (next int64, err error) {
@@ -152,8 +154,7 @@ func (p *feed) send(
 }
 
 // chunk returns the chunk with the bytes at an offset of a stream. The chunk says how much of each stream the log has.
-// It counts its own bytes only if it follows the last acknowledged byte. Otherwise, earlier chunks are in flight, and
-// may be lost.
+// The chunk's own bytes count only if no earlier chunk is in flight, because such a chunk may be lost.
 func (p *feed) chunk(i int, at int64, data []byte) jetstream.Chunk {
 	var next [2]int64
 	for j, s := range p.streams {

@@ -22,7 +22,8 @@ type lastFree struct {
 	at time.Time
 }
 
-// mayFree reports whether the worker may free output now. If so, it records now as the time of the last free.
+// mayFree reports whether the worker may free output now. If so, mayFree records this time as the time of the last
+// free.
 func (l *lastFree) mayFree(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,7 +39,7 @@ func (l *lastFree) mayFree(now time.Time) bool {
 type freeing struct {
 	freed  int64 // number of bytes freed at the start of the file: they read as zeros, and are never published again
 	synced int64 // number of bytes at the start of the file that a crash of the server cannot lose
-	marked int64 // the published offset at markedAt; synced is set to it later
+	marked int64 // the published offset at markedAt; becomes the value of synced later
 	never  bool  // this file system cannot free parts of a file
 
 	markedAt time.Time
@@ -56,7 +57,8 @@ func (s *stream) moveTo(published int64, empty bool) {
 	s.synced, s.marked = min(s.synced, published), min(s.marked, published)
 }
 
-// sync updates synced. Acknowledged output survives a crash of the server once the acknowledgement is older than after.
+// sync updates synced. Acknowledged output survives a crash of the server once the acknowledgement is older than the
+// time in the parameter after.
 func (s *stream) sync(now time.Time, after time.Duration) {
 	if now.Sub(s.markedAt) >= after {
 		s.synced, s.marked, s.markedAt = s.marked, s.published, now
@@ -123,7 +125,7 @@ func (p *Exec) readFreed() {
 	})
 }
 
-// eachFile calls visit for the files of both streams. It leaves out a file that cannot be opened.
+// eachFile calls the function visit for the files of both streams. It leaves out a file that cannot be opened.
 func (p *Exec) eachFile(run *os.Root, visit func(*os.File, *stream)) {
 	for i, name := range names {
 		f, err := supervise.OpenOutput(run, p.name, name)

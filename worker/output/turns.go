@@ -133,7 +133,7 @@ func (o *turns) ask(k protocol.SandboxKey, size int64) *turn {
 	return t
 }
 
-// done ends a turn: the log has answered, or the chunk will not be sent. It may be called twice, and on nil.
+// done ends a turn: the log has answered, or the chunk will not be sent. done may be called twice, and on nil.
 func (t *turn) done() {
 	if t == nil {
 		return
@@ -188,8 +188,9 @@ func (o *turns) dispatch() {
 	}
 }
 
-// may reports whether the first turn of a queue may be granted. If not, rest is how long the queue has to wait because
-// of its rate or the pace. rest is 0 if the queue only waits for the chunks in flight. The caller holds the lock.
+// may reports whether the first turn of a queue may be granted. If not, the result rest is how long the queue has to
+// wait because of its rate or the pace, or 0 if the queue only waits for the chunks in flight. The caller holds the
+// lock.
 func (o *turns) may(q *queue, now time.Time) (may bool, rest time.Duration) {
 	all, own := int64(maxInFlight), int64(maxSandboxInFlight)
 	rest = o.refill(q, now)

@@ -67,9 +67,9 @@ func (p *Phases) Current() string {
 	return p.current
 }
 
-// Append calls append with the pending phases. append must append one message with these phases and then its own
-// events. Concurrent calls of Append call append one after the other. If append returns an error, the phases stay
-// pending.
+// Append calls the given function with the pending phases. The function must append one message that has these phases,
+// followed by the function's own events. Concurrent calls of Append call their functions one after the other. If the
+// function returns an error, the phases stay pending.
 func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	p.appending.Lock()
 	defer p.appending.Unlock()
@@ -85,8 +85,8 @@ func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	return nil
 }
 
-// Missing returns the pending phases that come after logged, the newest phase in the log. The log may already have
-// pending phases if a message was stored but its acknowledgement was lost.
+// Missing returns the pending phases that come after the newest phase in the log, which is the parameter logged. The
+// log may already have pending phases if a message was stored but its acknowledgement was lost.
 func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	i := 0
 	for i < len(pending) && slices.Index(names, pending[i].Phase.Phase) <= slices.Index(names, logged) {
@@ -95,8 +95,8 @@ func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	return slices.Clone(pending[i:])
 }
 
-// Run calls report whenever pending phases are due for a separate message, until ctx ends. report calls Append; if the
-// phases stay pending, Run calls report again after First.
+// Run calls the function report whenever pending phases are due for a separate message, until ctx ends. The function
+// calls Append. If the phases stay pending, Run calls the function again after First.
 func (p *Phases) Run(ctx context.Context, report func()) {
 	for p.await(ctx) {
 		report()

@@ -110,7 +110,8 @@ func newContent() *content {
 }
 
 // newContentOf returns content with an image for two platforms. The image has one layer for each element of diffs, and
-// each layer has the content given. If given is nil, each platform has its own content, which is not a tar.
+// the parameter given is the content of each layer. If given is nil, each platform has its own content, which is not a
+// tar.
 func newContentOf(given []byte, diffs ...string) *content {
 	c := &content{blobs: map[string][]byte{}}
 	put := func(data []byte) map[string]any {
@@ -168,7 +169,7 @@ func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string
 	}
 }
 
-// withTokens makes a registry require a token, which the server at realm issues.
+// withTokens makes a registry require a token, which the server at the address realm issues.
 func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter,
 	r *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {

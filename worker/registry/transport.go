@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/imageref"
 )
 
-// The reasons why the transport refuses a request or a response. failed translates these errors.
+// The reasons why the transport refuses a request or a response. The method [Image.failed] translates these errors.
 var (
 	errNotPublic   = errors.New("the address is not public")
 	errNotHTTPS    = errors.New("the request does not use TLS")

@@ -122,9 +122,9 @@ func (r *removing) take(dir *os.File, name string) error {
 	return ignoreGone(unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), r.mark+strconv.Itoa(r.moved)))
 }
 
-// each calls remove with every name in a directory. It repeats this pass until a pass finds the directory empty. In a
-// deep tree, a pass through top finds the directories that the previous pass moved up. Only ctx limits the number of
-// passes.
+// each reads a directory in passes, until a pass finds the directory empty. In each pass, it calls the function remove
+// with every name in the directory. In a deep tree, a pass through top finds the directories that the previous pass
+// moved up. Only ctx limits the number of passes.
 func (r *removing) each(ctx context.Context, dir *os.File, remove func(name string) error) error {
 	for {
 		if _, err := dir.Seek(0, 0); err != nil {
@@ -214,7 +214,7 @@ func (e *Error) Error() string { return fmt.Sprintf("remove %s: %v", e.Name, e.E
 func (e *Error) Unwrap() error { return e.Err }
 
 // failure returns an Error with this name. It returns err itself if err is the error of a context, or is already an
-// Error. In the second case, err names a file inside the directory called name.
+// Error. An err that is already an Error names a file inside the directory called name.
 func failure(name string, err error) error {
 	var named *Error
 	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) ||

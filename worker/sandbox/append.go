@@ -15,8 +15,9 @@ func (h history) View(read func(st *protocol.State)) {
 	h.s.journal.View(func(st *protocol.State, _ uint64) { read(st) })
 }
 
-// Append appends the events that choose returns for the newest state. It returns decide.ErrSuperseded if choose returns
-// no events, or if the sandbox is no longer assigned to this host in this generation.
+// Append calls the function choose with the newest state, and appends the events that choose returns. It returns
+// decide.ErrSuperseded if choose returns no events, or if the sandbox is no longer assigned to this host in this
+// generation.
 func (h history) Append(ctx context.Context, generation uint64, choose decide.Decision) error {
 	_, err := h.appendEvents(ctx, generation, choose)
 	return err
@@ -50,8 +51,8 @@ func (s *Sandbox) append(ctx context.Context, generation uint64, choose decide.D
 	return s.history().Append(ctx, generation, choose)
 }
 
-// fail appends the ends of the sandbox's own command and of its execs, and then the event sandbox.failed. If the disk
-// watch stopped the sandbox, the event has the disk watch's error instead of why.
+// fail appends the events that end the sandbox's own command and its execs, and then the event sandbox.failed with the
+// error why. If the disk watch stopped the sandbox, sandbox.failed has the disk watch's error instead.
 func (s *Sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
 	if stopped := s.diskStop.noted(b.Generation); stopped != nil {
 		why = stopped

@@ -111,7 +111,7 @@ func (c *connection) ownRun() *decide.PrimaryRun {
 	return &run
 }
 
-// check appends those starts and ends of a ready sandbox's own command that are missing from the log. It fails the
+// check appends events for the starts and ends of a ready sandbox's own command that the log lacks. It fails the
 // sandbox if the command is in a crash loop.
 func (c *connection) check(ctx context.Context) error {
 	s := c.s

@@ -19,7 +19,7 @@ import (
 )
 
 // containers makes and finds the sandbox's containers on the engine: the primary container and the containers of
-// services. It implements service.Containers.
+// services. The type implements service.Containers.
 type containers struct{ s *Sandbox }
 
 func (s *Sandbox) containers() containers { return containers{s} }
@@ -41,8 +41,9 @@ func (l containers) Inspect(ctx context.Context, name string) (docker.Container,
 	return c, nil
 }
 
-// Image gets an image for a container of the sandbox, and appends the progress of a pull. Call release once the
-// container exists, because the container itself then prevents the image's removal.
+// Image gets an image for a container of the sandbox, and appends the progress of a pull. The image stays on the host
+// until the caller calls the returned function release. The caller does so once the container exists, because the
+// container then keeps the image on the host.
 func (l containers) Image(ctx context.Context, generation uint64, ref, pull string) (
 	_ docker.Image, release func(), err error) {
 	s := l.s

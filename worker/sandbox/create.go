@@ -24,7 +24,7 @@ func (t *starter) admit(ctx context.Context) error {
 	if why == "" || err != nil {
 		return err
 	}
-	s.log.Warn("the host has no room for the sandbox; giving it back to be placed again", "why", why)
+	s.log.Warn("the host has no room for the sandbox; asking the coordinators to place the sandbox again", "why", why)
 	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Refused(st, why) })
 	return cmp.Or(err, decide.ErrSuperseded)
 }
@@ -74,10 +74,10 @@ func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	return timeout - time.Since(a.from)
 }
 
-// firstRead begins to count the time limit of a create. The assignment was appended at the time at, and this process
-// reads the assignment for the first time at the time now, both by the store's clock. The time in between counts, too,
-// unless it is negative or too long to be right. Otherwise, a host with a wrong clock would fail each create at once.
-// Such a host would stay empty, so the scheduler would choose it for all creates.
+// firstRead begins to count the time limit of a create. The parameter at is when the assignment was appended, and the
+// parameter now is when this process reads the assignment for the first time, both by the store's clock. The time in
+// between counts, too, unless it is negative or too long to be right. Otherwise, a host with a wrong clock would fail
+// each create at once. Such a host would stay empty, so the scheduler would choose it for all creates.
 func firstRead(at, now time.Time, timeout time.Duration) assignment {
 	age := now.Sub(at)
 	if age < 0 || age > timeout+maxLateness {

@@ -220,8 +220,8 @@ func (r *execRun) await(ctx context.Context, a *attach.Attachment, p *output.Exe
 	}
 }
 
-// refused returns the result of an exec that the supervisor refused to start because of why. If a retry may succeed,
-// refused returns an error instead.
+// refused returns the result of an exec that the supervisor refused to start with the error why. If a retry may
+// succeed, refused returns an error instead.
 func refused(id string, why *protocol.Error) (*control.Result, error) {
 	switch {
 	case why.Code == protocol.Unavailable:
@@ -236,7 +236,7 @@ func refused(id string, why *protocol.Error) (*control.Result, error) {
 const containerEnded = "its container ended"
 
 // sealedResult returns the result that the exec's supervisor reported, or wrote to disk, before the supervisor ended.
-// If there is no such result, the exec was interrupted, and the message of its error contains why.
+// If there is no such result, the exec was interrupted, and the message of its error contains the parameter why.
 func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
 	select {
 	case result := <-r.result: // the supervisor reported the result before it ended
@@ -287,7 +287,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attach
 	return err
 }
 
-// publishRest puts short output into details, and publishes the rest of longer output.
+// publishRest puts short output into the parameter details, and publishes the rest of longer output.
 func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *control.Result,
 	details *protocol.ExecDetails) (err error) {
 	inline := result.Inline
@@ -323,8 +323,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 }
 
 // ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
-// machine's wall clock, which may have been set meanwhile. ranBetween therefore limits them to the time between started
-// and now. started is the time of exec.started in the log. An unknown time is zero.
+// machine's wall clock, which may have been changed during the exec. ranBetween therefore limits them to the time from
+// the parameter started, the time of exec.started in the log, until now. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {
@@ -374,7 +374,7 @@ func (r *execRun) dir() hostdir.Dir {
 }
 
 // runDir returns the run directory of the exec's container. If a is nil, the container has ended, and runDir opens the
-// directory by its path. secret authenticates the exec's exit record. Call done after use.
+// directory by its path. secret authenticates the exec's exit record. Call the returned function done after use.
 func (r *execRun) runDir(a *attach.Attachment) (run *os.Root, secret []byte, done func(), err error) {
 	if a != nil {
 		return a.Run, a.Key, func() {}, nil

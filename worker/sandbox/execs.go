@@ -35,7 +35,7 @@ const execRetryMost = 2 * time.Second
 // end. start therefore never mistakes an exec that has just ended for an active exec without a goroutine.
 func (e *execs) start(ctx context.Context) { e.startWhere(ctx, false) }
 
-// startWhere does what start does. ended says that every container has ended.
+// startWhere does what start does. The parameter ended is true if every container has ended.
 func (e *execs) startWhere(ctx context.Context, ended bool) {
 	e.s.host.Probe("before-execs")
 	e.mu.Lock()
@@ -47,7 +47,7 @@ func (e *execs) startWhere(ctx context.Context, ended bool) {
 	e.rememberUnstarted(active)
 	for _, x := range active {
 		r := e.runs[x.ID]
-		if a, over := e.containerOf(x, ended); r == nil && (a != nil || over) {
+		if a, mustRun := e.containerOf(x, ended); r == nil && (a != nil || mustRun) {
 			r = e.run(ctx, x, a)
 		}
 		if r != nil && x.Cancelling && !r.cancelled.Swap(true) {
@@ -91,10 +91,10 @@ func (e *execs) unstartedSince(id string) time.Time {
 	return e.unstarted[id]
 }
 
-// containerOf returns the connection to the container that an exec runs in, or nil if there is no connection. over says
-// that the exec's goroutine must run even without a connection. The goroutine then finds out how the exec ended, or
-// fails an exec that cannot start. ended says that every container has ended.
-func (e *execs) containerOf(x *protocol.Exec, ended bool) (a *attach.Attachment, over bool) {
+// containerOf returns the connection to the container in which an exec runs, or nil if there is no connection. The
+// result mustRun is true if the exec needs its goroutine even without a connection: the goroutine then finds out how
+// the exec ended, or fails an exec that cannot start. The parameter ended is true if every container has ended.
+func (e *execs) containerOf(x *protocol.Exec, ended bool) (a *attach.Attachment, mustRun bool) {
 	running := x.State == protocol.ExecStateRunning
 	if x.Spec.Service == "" {
 		c := e.s.local.Container
@@ -184,8 +184,8 @@ func (e *execs) abandon() {
 	}
 }
 
-// awaitEnds waits until the goroutines have appended the ends of their execs. With primaryOnly, it waits only for execs
-// in the primary container.
+// awaitEnds waits until the goroutines have appended the events that end their execs. With primaryOnly, it waits only
+// for execs in the primary container.
 func (e *execs) awaitEnds(ctx context.Context, grace time.Duration, primaryOnly bool) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+10*time.Second)
 	defer cancel()
@@ -220,7 +220,7 @@ func (e *execs) Ended(result control.Result) {
 	if r := e.get(result.ID); r != nil {
 		select {
 		case r.result <- result:
-		default: // the supervisor reported the result before
+		default: // the supervisor has already reported this result
 		}
 	}
 }

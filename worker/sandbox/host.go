@@ -47,7 +47,7 @@ type Host struct {
 
 // Images gets images for containers.
 type Images interface {
-	// Get returns an image, and prevents its removal until release is called.
+	// Get returns an image, and keeps it on the host until the caller calls release.
 	Get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (
 		_ docker.Image, release func(), err error)
 }
@@ -62,8 +62,8 @@ type GPUs interface {
 
 // Admission decides whether the host has room for a sandbox.
 type Admission interface {
-	// Admit counts a sandbox's resources as used on the host. If the host has no room for the sandbox, why explains
-	// what is missing.
+	// Admit counts a sandbox's resources as used on the host. If the host has no room for the sandbox, the result why
+	// explains what is missing.
 	Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error)
 	Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection)
 }

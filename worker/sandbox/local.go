@@ -82,8 +82,8 @@ func (l *local) inspect(ctx context.Context) error {
 }
 
 // inspectInBackground inspects a settled sandbox in the background. Execs do not need the engine, so an engine that is
-// slow or does not answer must not delay them. running is true while the background inspection runs. After an
-// inspection that found a change, running is false, and the caller inspects the host in the foreground.
+// slow or does not answer must not delay them. The result running is true while the background inspection runs. After
+// an inspection that found a change, running is false, and the caller inspects the host in the foreground.
 func (l *local) inspectInBackground(ctx context.Context) (running bool, err error) {
 	s := l.s
 	s.mu.Lock()

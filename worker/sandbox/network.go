@@ -46,7 +46,7 @@ func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (
 	}
 }
 
-// try makes a network on a subnet. retry is true if another network already uses the subnet.
+// try makes a network on a subnet. The result retry is true if another network already uses the subnet.
 func (m networks) try(ctx context.Context, n firewall.Network, labels map[string]string, earlier bool) (
 	_ firewall.Network, retry bool, _ error) {
 	s := m.s

@@ -340,9 +340,10 @@ func (s *Sandbox) refresh(ctx context.Context) error {
 	return nil
 }
 
-// readPeriod is the shortest pause between two reads of the log if no notification comes. When a sandbox moves to
-// another host, the old host's worker is notified once. The notification is lost if its sender dies, and all later
-// notifications go to the new host's worker. The old host's worker then learns of the move only by reading the log.
+// readPeriod is how long, at least, a sandbox waits for a notification before it reads the log without one. When a
+// sandbox moves to another host, the old host's worker is notified once. The notification is lost if its sender dies,
+// and all later notifications go to the new host's worker. The old host's worker then learns of the move only by
+// reading the log.
 const readPeriod = 10 * time.Minute
 
 // refreshIfDue marks the journal as stale if a notification may have been lost. Hold s.mu.

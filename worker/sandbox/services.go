@@ -25,7 +25,7 @@ type services struct {
 func newServices(s *Sandbox) *services { return &services{s: s, byName: map[string]*service.Service{}} }
 
 // keep starts a goroutine for each service while the log wants the services to run, and ends the goroutines otherwise.
-// op is the operation that the sandbox does next.
+// The parameter op is the operation that the sandbox does next.
 func (m *services) keep(ctx context.Context, b *protocol.Sandbox, op decide.Operation) {
 	if op == decide.Discard || !decide.WantsServices(b, m.s.host.ID) || m.s.diskStop.noted(b.Generation) != nil {
 		m.end()
@@ -179,7 +179,8 @@ func (m *services) get(name string) *service.Service {
 	return m.byName[name]
 }
 
-// each calls do for the container of each service in the spec, if the container exists. The calls run concurrently.
+// each calls the function do for the container of each service in the spec, if the container exists. The calls run
+// concurrently.
 func (m *services) each(ctx context.Context, b *protocol.Sandbox,
 	do func(ctx context.Context, c docker.Container) error) error {
 	names, _ := b.Spec.Services()

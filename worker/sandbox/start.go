@@ -20,7 +20,8 @@ type starter struct {
 	b *protocol.Sandbox
 }
 
-// start starts the container if it does not run, and connects to its supervisor. start needs only the id of c.
+// start starts the container if it does not run, and connects to its supervisor. Of the parameter c, start needs only
+// the id.
 func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c docker.Container) (*primary, error) {
 	s := t.s
 	s.conn.detach() // an earlier try may have left a connection
@@ -143,8 +144,8 @@ func (t *starter) inspectStarted(ctx context.Context, c docker.Container, epoch 
 		"the container ended right after its start, with exit code %d %s", c.ExitCode, c.Error)
 }
 
-// again starts a container that has run before. If the container or the directory is gone, again does not replace it,
-// because nobody would notice that the contents were lost. The error then has the reason container_missing.
+// again starts a container that has run before. A container or directory that is gone is not replaced, because nobody
+// would notice that the contents were lost. The error then has the reason container_missing.
 func (t *starter) again(ctx context.Context) (*primary, error) {
 	s := t.s
 	d := s.dir(t.b.Generation)
@@ -167,7 +168,7 @@ func (t *starter) again(ctx context.Context) (*primary, error) {
 }
 
 // attachRunning connects to the supervisor of a running container after a restart of the worker. If the log does not
-// have the container's last start, attachRunning appends it.
+// have the container's last start, attachRunning appends an event for this start.
 func (t *starter) attachRunning(ctx context.Context) error {
 	if p := t.s.conn.get(); p != nil {
 		return t.appendRestarted(ctx, p)
@@ -222,19 +223,20 @@ func (t *starter) resume(ctx context.Context) error {
 	return err
 }
 
-// revivals counts the starts of a container in quick succession after its engine or machine had ended it. A container
-// that ends soon after each start is not started any more.
+// revivals counts how often a container was started again in quick succession, each time after its engine or machine
+// had ended the container. After maxRevivals such starts, the container is not started any more.
 type revivals struct {
 	n    int
 	last time.Time
 }
 
-// maxRevivals is how many times a container is started again if each start is within the crash window after the last
-// start.
+// maxRevivals is how many times a container is started again if each start follows the one before within the crash
+// window.
 const maxRevivals = 5
 
-// another counts one more start of the container, and reports whether the start is allowed. It counts from zero again
-// after a run that lasted at least guard, or if the last start is longer ago than window.
+// another counts one more start of the container, and reports whether the start is allowed. The count begins at zero
+// again after a run that lasted at least as long as the parameter guard, or if more time than the parameter window has
+// passed since the last start.
 func (r *revivals) another(c docker.Container, now time.Time, window, guard time.Duration) bool {
 	if now.Sub(r.last) > window || c.FinishedAt.Sub(c.StartedAt) >= guard {
 		r.n = 0

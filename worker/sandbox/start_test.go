@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// An operator may restart an engine as often as necessary. Only a container that ends soon after each start is not
-// started any more.
+// An operator may restart an engine as often as necessary. The worker gives up only a container that always ends soon
+// after its start.
 func TestOnlyRevivalsInQuickSuccessionCount(t *testing.T) {
 	const window = 5 * time.Minute
 	const guard = 30 * time.Second

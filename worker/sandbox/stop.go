@@ -58,8 +58,8 @@ func (t *teardown) halt(ctx context.Context) error {
 }
 
 // endAll tells the supervisors to end the execs, the sandbox's own command and the services. A process first gets the
-// signal TERM, and after the grace period KILL. endAll then waits until the ends of the execs are appended. If a
-// supervisor does not answer, endAll returns without an error, because the processes end later, when the container is
+// signal TERM, and after the grace period KILL. endAll then waits until the events that end the execs are appended. If
+// a supervisor does not answer, endAll returns without an error, because the processes end later, when the container is
 // stopped.
 func (t *teardown) endAll(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
@@ -78,9 +78,9 @@ func (t *teardown) endAll(ctx context.Context) error {
 	return s.execs.awaitEnds(ctx, grace, false)
 }
 
-// finishExecs disconnects from a container that has ended, and waits until the ends of its execs are appended. If the
-// worker was restarted during the stop, some of the execs have no goroutine yet. finishExecs starts these goroutines,
-// which read the results from disk.
+// finishExecs disconnects from a container that has ended, and waits until the events that end its execs are appended.
+// If the worker was restarted during the stop, some of the execs have no goroutine yet. finishExecs starts these
+// goroutines, which read the results from disk.
 func (t *teardown) finishExecs(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
 	s.conn.detach()

@@ -89,7 +89,8 @@ func (h *health) await(ctx context.Context) error {
 	}
 }
 
-// steadyNow reports whether a service without a health test is ready. If not, next is the pause before the next check.
+// steadyNow reports whether a service without a health test is ready. If not, the result next is the pause before the
+// next check.
 func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) {
 	v := h.v
 	if left := time.Until(p.Since.Add(decide.SteadyFor)); left > 0 {
@@ -134,9 +135,9 @@ func (h *health) firstTest(ctx context.Context, p *control.Primary, first *first
 	return false, next, nil
 }
 
-// steady waits until the command has run for decide.SteadyFor. tested is the report on the command from before its
-// health test. If this run of the command has ended, steady returns false. A test may pass although the command ended
-// at once, and the service must not become ready then.
+// steady waits until the command has run for decide.SteadyFor. The parameter tested is the supervisor's report from
+// before the health test. If the run of the command in this report has ended since, steady returns false: a test may
+// pass although the command ended at once, and the service must not become ready then.
 func (h *health) steady(ctx context.Context, tested *control.Primary) (bool, error) {
 	v := h.v
 	for {
@@ -282,8 +283,8 @@ func (h *health) assess(ctx context.Context) {
 	}
 }
 
-// countFor resets the number of failed tests if the tests ran before the present run of the command. The present run
-// began at since.
+// countFor resets the number of failed tests if the tests ran before the present run of the command. The parameter
+// since is when the present run began.
 func (h *health) countFor(since time.Time) {
 	if !since.Equal(h.run) {
 		h.failures, h.run = 0, since
@@ -315,8 +316,8 @@ func (h *health) recovered(ctx context.Context) {
 	}
 }
 
-// due returns the pause before the next assessment of the service, or 0 if only a report or an event makes an
-// assessment necessary.
+// due returns the pause before the next assessment of the service, or 0 if no assessment is due before the next report
+// or event.
 func (h *health) due() time.Duration {
 	v := h.v
 	v.mu.Lock()

@@ -41,8 +41,8 @@ type Host struct {
 // Log is the sandbox's history.
 type Log interface {
 	View(func(st *protocol.State))
-	// Append appends the events that choose returns. It returns decide.ErrSuperseded if choose returns no events, or if
-	// the sandbox is not assigned to this host in this generation.
+	// Append appends the events that the function choose returns for the newest state. It returns decide.ErrSuperseded
+	// if choose returns no events, or if the sandbox is not assigned to this host in this generation.
 	Append(ctx context.Context, generation uint64, choose decide.Decision) error
 }
 
@@ -58,7 +58,7 @@ type Execs interface {
 type Containers interface {
 	// Inspect returns the zero value if the sandbox has no container with this name.
 	Inspect(ctx context.Context, name string) (docker.Container, error)
-	// Image gets an image. Call release once the container exists.
+	// Image gets an image. Call the returned function release once the container exists.
 	Image(ctx context.Context, generation uint64, ref, pull string) (image docker.Image, release func(), err error)
 	// CopyTrees copies a service's uploaded trees into its container.
 	CopyTrees(ctx context.Context, container, service string, copies []protocol.Copy, mounted []string) error

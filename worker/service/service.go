@@ -99,8 +99,8 @@ func (v *Service) Inspect() {
 	v.changed.Wake()
 }
 
-// Container returns the connection to the supervisor, or nil if there is no connection. down says that the container
-// does not run. givenUp says that the worker will not start the container again.
+// Container returns the connection to the supervisor, or nil if there is no connection. The result down is true if the
+// container does not run. The result givenUp is true if the worker will not start the container again.
 func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -219,7 +219,7 @@ func (v *Service) append(ctx context.Context, events []protocol.Event) error {
 	}
 }
 
-// recordEnds appends those ends of the service's command that are missing from the log.
+// recordEnds appends an event for the ends of the service's command that the log lacks.
 func (v *Service) recordEnds(ctx context.Context) {
 	a, p := v.attachment(), v.process()
 	if a == nil || decide.EndsOf(&p) == 0 {
@@ -249,7 +249,7 @@ func (v *Service) fail(ctx context.Context, err error) *protocol.Error {
 	}
 	v.log.Warn("a service failed", "error", &e)
 	if err := v.append(ctx, decide.ServiceFailed(v.cfg.Name, &e)); err != nil {
-		v.log.Debug("could not append the failure of a service", "error", err)
+		v.log.Debug("could not append the event that a service failed", "error", err)
 	}
 	return v.failure(&e)
 }

@@ -43,8 +43,8 @@ func (s *startup) run(ctx context.Context) error {
 	}
 }
 
-// overdue returns the error of a service that was not ready in time because of err. If err says only that the time is
-// up, the returned error says instead what the service was waiting for.
+// overdue returns the error of a service that was not ready within the create timeout. It names the reason: the error
+// of the last try or, if that try only ran out of time, what the service was waiting for.
 func (s *startup) overdue(err error) error {
 	why := err.Error()
 	s.v.mu.Lock()

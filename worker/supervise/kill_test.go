@@ -133,7 +133,7 @@ func TestX10_AForkBombIsKilledAndTheSandboxLives(t *testing.T) {
 	for _, user := range []string{"root", "agent"} {
 		r := s.exec(control.Start{Argv: []string{"sh", "-c", "bomb() { bomb | bomb & }; bomb & exec sleep 1000"}, User: user,
 			Timeout: 500 * time.Millisecond, Grace: 100 * time.Millisecond, OutputLimit: 1 << 20})
-		if !r.TimedOut { // the main process only sleeps, even if it cannot fork
+		if !r.TimedOut { // the main process sleeps until the timeout, even if it cannot fork
 			t.Errorf("as user %s, the fork bomb ended with %+v, want timed out", user, r)
 		}
 		id := s.start(control.Start{Argv: []string{"true"}})

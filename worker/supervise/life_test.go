@@ -301,7 +301,8 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 
 func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	t.Parallel()
-	// The first two runs leave a process behind and print much. Later runs only end, so the test need not count them.
+	// The first two runs leave a process behind and print much. The later runs exit at once, so the test need not count
+	// them.
 	script := "echo >>/tmp/runs; [ $(wc -l </tmp/runs) -gt 2 ] && exit 4; sleep 1000 & head -c 3000000 /dev/zero; exit 4"
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", script}}})
 	s.await("two restarts", func() bool {

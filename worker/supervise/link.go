@@ -30,10 +30,10 @@ type Config struct {
 	Run        *os.Root // the run directory on the host, with the files that the supervisor writes
 	Welcome    control.Welcome
 
-	// Lease returns the time until which the worker may change the sandbox, or an error if the worker may not change it.
-	// If Lease is nil, the worker may always change it. The link calls Lease when it writes a command, because the worker
-	// may have been paused before. The command carries the time, because the supervisor may be paused before it reads the
-	// command.
+	// Lease returns the time until which the worker may change the sandbox, or an error if the worker must not change
+	// it. If Lease is nil, the worker may always change the sandbox. The link calls Lease when it writes a command,
+	// because the worker may have been paused before. The command carries the time, because the supervisor may be
+	// paused before it reads the command.
 	Lease func() (until time.Duration, err error)
 
 	OnConnect    func(control.Hello) // after the handshake; the Hello lists all execs
@@ -232,7 +232,7 @@ func (l *Link) serve(s *session) {
 	defer s.end()
 	hello, err := s.handshake(l.config.Welcome, l.files)
 	if err != nil {
-		l.config.Logger.Warn("the handshake with the supervisor failed; waiting for it to dial again", "error", err)
+		l.config.Logger.Warn("the handshake with the supervisor failed; the supervisor will dial again", "error", err)
 		return
 	}
 	if !l.install(s, hello) {

@@ -33,10 +33,10 @@ func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStat
 	return *reply.Status, nil
 }
 
-// Cancel ends an exec. The supervisor sends TERM to the exec's process tree, and KILL after grace. Cancel returns when
-// the supervisor has accepted the command; the end of the exec is reported to OnEnd. Cancel does nothing if the exec
-// has already ended. A second call may shorten the grace. Errors: not_found if this boot of the supervisor does not
-// know the exec; unavailable.
+// Cancel ends an exec. The supervisor sends TERM to the exec's process tree, and KILL after the grace period. Cancel
+// returns when the supervisor has accepted the command; the end of the exec is reported to OnEnd. Cancel does nothing
+// if the exec has already ended. A second call may shorten the grace period. Errors: not_found if this boot of the
+// supervisor does not know the exec; unavailable.
 func (l *Link) Cancel(ctx context.Context, execID string, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{Cancel: &control.Cancel{ID: execID, Grace: grace}})
 	return err
@@ -52,9 +52,9 @@ func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	return err
 }
 
-// StopAll ends every exec and the primary command. The supervisor sends TERM, and KILL after grace. StopAll returns
-// when all processes are gone. OnEnd gets the result of each exec, marked as cancelled. This boot of the supervisor
-// starts nothing afterwards. Errors: unavailable, and the error of [Config.Lease].
+// StopAll ends every exec and the primary command. The supervisor sends TERM, and KILL after the grace period. StopAll
+// returns when all processes are gone. OnEnd gets the result of each exec, marked as cancelled. This boot of the
+// supervisor starts nothing afterwards. Errors: unavailable, and the error of [Config.Lease].
 func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{StopAll: &control.StopAll{Grace: grace}})
 	return err
@@ -67,7 +67,8 @@ type prepared struct {
 }
 
 // Prepare creates the files of an exec in the background, before [Link.Start] is called for the exec. On a busy disk,
-// creating the files takes longer than starting the process. cancel removes the files if Start was not called.
+// creating the files takes longer than starting the process. The returned function cancel removes the files if Start
+// was not called.
 func (l *Link) Prepare(execID string) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

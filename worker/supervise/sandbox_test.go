@@ -249,7 +249,8 @@ func (s *sandbox) note(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// await waits until holds returns true. holds is called with the lock held, after each callback of the link.
+// await waits until the function holds returns true. It calls holds after each callback of the link, with the lock
+// held.
 func (s *sandbox) await(what string, holds func() bool) {
 	s.t.Helper()
 	deadline := time.After(20 * time.Second)

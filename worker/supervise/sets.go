@@ -232,8 +232,8 @@ func (s *sets) open(id string) (*passed, error) {
 	return files, nil
 }
 
-// choose returns the set of an exec, or else a free set, which becomes the exec's set. known says whether the exec
-// already had the set. choose returns nil if the exec's files are named after the exec.
+// choose returns the set of an exec, or else a free set, which becomes the exec's set. The result known is true if the
+// exec already had the set. choose returns nil if the exec's files are named after the exec.
 func (s *sets) choose(id string) (one *set, known bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,8 +307,8 @@ func (s *sets) ended(id string) {
 }
 
 // giveBack makes the set of an exec free. It keeps the set's files for another exec if they are empty and nothing can
-// be written to them any more. forgotten says whether the supervisor has forgotten the exec. found is false if the exec
-// has no set.
+// be written to them any more. The parameter forgotten is true if the supervisor has forgotten the exec. The result
+// found is false if the exec has no set.
 func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	s.mu.Lock()
 	one := s.byID[id]
@@ -363,8 +363,8 @@ func (one *set) empty() bool {
 	return true
 }
 
-// openFiles opens the files whose names have the prefix begin, and creates missing ones. The result has the order of
-// [control.Start].
+// openFiles opens the files of one exec, and creates missing ones. Their names start with the parameter begin. The
+// result has the order of [control.Start].
 func openFiles(dir int, begin string) (*passed, error) {
 	return makeFiles(
 		dir,

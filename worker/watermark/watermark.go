@@ -34,8 +34,8 @@ func (l *Limits) Check() error {
 }
 
 // Reached describes the first limit that the host has reached, or returns "" if it has reached none. It checks the file
-// systems of dirs. It skips directories that do not exist on this machine: the worker may have the engine's socket, but
-// not its directory.
+// systems of the given directories. It skips directories that do not exist on this machine: the worker may have the
+// engine's socket, but not its directory.
 func (l *Limits) Reached(dirs ...string) string {
 	for _, dir := range dirs {
 		var fs unix.Statfs_t
@@ -62,7 +62,7 @@ func (l *Limits) Reached(dirs ...string) string {
 	return ""
 }
 
-// UsableDisk returns how many bytes of dir's file system may be used up to the limit, or 0 if that is unknown.
+// UsableDisk returns how many bytes of a directory's file system may be used up to the limit, or 0 if that is unknown.
 func (l *Limits) UsableDisk(dir string) protocol.Bytes {
 	var fs unix.Statfs_t
 	if unix.Statfs(dir, &fs) != nil {

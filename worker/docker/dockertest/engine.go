@@ -33,7 +33,7 @@ func Socket(tb testing.TB) string {
 	return socket
 }
 
-// RequireImage fails the test if the engine at socket does not have [Image].
+// RequireImage fails the test if the engine at the given socket does not have [Image].
 func RequireImage(tb testing.TB, socket string) {
 	tb.Helper()
 	if status, err := get(socket, "/images/"+Image+"/json"); err != nil || status != http.StatusOK {
@@ -42,8 +42,8 @@ func RequireImage(tb testing.TB, socket string) {
 	}
 }
 
-// StartProxy starts a [Proxy] in front of the engine's socket upstream. It returns the proxy, and the proxy's address
-// in the form of DOCKER_HOST. The proxy is closed at the end of the test.
+// StartProxy starts a [Proxy] in front of the engine's socket, whose path is the parameter upstream. It returns the
+// proxy, and the proxy's address in the form of DOCKER_HOST. The proxy is closed at the end of the test.
 func StartProxy(tb testing.TB, upstream string) (proxy *Proxy, host string) {
 	tb.Helper()
 	// The path of a unix socket is limited to 107 bytes. A path in tb.TempDir may be longer.

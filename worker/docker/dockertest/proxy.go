@@ -47,7 +47,8 @@ type Proxy struct {
 	flowing  chan struct{} // closed unless the proxy is paused
 }
 
-// NewProxy starts a proxy that listens on the unix socket listen and forwards to the unix socket upstream.
+// NewProxy starts a proxy. The parameter upstream is the path of the unix socket to which the proxy forwards requests,
+// and the parameter listen is the path of the proxy's own unix socket.
 func NewProxy(upstream, listen string) (*Proxy, error) {
 	listener, err := net.Listen("unix", listen)
 	if err != nil {
