@@ -95,7 +95,7 @@ func (l *leader) awaitLog(ctx context.Context) error {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			l.log.Warn("could not read how far the log goes; the leader waits, and counts nothing yet", "error", err)
+			l.log.Warn("could not read the end of the log; this coordinator does not act as the leader yet", "error", err)
 		}
 		if !pause.Wait(ctx) {
 			return ctx.Err()

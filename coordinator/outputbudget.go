@@ -68,7 +68,8 @@ type outputSource struct {
 	host string
 }
 
-// foreignOutput is the output in the name of a sandbox that was never on the host. No reader reads it.
+// foreignOutput is output that a host's worker published in the name of a sandbox that was never on the host. No reader
+// reads such output.
 type foreignOutput struct {
 	through uint64 // its last record
 	bytes   int64

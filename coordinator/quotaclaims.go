@@ -100,7 +100,7 @@ func (w *workingState) dropExpired(name claimName, now time.Duration) {
 	}
 }
 
-// expire says that nobody uses a claim any more. The claim counts until it is dropped.
+// expire records that nobody uses a claim any more. The claim still counts until it is dropped.
 func (w *workingState) expire(name claimName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -315,7 +315,7 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
-// release ends a claim that its request has left.
+// release ends a claim whose request needs it no longer.
 func (a *admitter) release(ctx context.Context, name claimName) {
 	if name.upload == "" {
 		a.projection.work.drop(name)
@@ -325,8 +325,8 @@ func (a *admitter) release(ctx context.Context, name claimName) {
 	a.dropUpload(ctx, name)
 }
 
-// dropExpired drops the claims that no coordinator may use any more. Before that, it waits until everything that was
-// appended while these claims could be used is folded.
+// dropExpired drops the claims that no coordinator may use any more. First it waits until this coordinator has folded
+// every batch that was appended while one of these claims could be used.
 func (a *admitter) dropExpired(ctx context.Context) error {
 	for {
 		now := a.conn.SinceBoot()

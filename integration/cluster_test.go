@@ -35,7 +35,7 @@ func TestAClusterOfHosts(t *testing.T) {
 	t.Run("NATS servers are killed under load", func(t *testing.T) { serversLost(t, hosts) })
 }
 
-// The short form of `make test-cluster`: one sandbox uses most of what a fleet offers, with credentials and three servers.
+// The short form of `make test-cluster`: one sandbox uses most features of a fleet with credentials and three servers.
 func TestAFleetWithThreeServersWorks(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Servers: 3})
