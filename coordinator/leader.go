@@ -95,7 +95,7 @@ func (l *leader) awaitLog(ctx context.Context) error {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			l.log.Warn("could not read the end of the log; this coordinator does not act as the leader yet", "error", err)
+			l.log.Warn("could not read the end of the log; placements and quota claims may have to wait", "error", err)
 		}
 		if !pause.Wait(ctx) {
 			return ctx.Err()
