@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hostTable caches the table of hosts for refuseImpossible. It reads the table again if a host has changed since, or if
-// the cached table is older than one scan.
+// hostTable caches the table of hosts for refuseImpossible. It reads the table again if a host has changed since the
+// last read, or if that read was more than Timing.Scan ago.
 type hostTable struct {
 	mu      sync.Mutex
 	version uint64
@@ -23,7 +23,8 @@ type hostTable struct {
 
 // refuseImpossible returns why a sandbox could never be created: its image reference is invalid, or no host could ever
 // take it. It is called before the create takes a name and an id. It refuses a sandbox for lack of a host only after
-// this coordinator has read every change of the table of hosts. A sandbox that passes may still be refused later.
+// this coordinator has read every change of the table of hosts. A sandbox that is not refused here may still be refused
+// later.
 func (c *coordinator) refuseImpossible(
 	ctx context.Context, k key, full *protocol.SandboxSpec, defaulted []string,
 ) error {

@@ -7,9 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Some tests expect that a coordinator does not do something. They first wait until the coordinator could have done it.
+// Some tests expect that a coordinator does not do something. They first wait, with the functions below, until the
+// coordinator has had the opportunity to do it.
 
-// noneInFlight waits until every assignment that a coordinator has chosen was appended or given up.
+// noneInFlight waits until each assignment that a coordinator chose has been appended or given up.
 func (d *deployment) noneInFlight(c *coordinator) {
 	d.t.Helper()
 	d.eventually("no assignment is in flight", func() bool {
@@ -31,7 +32,8 @@ func (d *deployment) schedulerPassed(leader *coordinator) {
 }
 
 // hostsScanned waits until the leader has carried out all stored intents of operators, and has made a whole scan of the
-// hosts. It makes the leader forget two hosts that do not exist, one after another. Forgetting a host takes a scan.
+// hosts. It makes the leader forget two hosts that do not exist, one after the other: the leader forgets a host only in
+// a scan.
 func (d *deployment) hostsScanned() {
 	d.t.Helper()
 	for range 2 {
@@ -57,9 +59,9 @@ func (d *deployment) reservationsChecked(leader *coordinator) {
 	d.eventually("the reservations are checked once more", func() bool { return leader.reserved.Load() != last })
 }
 
-// notifierRan waits until the leader has notified the workers that registered or began to listen so far. It registers
-// another worker with a pending sandbox. The notifier also notifies the other worker each time that worker begins to
-// listen.
+// notifierRan waits until the leader has notified the workers that registered or began to listen so far. To find out,
+// it registers a new worker, "other", with a pending sandbox. It then lets "other" begin to listen three times, and
+// each time waits until the notifier has notified "other".
 func (d *deployment) notifierRan() {
 	d.t.Helper()
 	notified := make(chan struct{}, 100)
@@ -79,7 +81,7 @@ func (d *deployment) notifierRan() {
 				Phase: &protocol.SandboxDetails{Worker: h.Worker, HostID: h.HostID, Generation: 1}},
 		}
 	})
-	for listening := range uint64(3) { // a late notification of the registration may end the first round
+	for listening := range uint64(3) { // a late notification about the registration may end the first wait
 		d.eventually("the other worker is notified", func() bool {
 			if err := d.conn.Beat(&protocol.Heartbeat{Worker: h.Worker, HostID: h.HostID, Instance: h.Instance,
 				Healthy: true, Listening: listening + 1}); err != nil {

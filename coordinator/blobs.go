@@ -37,8 +37,8 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 	}
 }
 
-// imageFileChecks is the number of checks for files to remove during Timing.Unwanted, the time that the file of an
-// unwanted image is kept.
+// imageFileChecks is how many times the leader looks for files of unwanted images within Timing.Unwanted, which is how
+// long such a file is kept.
 const imageFileChecks = 24
 
 // removeImageFiles removes the files of imported images that are no longer wanted.
@@ -75,8 +75,8 @@ func (l *leader) removeUploadParts(ctx context.Context) error {
 // uploadKey identifies an uploaded tree.
 type uploadKey struct{ tenant, digest string }
 
-// neededBlobs returns the trees that sandboxes still need. A pending sandbox needs its trees for its
-// container. A sandbox with on_host_loss replace needs them again if its host is lost.
+// neededBlobs returns the trees that sandboxes still need. A pending sandbox needs its trees for its container. A
+// sandbox with on_host_loss replace needs its trees again if its host is lost.
 func neededBlobs(sandboxes []*protocol.Sandbox) map[uploadKey]bool {
 	needed := map[uploadKey]bool{}
 	for _, b := range sandboxes {

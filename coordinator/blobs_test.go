@@ -25,7 +25,7 @@ func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	const life = 8 * time.Second
 	d := newDeployment(t)
-	// The scan period is so long that a later renewal would come too late.
+	// The scan period is so long that only a renewal at the start of the new leader can come in time.
 	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}}
 	stop := d.run(cfg)
 	digest := digestOf("tree")
@@ -55,7 +55,7 @@ func TestTheFileOfAnUnwantedImageIsRemoved(t *testing.T) {
 	put := func(content, ref string) (digest string) {
 		t.Helper()
 		digest = digestOf(content)
-		if ref != "" { // the image is wanted first, so that its file is never stored without being wanted
+		if ref != "" { // store the wish for the image before its file, so that the file is never unwanted
 			if err := d.conn.WantImage(t.Context(),
 				&protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
 				t.Fatal(err)

@@ -15,7 +15,7 @@ func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.host.ClockOff = e.host.Skew != nil && e.host.Skew.Std().Abs() > protocol.MaxSkew
 	switch {
 	case e.host.ClockOff && !e.clockReported:
-		log.Warn("a host's clock is off; no decision uses it, but programs in sandboxes see it: synchronize its time",
+		log.Warn("a host's clock is wrong: no decision uses it, but programs in sandboxes do; synchronize this clock",
 			"worker", e.host.Worker, "skew", *e.host.Skew)
 	case !e.host.ClockOff && e.clockReported:
 		log.Info("a host's clock is right again", "worker", e.host.Worker)
@@ -23,8 +23,8 @@ func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.clockReported = e.host.ClockOff
 }
 
-// clocks returns a message for each clock that is off, and how far this coordinator's wall clock is ahead of the
-// store's. skew is nil if that is unknown.
+// clocks compares clocks with the store's clock. skew is how far this coordinator's wall clock is ahead of the store's;
+// nil: unknown. off has a message for each clock of this coordinator and of the hosts that is wrong.
 func (c *coordinator) clocks(hosts []*protocol.Host) (skew *protocol.Duration, off []string) {
 	if ahead, known := c.conn.Skew(); known {
 		rounded := protocol.Duration(ahead.Round(time.Millisecond))

@@ -128,7 +128,7 @@ func TestNothingIsDecidedByTheClockOfACoordinator(t *testing.T) {
 
 			conn := d.connectAs(jetstream.Config{InProcess: d.server, Name: "c2", Clock: clockOffBy(by)})
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Scan: 10 * time.Millisecond}})()
-			d.scanned() // c2 accepts the sandboxes that scanned creates, so their times to live begin by c2's clock
+			d.scanned() // c2 accepts the sandboxes of this wait, so their times to live begin by c2's clock
 			queued := d.handle("queued")
 			for id, want := range map[string]protocol.SandboxState{"stopped": protocol.StateStopped,
 				"queued": protocol.StatePending, "gone": protocol.StateDeleted} {

@@ -15,7 +15,7 @@ import (
 type Histories struct {
 	Keep       int            // how many of the newest messages stay in the log, at least 1; default 1000
 	MinBatches int            // older messages move to segments when there are more than this; default 5000
-	MinBytes   protocol.Bytes // or when the older messages together have more bytes; default 4 MiB
+	MinBytes   protocol.Bytes // older messages also move when together they have more bytes than this; default 4 MiB
 	MaxAge     time.Duration  // how long a segment is kept after it was stored; 0: until the sandbox is purged
 }
 
@@ -51,8 +51,8 @@ type historyLength struct {
 	dropAt     time.Time // when the oldest segment expires; zero: never
 }
 
-// due reports whether a history may have messages to move, or segments that have expired. A history has at most as many
-// messages as events.
+// due reports whether a history may have messages to move, or segments that have expired. It looks at the number of
+// events only: a history never has more messages than events.
 func (l *historyLength) due(b *protocol.Sandbox, h *Histories, now time.Time) bool {
 	if b.State == protocol.StateDeleted || b.Sequence <= uint64(h.Keep) {
 		return false
@@ -104,7 +104,7 @@ func (c *compactor) compactDue(ctx context.Context) {
 	}
 }
 
-// forgetOthers forgets the histories of sandboxes that are no longer living.
+// forgetOthers drops what is known about the histories of sandboxes that are no longer living.
 func (c *compactor) forgetOthers(living []*protocol.Sandbox) {
 	known := make(map[key]bool, len(c.known))
 	for _, b := range living {
@@ -128,7 +128,7 @@ func (c *compactor) compact(ctx context.Context, k key, b *protocol.Sandbox, l *
 	})
 	switch {
 	case errors.Is(err, jetstream.ErrConflict):
-		c.log.Info("another coordinator compacts the same history", "sandbox", k.ID)
+		c.log.Info("another coordinator is compacting the same history", "sandbox", k.ID)
 		return nil
 	case err != nil:
 		c.log.Warn("could not compact a history; trying again later", "sandbox", k.ID, "error", err)

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ranExecs gives a sandbox ended execs. Their numbers are at least from and less than to.
+// ranExecs gives a sandbox the ended execs xN, for each N of [from, to).
 func (d *deployment) ranExecs(sandbox string, from, to int) {
 	d.t.Helper()
 	for i := from; i < to; i++ {
@@ -25,7 +25,8 @@ func (d *deployment) ranExecs(sandbox string, from, to int) {
 	}
 }
 
-// readsSegments registers the host of the test's sandboxes. reads says whether the host's worker reads segments.
+// readsSegments registers the host of the test's sandboxes. The parameter reads says whether the host's worker reads
+// segments.
 func (d *deployment) readsSegments(reads bool) {
 	h := host("w1", 0)
 	h.HostID, h.ReadsSegments = "h1", reads
@@ -131,7 +132,8 @@ func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 	}
 }
 
-// To a worker of an older version, which cannot read segments, the history would begin in its middle.
+// A worker of an older version cannot read segments. If the oldest events left the log, the worker would see a history
+// without its beginning.
 func TestNoEventsLeaveTheLogUntilTheWorkerReadsSegments(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

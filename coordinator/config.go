@@ -50,8 +50,9 @@ type Config struct {
 	// deployment.
 	ReadQuotas func() (spec.Quotas, error)
 
-	// OnState is called when the coordinator's state changes. well says whether the coordinator works; text says in a
-	// few words what it does or waits for. OnState must not block, and may be nil.
+	// OnState is called when the coordinator's state changes. The argument well is true while the coordinator works.
+	// The argument text says in a few words what the coordinator does or waits for. OnState must not block, and may be
+	// nil.
 	OnState func(well bool, text string)
 
 	// Timing is set by tests only. Zero values mean the defaults.
@@ -130,7 +131,7 @@ type Timing struct {
 	Retell   time.Duration // time until a worker is notified again about a pending sandbox; default 5 s
 	Seize    time.Duration // time between two attempts to take a silent host's lock; default 3 s
 	Snapshot time.Duration // time between two rounds of snapshots; default 30 s
-	Abandon  time.Duration // age of a reservation without a history at which its id is ended; default 60 s
+	Abandon  time.Duration // an id that has been reserved for this time and still has no history is ended; default 60 s
 	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
 	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
 	Parts    time.Duration // age at which the chunks of interrupted uploads are removed; default 10 min

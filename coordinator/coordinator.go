@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// coordinator holds what all parts of one running coordinator share. [requestHandler] and [reader] embed it. The parts
-// that run only on the leading coordinator embed it through [leader].
+// coordinator holds the state that all parts of one running coordinator share. [requestHandler] and [reader] embed it.
+// The parts that run only on the leading coordinator embed it through [leader].
 type coordinator struct {
 	cfg        Config
 	conn       *jetstream.Conn
@@ -97,7 +97,7 @@ func newCoordinator(cfg Config) *coordinator {
 	return c
 }
 
-// run first reads and follows what is stored, then answers reads, then accepts requests, and finally campaigns to
+// run first reads and follows the stored data, then answers reads, then accepts requests, and finally campaigns to
 // become the leader.
 func (c *coordinator) run(ctx context.Context) error {
 	// While the servers were away, notifications and heartbeats may have been lost.
@@ -144,8 +144,8 @@ func (c *coordinator) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// followLog restores the projection and follows the log. It does both again if the log was rewound. It gives caughtUp
-// when it has reached the end of the log.
+// followLog restores the projection and then follows the log. If the log was rewound, it starts over with the restore.
+// It gives the signal caughtUp when it has reached the end of the log.
 func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caughtUp signal) {
 	group.Go(func() error {
 		from := uint64(0) // 0: the snapshots have not been read yet

@@ -8,9 +8,9 @@ import (
 )
 
 // deadlines orders sandboxes by when the watchdog must inspect them next. The heap may have several entries for a
-// sandbox. The map at has the time of the valid entry; the other entries are ignored. When a deadline moves to a later
-// time, as the deadline of an idle sandbox does with each exec, the entry stays. The watchdog then inspects the sandbox
-// too early, which is harmless.
+// sandbox. The time of the only valid entry is in the field at; the other entries are ignored. When a deadline moves to
+// a later time, as the deadline of an idle sandbox does with each exec, the entry stays. The watchdog then inspects the
+// sandbox too early, which is harmless.
 type deadlines struct {
 	at   map[key]time.Time
 	heap deadlineHeap
@@ -34,8 +34,8 @@ func (h *deadlineHeap) Pop() any {
 	return last
 }
 
-// set moves the next inspection of a sandbox to the given time, unless it is due earlier or the given time is zero. It
-// reports whether the sandbox is now the first to be inspected.
+// set moves the next inspection of a sandbox to the given time, unless an earlier inspection is already planned or the
+// given time is zero. It reports whether the sandbox is now the first to be inspected.
 func (d *deadlines) set(k key, at time.Time) bool {
 	before, there := d.at[k]
 	if at.IsZero() || there && !at.Before(before) {
@@ -82,7 +82,8 @@ func (w *workingState) takeDue(now time.Time, limit int) (keys []key, next time.
 	return w.deadlines.due(now, limit)
 }
 
-// inspectBy moves the next inspection of living sandboxes to the given time, unless it is due earlier.
+// inspectBy moves the next inspection of each given sandbox to the given time, unless the sandbox is not living or an
+// earlier inspection is already planned.
 func (w *workingState) inspectBy(at time.Time, keys ...key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

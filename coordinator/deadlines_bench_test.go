@@ -17,9 +17,9 @@ import (
 )
 
 // BenchmarkDeadlines measures how late sandboxes are ended after their time to live. 100 of 10,000 sandboxes expire per
-// second, while the others run 500 execs per second. Each exec is three messages in the log, written as a worker writes
-// them. The benchmark also reports the achieved rate of execs. Run it with go test ./coordinator -run - -bench
-// Deadlines -benchtime 1x.
+// second, while the other sandboxes together run 500 execs per second. Each exec is three messages in the log, written
+// as a worker writes them. The benchmark also reports the achieved rate of execs. Run it with go test ./coordinator
+// -run - -bench Deadlines -benchtime 1x.
 func BenchmarkDeadlines(b *testing.B) {
 	const sandboxes, ending, each, rate = 10_000, 1_000, 10 * time.Millisecond, 500
 	server, err := embedded.Start(embedded.Config{Dir: b.TempDir()})

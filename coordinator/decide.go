@@ -8,8 +8,9 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// The decisions on requests. Each takes a state and returns the events that follow from the request. It returns no
-// events if the history already has them, so a request that is delivered twice changes nothing the second time.
+// This file has the decisions on requests. Each decision takes a state and returns the events that follow from the
+// request, or no events if the history already has them. A request that is delivered twice therefore changes nothing
+// the second time.
 
 // decideAccept begins a history. defaulted lists the spec fields that neither the client nor the tenant's defaults set.
 func decideAccept(
@@ -61,7 +62,8 @@ func unchanged(request, verb, exec string) []protocol.Event {
 		Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
 }
 
-// changes reports whether any event changes the sandbox. An unchanged event only remembers a request.
+// changes reports whether any event changes the sandbox. An event of the kind sandbox.unchanged only makes the history
+// remember a request.
 func changes(events []protocol.Event) bool {
 	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
 }
@@ -141,15 +143,15 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	return events, nil
 }
 
-// decideExec accepts an exec if fewer than limit are active. used says that the sandbox once had an exec with this id,
-// even if that exec ended too long ago to be in the state.
+// decideExec accepts an exec if fewer than limit are active. The parameter used is true if the sandbox ever had an exec
+// with this id, even if that exec ended too long ago to be in the state.
 func decideExec(
 	s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int,
 ) ([]protocol.Event, error) {
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if u := s.UseOf(request); u != nil { // not a repeat: the first attempt would have used the exec id
+	if u := s.UseOf(request); u != nil { // not a repeat: a repeat finds its exec id used, see above
 		return nil, errRequestUsed(request, u)
 	}
 	if err := mayExec(s, limit); err != nil {
@@ -213,9 +215,9 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 		Exec: &protocol.ExecDetails{ID: id}}}, nil
 }
 
-// decideAssign assigns a sandbox to a host. from is the generation for which the host was chosen. No event follows if
-// the sandbox was assigned meanwhile or is no longer pending. resolved is the sandbox's spec as the chosen host
-// resolves it.
+// decideAssign assigns a sandbox to a host. The parameter from is the sandbox's generation at the time of the choice,
+// and resolved is the sandbox's spec as the chosen host resolves it. No event follows if the sandbox was assigned after
+// the choice or is no longer pending.
 func decideAssign(
 	s *protocol.State, from uint64, worker, hostID string, resolved *protocol.SandboxSpec,
 ) ([]protocol.Event, error) {

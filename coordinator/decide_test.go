@@ -81,7 +81,7 @@ func TestARedeliveredRequestDecidesNothingTwice(t *testing.T) {
 	h.must(decideAssign(&h.state, 1, "w1", "h1", &h.state.Sandbox.Spec))
 	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
 	before := len(h.kinds)
-	// The answer to s1 was lost, and the sandbox has been resumed since.
+	// The answer to the stop s1 was lost, and the sandbox has been resumed since. The client repeats s1.
 	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
 	h.must(decideResume(&h.state, "u1"))
 	if len(h.kinds) != before {
@@ -116,7 +116,7 @@ func TestARepeatedRequestThatChangedNothingChangesNothingLater(t *testing.T) {
 	for _, id := range []string{"s1", "s2", "s3"} {
 		h.must(decideStop(&h.state, id, protocol.ReasonStopRequested))
 	}
-	for _, id := range []string{"k1", "k2"} { // the exec has ended, so a new cancel would be refused
+	for _, id := range []string{"k1", "k2"} { // the exec has ended; a cancel with a new request id would be refused
 		h.must(decideCancel(&h.state, id, "x1"))
 	}
 	if len(h.kinds) != before || h.state.Sandbox.Desired != protocol.StateReady {

@@ -4,7 +4,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The decisions on sandboxes whose host is lost, forgotten or drained.
+// This file has the decisions on sandboxes whose host is lost, forgotten or drained.
 
 // decideGone ends a sandbox that is being deleted on a host that does not come back.
 func decideGone(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
@@ -30,7 +30,7 @@ func replaces(b *protocol.Sandbox) bool {
 		b.Spec.OnHostLoss == protocol.OnHostLossReplace
 }
 
-// decideReplace takes a sandbox from its host, so that it is created again on another host. Running execs are
+// decideReplace takes a sandbox from its host, so that the sandbox is created again on another host. Running execs are
 // interrupted. An exec that was accepted but not started may run in the new container. The old worker cannot start that
 // exec any more: a worker appends the start before it starts an exec, and the log no longer accepts this append from
 // the old worker.

@@ -47,8 +47,8 @@ func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
 	}
 	stop()
 
-	// A repeated request gets the same answer after the defaults have changed, even if the new defaults make its spec
-	// invalid.
+	// A repeated request gets the same answer after the defaults have changed, even if the request's spec is invalid
+	// with the new defaults.
 	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"default": {Labels: map[string]string{strings.Repeat("x",
 		64): "", "y": ""}, CPU: 2}}})()
 	again := d.request(protocol.VerbCreate, "a", "r1", request)
@@ -74,7 +74,7 @@ func TestARepeatedCreateFindsItsSandboxAfterTheDefaultsChanged(t *testing.T) {
 	if r := d.request(protocol.VerbCreate, "b", "r2", mounting); r.Error == nil {
 		t.Error("a new create that contradicts the defaults is not refused")
 	}
-	// A create had reserved its id, but was not accepted before the defaults changed.
+	// Before the defaults changed, a create reserved the id c, but its first event was never appended.
 	own := *mounting.Sandbox
 	own.Resolve()
 	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c",

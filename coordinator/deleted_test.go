@@ -62,8 +62,8 @@ func TestAStandbyForgetsWhatTheLeaderPurged(t *testing.T) {
 	d.eventually("no deleted sandbox is listed", func() bool { return len(d.list("deleted")) == 0 })
 }
 
-// A deleted sandbox is still found by its id, with its execs, in the list, and by repeated requests. Neither the
-// coordinator that folded its end nor a coordinator that starts later keeps its journal in memory.
+// Clients can still read a deleted sandbox and its execs, list the sandbox, and repeat its requests. The sandbox's
+// journal is not in memory, neither on the coordinator that folded its end nor on one that starts later.
 func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -184,7 +184,8 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	})
 }
 
-// A new leader reads only the reservations made after the checkpoint: every id that was reserved earlier has a history.
+// The checkpoint of snapshots says up to which reservation every reserved id has a history. A new leader reads only the
+// later reservations.
 func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

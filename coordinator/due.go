@@ -57,7 +57,8 @@ func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) dec
 		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s",
 			b.Spec.CreateTimeout)
 	case b.Assigned && lost && now.After(deadline):
-		// If the host comes back, its worker removes a sandbox that it created, and halts one that it resumed.
+		// If the host comes back later, its worker removes the container of a sandbox that it was creating, and stops
+		// the container of a sandbox that it was resuming.
 		return fail(protocol.Unavailable, protocol.ReasonHostLost,
 			"host %s (worker %s) was lost before the sandbox was ready, and no host took the sandbox within %s%s",
 			b.HostID, b.Worker, deadline.Sub(b.AssignedAt), reasons)
@@ -100,7 +101,8 @@ func fail(code protocol.Code, reason, format string, args ...any) decision {
 }
 
 // queueDeadline returns the time until which a pending sandbox waits for a host. If the sandbox's host was lost before
-// the sandbox was ready, the host has at least the time of a create to come back.
+// the sandbox was ready, the wait also lasts at least the create timeout plus overdue, so that the host has time to
+// come back.
 func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	if !b.Assigned {
 		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())

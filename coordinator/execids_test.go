@@ -10,7 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// work appends the events that decide returns to a sandbox's history, as its worker does.
+// work does what a sandbox's worker does: it calls decide with the sandbox's state, and appends the returned events to
+// the sandbox's history.
 func (d *deployment) work(sandbox string, decide func(s *protocol.State) []protocol.Event) {
 	d.t.Helper()
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
@@ -164,7 +165,8 @@ func TestP3_ACoordinatorThatStartsDuringARoundOfSnapshotsKnowsUsedExecIDs(t *tes
 			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { defer close(held); run(1, execs) })
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c2"})
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: time.Hour}})()
-			<-held // c1 stores execs while c2 starts to read; c2 may report that it is ready before it reads
+			// c2 begins to read the bucket, perhaps after it has reported that it is ready. c1 has just stored execs.
+			<-held
 			stop()
 			for _, id := range []string{"x0", "x1", "x2"} {
 				r := d.request(protocol.VerbExec, "a", "other-"+id,

@@ -259,8 +259,8 @@ func (d *deployment) fill(sandbox string, each int) {
 	}
 }
 
-// A full disk fails appends in its own ways. The server may answer with an error of the store. After such an error, it
-// may give no answer at all until it is restarted.
+// On a full disk, appends fail in other ways than in a full log. The server may answer with an error of its store.
+// After such an error, the server may not answer at all until it is restarted.
 func TestP1_AFullDiskKeepsAcknowledgedRequests(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small file system needs root")

@@ -11,8 +11,9 @@ import (
 )
 
 // gate holds requests back while the log accepts no appends. The server has acknowledged these requests, so they are
-// neither refused nor dropped: they stay with this coordinator. The queue behind them fills until its own limits refuse
-// further requests. Requests that end something pass the gate: they make room, and may use the log's reserve.
+// neither refused nor dropped: they stay with this coordinator. Behind them, the queue fills up to its limits, and the
+// server then refuses further requests. Requests that end something pass the gate: they make room, and may use the
+// log's reserve.
 //
 //	open ──(an append says full or unavailable, or only the log's reserve is left)──► closed
 //	closed: one request at a time is the probe ──(it appended something)──► open
@@ -49,7 +50,7 @@ const (
 	roomPause    = time.Second            // time between two checks of the log's room, while the gate is open
 	stallPause   = 5 * time.Second        // a decision that takes longer probably waits for the log
 	repeatAfter  = 30 * time.Second       // time after which a client is told again that its request waits
-	endingPause  = time.Second            // time until requests that end something pass the others at a closed gate
+	endingPause  = time.Second            // from the closing of the gate until requests that end something overtake others
 	endingAtOnce = 64                     // how many requests that end something are decided concurrently
 	restAtOnce   = 512                    // how many other requests are decided concurrently
 )
@@ -104,14 +105,15 @@ func (g *gate) set(why *protocol.Error) {
 	}
 }
 
-// blameKept is how long a sandbox whose history did not answer is remembered. If the history of another sandbox does
-// not answer within this time either, the cause is the log.
+// After the history of a sandbox did not answer, the gate remembers that sandbox for blameKept. If the history of
+// another sandbox does not answer within this time, the log is the cause.
 const blameKept = time.Minute
 
 // blame is called when the events of a decision could not be appended. It closes the gate if the log is the cause. A
 // full log says so in its error. An append or a read without an answer may concern only one sandbox, for example
-// because its history is very long; the requests of other sandboxes must not wait then. The log is the cause if it does
-// not report its room either, or if the histories of two sandboxes did not answer.
+// because its history is very long; the requests of other sandboxes must not wait then. If an append or a read got no
+// answer, the log counts as the cause in two cases: a query for the log's room gets no answer either, or the histories
+// of two sandboxes did not answer.
 func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 	if why.Code != protocol.ResourceExhausted && !g.logIsTheCause(ctx, k) {
 		return
@@ -119,7 +121,7 @@ func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 	g.set(why)
 }
 
-// logIsTheCause reports whether the log is the reason that the history of a sandbox did not answer. It remembers the
+// logIsTheCause reports whether the log is the reason why the history of a sandbox did not answer. It remembers the
 // sandbox.
 func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 	if known := g.checkRoom(ctx); known == nil || known.RefusesNew() {
@@ -133,8 +135,8 @@ func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 }
 
 // pass waits until a request may be decided. If it returns true, the request is the probe, and the caller must call
-// [gate.reportProbe]. It calls say with the reason when the wait begins, and again from time to time. It fails only if
-// ctx ends.
+// [gate.reportProbe]. When the wait begins, and again from time to time, it calls the function say with the reason. It
+// fails only if ctx ends.
 func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Error)) (probe bool, err error) {
 	for {
 		why, moved := g.closed()
@@ -158,7 +160,7 @@ func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Err
 	}
 }
 
-// reportProbe passes the outcome of the probe to run.
+// reportProbe passes the outcome of the probe to the goroutine of [gate.run].
 func (g *gate) reportProbe(ctx context.Context, o outcome) {
 	select {
 	case g.ended <- o:
@@ -166,8 +168,8 @@ func (g *gate) reportProbe(ctx context.Context, o outcome) {
 	}
 }
 
-// run opens and closes the gate until ctx ends. Whenever the gate closes, it calls drain. The context of drain ends
-// when the gate opens.
+// run opens and closes the gate until ctx ends. Whenever the gate closes, run calls the function drain, with a context
+// that ends when the gate opens.
 func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	for {
 		if err := g.watch(ctx); err != nil {
@@ -186,7 +188,8 @@ func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	}
 }
 
-// watch waits until the gate is closed: the method blame closes it, or watch does when only the log's reserve is left.
+// watch waits until the gate is closed. Either [gate.blame] closes it, or watch itself does, when only the log's
+// reserve is left.
 func (g *gate) watch(ctx context.Context) error {
 	tick := time.NewTicker(roomPause)
 	defer tick.Stop()
@@ -205,8 +208,8 @@ func (g *gate) watch(ctx context.Context) error {
 	}
 }
 
-// probe lets one request after another try to append, and returns when an append has succeeded. Before each request, it
-// asks the log for its room, because the log could accept a request although only its reserve is left.
+// probe lets one request after another try to append, and returns when an append has succeeded. Before each attempt, it
+// asks how much room the log has: a successful append does not show that more than the log's reserve is left.
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {

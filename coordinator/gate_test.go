@@ -41,7 +41,8 @@ func TestASandboxWhoseHistoryDoesNotAnswerBlocksNoOthers(t *testing.T) {
 	blame("full", protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull, "full"), true)
 	blame("other", silent, true) // two sandboxes get no answer, so the cause is the log
 	server.Stop()
-	// Once its last answer is too old, the log does not report its room either.
+	// The server is stopped. As soon as the log's last report of its room is too old, the gate closes at the next
+	// append without an answer, even if one sandbox alone is affected.
 	eventually.Holds(t, 10*time.Second, "the gate closes because the log does not answer", func() bool {
 		g.blame(t.Context(), key{Tenant: "default", ID: "other"}, silent)
 		now, _ := g.closed()

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Requests that look like a status of the server become dead letters, and keep no other request waiting. There are more
-// of them than the coordinators may hold at once.
+// Requests that look like a status of the server become dead letters, and keep no other request waiting. The test sends
+// more of them than a coordinator holds at once.
 func TestRequestsThatLookLikeAStatusBecomeDeadLetters(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -15,9 +15,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hosts is what a coordinator knows about the hosts: what their workers registered, when the last heartbeat of each
-// arrived, and, from the projection, which sandboxes are placed on them. A host without recent heartbeats is suspect.
-// It is lost only once a coordinator has taken its lock.
+// hosts holds everything that a coordinator knows about hosts: the registration of each worker, the time of its last
+// heartbeat and, from the projection, the sandboxes on each host. A host without recent heartbeats is suspect. It is
+// not lost before a coordinator has taken its lock.
 type hosts struct {
 	timing     Timing
 	projection *projection
@@ -52,8 +52,8 @@ func newHosts(t Timing, p *projection) *hosts {
 	return h
 }
 
-// workerOf returns the name of the worker that has a host now. worker is the name in the assignment. The host may have
-// another worker by now.
+// workerOf returns the name of the worker that has a host now. It may differ from the parameter worker, which is the
+// name in the assignment.
 func (h *hosts) workerOf(hostID, worker string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,9 +79,9 @@ func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
 }
 
 // mayHave reports whether a worker may register a host. A worker writes its own entry in the table of hosts, but could
-// name any host there. The lock of a host can be written only by that host's worker and by coordinators. So if another
-// worker has the host, or its sandboxes were assigned to another worker, only the holder of the host's lock may
-// register it.
+// name any host there. The lock of a host can be written only by that host's worker and by coordinators. So if the
+// table names another worker for the host, or the host's sandboxes were assigned to another worker, only the holder of
+// the host's lock may register the host.
 func (h *hosts) mayHave(worker, hostID string) bool {
 	h.mu.Lock()
 	known := h.ids[hostID]
@@ -95,13 +95,14 @@ func (h *hosts) mayHave(worker, hostID string) bool {
 		h.drop(known, hostID)
 		return true
 	}
-	h.log.Error("ignoring a worker's registration: another worker has its host, and the worker does not hold the host's lock",
+	h.log.Error("ignored a registration: the host has another worker, "+
+		"and the registering worker does not hold the host's lock",
 		"worker", worker, "host", hostID, "registered", known, "assigned", assigned, "holder", holder, "error", err)
 	return false
 }
 
-// drop removes a worker's host from this table. The worker's entry may claim a host whose lock the worker does not
-// hold.
+// drop removes a worker's host from the table in memory. The worker's stored entry may name a host whose lock the
+// worker does not hold.
 func (h *hosts) drop(worker, hostID string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -140,8 +141,8 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	e.noteClock(h.log)
 }
 
-// dropOtherNamesLocked forgets the earlier worker names of a host. It searches for them only if the entry has changed:
-// workers register every few seconds, nearly always unchanged.
+// dropOtherNamesLocked forgets the earlier worker names of a host. It searches for such names only if the entry has
+// changed: workers register every few seconds, nearly always with the same entry.
 func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	if e := h.known[worker]; e != nil && h.ids[entry.HostID] == worker && e.host.Token == entry.Token {
 		return
@@ -336,9 +337,9 @@ func (h *hosts) takeChanged() map[string]string {
 	return workers
 }
 
-// reconnected makes the notifier send every worker all notifications about its host again. This coordinator was cut
-// off, so it cannot conclude anything from the silence of workers so far. The grace time is long, because a thousand
-// workers take longer than one worker to come back.
+// reconnected makes the notifier send every worker all notifications about its host again. It also gives the hosts a
+// grace time: this coordinator was cut off, so it can conclude nothing from the silence of workers before now. The
+// grace time is long, because a thousand workers take longer than one worker to come back.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -350,8 +351,8 @@ func (h *hosts) reconnected() {
 // reconnectGrace is how many times longer than usual a host may be silent after this coordinator was cut off.
 const reconnectGrace = 5
 
-// mayBeLost reports whether a silent host has had time to be heard. After an outage of NATS all leases have ended, and
-// a worker needs a moment to take its lock again.
+// mayBeLost reports whether a silent host has had enough time, since silentFrom, to be heard again. For example, an
+// outage of NATS ends all leases, and a worker then needs a moment to take its lock again.
 func (h *hosts) mayBeLost(worker string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -359,7 +360,7 @@ func (h *hosts) mayBeLost(worker string) bool {
 	return e != nil && time.Since(e.silentFrom) > h.timing.Suspect
 }
 
-// setLost records that a host is lost, unless its worker was heard meanwhile. The caller has found the host's lock
+// setLost records that a host is lost, unless its worker has been heard recently. The caller has found the host's lock
 // free.
 func (h *hosts) setLost(worker string) {
 	h.mu.Lock()

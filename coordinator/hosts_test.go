@@ -217,7 +217,7 @@ func TestASandboxThatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 }
 
 // A host is lost during a create, no other host takes the sandbox, and the host comes back afterwards. The sandbox
-// stays failed, and the worker is notified, so that it removes what it created.
+// stays failed. The worker is notified, so that it removes the container that it may have created.
 func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

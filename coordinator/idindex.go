@@ -46,8 +46,8 @@ type sortedIDs struct{ parts [][]string }
 
 const maxPart = 512
 
-// part returns the index of the part to which an id belongs, whether the set has the id or not. It is the last part
-// whose first id is not greater than the id.
+// part returns the index of the part to which an id belongs, even if the set does not have the id: the last part whose
+// first id is not greater than the given id, or else part 0.
 func (s *sortedIDs) part(id string) int {
 	i, found := slices.BinarySearchFunc(s.parts, id,
 		func(part []string, id string) int { return strings.Compare(part[0], id) })

@@ -85,8 +85,8 @@ func (h *hosts) showIntentLocked(host *protocol.Host) {
 	}
 }
 
-// carryOutIntents forgets each host that an operator wants to forget, once the host is lost. It removes the intent once
-// the host has come back, or has no sandboxes any more.
+// carryOutIntents forgets each host that an operator wants to forget, as soon as the host is lost. It removes the
+// intent when the host has come back, or when the host has no sandboxes any more.
 func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protocol.Host) {
 	w.forgetByAge(ctx, hosts)
 	for _, intent := range w.hosts.listIntents() {
@@ -124,8 +124,8 @@ func (w *watchdog) removeForget(ctx context.Context, found *protocol.OperatorInt
 	return err
 }
 
-// forget gives up a lost host. While it records that the host is forgotten, it holds the host's lock, so that no worker
-// can hold the lock. dueForgotten then decides about the host's sandboxes, until the host comes back.
+// forget gives up a lost host. While it records that the host is forgotten, it holds the host's lock itself, so no
+// worker can take the lock. dueForgotten then decides about the host's sandboxes, until the host comes back.
 func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, h *protocol.Host) error {
 	if h != nil && h.State == protocol.HostSuspect {
 		return nil // it is not known yet whether the host is lost
@@ -138,7 +138,7 @@ func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, 
 			return w.recordForgotten(ctx, intent.HostID, token)
 		})
 		if err == nil {
-			w.log.Warn("a host is forgotten", "worker", intent.Worker, "host", intent.HostID)
+			w.log.Warn("a lost host has been forgotten", "worker", intent.Worker, "host", intent.HostID)
 			return w.forgetImages(ctx, intent)
 		}
 		if held := (*jetstream.HeldError)(nil); !errors.As(err, &held) {
@@ -273,7 +273,7 @@ type moves struct {
 	mu     sync.Mutex
 	hosts  []*protocol.Host
 	images placement.Images
-	fits   map[key]bool // the answers during this scan; a sandbox may be asked about twice
+	fits   map[key]bool // results of fitsElsewhere in this scan; a second call for a sandbox returns the same
 }
 
 func (m *moves) beginScan(hosts []*protocol.Host, images placement.Images) {

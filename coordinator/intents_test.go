@@ -297,7 +297,7 @@ func TestSandboxesLeaveADrainedHost(t *testing.T) {
 	})
 }
 
-// One scan moves no more sandboxes than fit on other hosts. It may ask about the same sandbox twice.
+// One scan moves no more sandboxes than fit on other hosts, even if it calls fitsElsewhere twice for one sandbox.
 func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 	drained, other := host("drained", 0), host("other", 8)
 	drained.Drain = &protocol.HostDrain{}
@@ -312,8 +312,8 @@ func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 	}
 }
 
-// The sandbox of a lost host is created again on another host. Execs that ran have ended, and execs that were not
-// started may run there.
+// The sandbox of a lost host is created again on another host. Execs that ran have ended. Execs that were not started
+// may run on the new host.
 func TestASandboxOfALostHostIsReplacedOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -418,8 +418,8 @@ func TestASandboxThatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	}
 }
 
-// A machine that was reinstalled is another host, often with the same worker name. The earlier host is still a host:
-// its sandboxes follow their on_host_loss, and it can be forgotten.
+// A machine that was reinstalled is a new host, often with the old worker name. The earlier host remains a host of the
+// fleet: its sandboxes follow their on_host_loss, and it can be forgotten.
 func TestALostHostWhoseWorkerNameWasReusedIsStillAHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

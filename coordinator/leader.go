@@ -18,7 +18,8 @@ const standingBy = "decides requests, and stands by to schedule"
 // elected says whether this coordinator holds the scheduler's lock.
 type elected struct{ atomic.Bool }
 
-// leader is a coordinator while it holds the scheduler's lock. The parts that run only then embed it.
+// leader is a coordinator while it holds the scheduler's lock. The parts of a coordinator that run only while it leads
+// embed leader.
 type leader struct {
 	*coordinator
 	lease *jetstream.Lease
@@ -34,7 +35,7 @@ func (c *coordinator) campaign(ctx context.Context) error {
 	for {
 		lease, err := c.conn.AcquireScheduler(ctx, holder)
 		if err == nil {
-			c.log.Info("this coordinator schedules", "token", lease.Token())
+			c.log.Info("this coordinator is now the leader and places sandboxes", "token", lease.Token())
 			(&leader{c, lease}).lead(ctx)
 		} else if held := (*jetstream.HeldError)(nil); !errors.As(err, &held) && ctx.Err() == nil {
 			c.log.Warn("could not take the scheduler's lock; trying again", "error", err)
@@ -58,18 +59,18 @@ func (l *leader) lead(ctx context.Context) {
 		group.Go(func() error { return run(leading) })
 	}
 	l.elected.Store(true)
-	l.cfg.OnState(true, "decides requests, and schedules")
+	l.cfg.OnState(true, "decides requests, and places sandboxes")
 	err := group.Wait()
 	l.elected.Store(false)
 	l.cfg.OnState(true, standingBy)
 	if ctx.Err() == nil {
-		l.log.Warn("this coordinator no longer schedules", "error", err)
+		l.log.Warn("this coordinator is no longer the leader", "error", err)
 		return
 	}
 	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if err := l.lease.Release(release); err != nil {
-		l.log.Warn("could not release the scheduler's lock; it expires by itself", "error", err)
+		l.log.Warn("could not release the scheduler's lock; the lock expires by itself", "error", err)
 	}
 }
 
@@ -94,7 +95,7 @@ func (l *leader) awaitLog(ctx context.Context) error {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			l.log.Warn("could not read how far the log goes; the leader waits, and counts nothing yet", "error", err)
+			l.log.Warn("could not read the end of the log; placements and quota claims may have to wait", "error", err)
 		}
 		if !pause.Wait(ctx) {
 			return ctx.Err()

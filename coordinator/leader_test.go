@@ -27,8 +27,9 @@ func (d *deployment) hold(c *coordinator, sandbox string) (release func()) {
 	return sync.OnceFunc(func() { close(end) })
 }
 
-// behind runs two coordinators, of which the first leads. accept makes the first accept requests. Then the second
-// leads, but has not folded what was appended since before accept, until release is called.
+// behind runs two coordinators. While the first one leads, behind calls the function accept, which makes it accept
+// requests. Then the first coordinator stops, and the second one leads. Until release is called, the second coordinator
+// folds none of the events that were appended since the call of accept.
 func (d *deployment) behind(f *file, accept func(first *coordinator)) (second *coordinator, release, stop func()) {
 	d.t.Helper()
 	first, stopFirst := d.inMemory(f.config("c1"))
@@ -46,8 +47,8 @@ func (d *deployment) behind(f *file, accept func(first *coordinator)) (second *c
 	return second, release, func() { release(); end() }
 }
 
-// A coordinator whose fold is behind when it begins to lead grants no room in a quota before it has folded what was
-// accepted before.
+// A coordinator may begin to lead before it has folded the end of the log. It then grants no room in a quota before it
+// has folded all requests that were accepted earlier.
 func TestANewLeaderGrantsNoRoomBeforeItHasFoldedTheLog(t *testing.T) {
 	t.Parallel()
 	const limit = 20
@@ -80,11 +81,11 @@ func TestANewLeaderGrantsNoRoomBeforeItHasFoldedTheLog(t *testing.T) {
 	}
 }
 
-// stalled is how long a test waits for what must not happen.
+// stalled is how long a test waits before it concludes that something does not happen.
 const stalled = 2 * time.Second
 
-// A coordinator whose fold is behind when it begins to lead chooses no host before it has folded what the leader before
-// it has chosen.
+// A coordinator may begin to lead before it has folded the end of the log. It then chooses no host before it has folded
+// all assignments of the previous leader.
 func TestANewLeaderChoosesNoHostBeforeItHasFoldedTheLog(t *testing.T) {
 	t.Parallel()
 	const limit = 5
@@ -125,7 +126,8 @@ func TestANewLeaderChoosesNoHostBeforeItHasFoldedTheLog(t *testing.T) {
 	}
 }
 
-// The newest messages of the log may be purged, or be no batches. A new leader does not wait for them.
+// The newest messages of the log may have been purged, or may not be batches. A new leader does not wait for such
+// messages.
 func TestANewLeaderDoesNotWaitForMessagesThatNeverArrive(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

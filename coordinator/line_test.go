@@ -17,7 +17,7 @@ type line struct {
 	down  bool
 	conns []net.Conn
 	asks  []byte
-	held  func() // called before the client first sends data that contains the bytes in asks
+	held  func() // called before the client first sends data that contains the bytes of the field asks
 }
 
 func (l *line) InProcessConn() (net.Conn, error) {
@@ -34,7 +34,8 @@ func (l *line) InProcessConn() (net.Conn, error) {
 	return &heldConn{conn, l}, nil
 }
 
-// hold calls f before the client first sends data that contains the text in asks. The data is sent when f returns.
+// hold waits for the first data from the client that contains the text given as asks. It then calls f, and sends the
+// data when f has returned.
 func (l *line) hold(asks string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The streams of events and output hold the data of every tenant. A client that may not read the streams asks for pages
-// instead. A page has only the data of the tenant that the subject of the request names.
+// The streams of events and output hold the data of every tenant. A client that may not read these streams asks a
+// coordinator for pages instead. A page has only the data of the tenant that the subject of the request names.
 
 // events answers with a page of a sandbox's history. A page that begins just after the last event is empty.
 func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
@@ -66,7 +66,7 @@ type eventPage struct {
 	protocol.EventPage
 	limit int
 	size  int    // size of the events in JSON, the larger encoding
-	gap   uint64 // number of an event that was found where the event Next was expected
+	gap   uint64 // number of the first event after missing events; 0: no event is missing
 }
 
 // add adds a batch's events. It returns false if the page is full, or if events are missing before the batch.

@@ -54,7 +54,8 @@ func TestASandboxWithThousandsOfExecsFailsWithItsHost(t *testing.T) {
 	}
 }
 
-// The host is lost, and the sandbox waits for the host to come back. Execs that were not started end.
+// A host is lost, and a sandbox with thousands of execs waits until the host comes back. The execs that were not
+// started are ended.
 func TestThousandsOfExecsOfALostHostEnd(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

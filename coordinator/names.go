@@ -62,9 +62,9 @@ func (n *nameRegistry) reserve(
 	return before, err
 }
 
-// leaveName frees the name of a create that lost its id to another create. It keeps the name if the other create asked
-// for the same name. While the id has no history, the name stays taken; the next create that wants the name checks its
-// holder again.
+// leaveName is called for a create that took a name but lost its id to another create. It frees the name, unless the
+// other create asked for the same name. While the id has no history, that is unknown, and the name stays taken. The
+// next create that wants the name checks the name's holder again.
 func (n *nameRegistry) leaveName(ctx context.Context, k key, name string) error {
 	j, err := n.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -151,7 +151,7 @@ func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, reques
 			"the name %s was reserved, but the request was not carried out", name)); err != nil {
 			return err
 		}
-		state, holds, err = n.holdsName(ctx, holder, name) // the holder may have been accepted meanwhile
+		state, holds, err = n.holdsName(ctx, holder, name) // the holder may have been accepted since the first read
 		if err != nil {
 			return err
 		}
@@ -277,7 +277,7 @@ func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold,
 	case hold == nil:
 		return nil, nil
 	}
-	// The create that took the name did not get its id: another create got it first.
+	// The create that took the name did not get the id for its sandbox: another create reserved that id first.
 	if b := n.projection.read.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID {
 		return nil, nil
 	}

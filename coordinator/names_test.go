@@ -143,8 +143,8 @@ func TestOneOfManyCreatesAtOnceGetsTheName(t *testing.T) {
 	}
 }
 
-// A create took the name, and its request was lost before its first event. The next create gets the name. If the
-// coordinator of the first create then continues, that create gets nothing.
+// A create takes a name, but its coordinator hangs before the first event, and the queue loses the request. The next
+// create gets the name. When the coordinator continues, the first create gets nothing.
 func TestANameThatWasTakenButNotUsedBecomesFree(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"create-before-reserve", "create-before-append"} {

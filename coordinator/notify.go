@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notifier notifies workers again about sandboxes that wait for them. [projection.appended] sends a notification after
-// each append, but that notification may be lost.
+// notifier notifies workers again about sandboxes that wait for their workers. [projection.appended] sends a
+// notification after each append, but that notification may be lost.
 type notifier struct{ *leader }
 
 // The notifier sends at most notifiedPerRound notifications per notifyRound. Each notification makes a worker read a
@@ -67,7 +67,7 @@ func (n *notifier) send(ctx context.Context, due []notification) []notification 
 	return due
 }
 
-// notified is the last notification of a worker about a pending sandbox.
+// notified describes the last notification that a worker was sent about a pending sandbox.
 type notified struct {
 	sequence uint64 // the sandbox's sequence at that time
 	at       time.Time

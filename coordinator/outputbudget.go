@@ -13,10 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// OutputBudget limits the output that is stored of each sandbox and of each tenant. A sandbox or tenant that has more
-// loses its own oldest output. When the output log is seven eighths full, the tenants and sandboxes with the most
-// output lose their oldest output. Otherwise the server would remove the oldest output in the log, which may belong to
-// other tenants.
+// OutputBudget limits the stored output of each sandbox and of each tenant. A sandbox or tenant that has more loses its
+// own oldest output. When the output log is seven eighths full, the tenants and sandboxes with the most output lose
+// their oldest output. Otherwise the server would remove the oldest output in the log, which may belong to other
+// tenants.
 type OutputBudget struct {
 	Sandbox protocol.Bytes // default: an eighth of the output log's limit, or 1 GiB if the log has no limit
 	Tenant  protocol.Bytes // default: only limited by the output log's limit
@@ -46,7 +46,7 @@ func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 // read the new messages, and the server keeps the read messages in memory for ten seconds. With rare measurements, that
 // memory is free again before the next one.
 const (
-	outputPart  = 32 // measure when this part of the limit, a 32nd, has been added
+	outputPart  = 32 // measure when a 32nd of the limit has been added
 	outputScans = 15 // or after this many scans, if any output has been added
 )
 
@@ -68,7 +68,8 @@ type outputSource struct {
 	host string
 }
 
-// foreignOutput is the output in the name of a sandbox that was never on the host. No reader reads it.
+// foreignOutput is output that a host's worker published in the name of a sandbox that was never on the host. No reader
+// reads such output.
 type foreignOutput struct {
 	through uint64 // its last record
 	bytes   int64
@@ -107,7 +108,8 @@ func (k *outputKeeper) purged(of key) {
 	delete(k.hosts, of)
 }
 
-// of returns the size of a tenant's stored output at the last measurement, or nil if the log has not been read yet.
+// The method of returns the size of one tenant's stored output at the last measurement, or nil if the log has not been
+// read yet.
 func (k *outputKeeper) of(tenant string) *protocol.Bytes {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -145,7 +147,7 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 	enough := k.scans >= outputScans || room.Bytes-k.bytes >= most/outputPart || room.Bytes >= lessEighth(most)
 	if room.Last+1 == k.next || !enough {
 		k.mu.Lock()
-		k.read = k.read || room.Last+1 == k.next // an empty log is read as soon as its size is known
+		k.read = k.read || room.Last+1 == k.next // if the log is empty, there is nothing to read
 		k.mu.Unlock()
 		return nil
 	}

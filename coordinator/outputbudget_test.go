@@ -184,7 +184,7 @@ func (d *deployment) isOn(tenant, sandbox, host string) {
 	}
 }
 
-// The worker of another host publishes output in the name of a sandbox. The sandbox loses none of its own.
+// The worker of another host publishes output in the name of a sandbox. The sandbox loses none of its own output.
 func TestOutputOfAnotherHostCountsInNoBudget(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// outputUsage counts how much output each sandbox has in the log. A new leader builds the counts from the headers of
-// all messages in the log, which it reads once. Each sandbox's output is divided into about [outputPieces] pieces, so
-// that its oldest part can be removed alone. outputUsage is pure.
+// outputUsage counts how much output each sandbox has in the log. To build the counts, a new leader reads the headers
+// of all messages in the log once. The output of each sandbox is divided into about [outputPieces] pieces, so that its
+// oldest part can be removed alone. outputUsage is pure.
 type outputUsage struct {
 	grain   int64 // a piece that has this many bytes is complete, and a new piece begins
 	tenants map[string]*tenantOutput
@@ -43,7 +43,8 @@ type outputLimits struct {
 	quota                func(tenant string) int64 // nil: no tenant has a quota
 }
 
-// of returns the limit of a tenant: the smaller of its quota and the limit that applies to every tenant; 0: no limit.
+// The method of returns the limit of one tenant: the smaller of the tenant's quota and the limit that applies to every
+// tenant; 0: no limit.
 func (l outputLimits) of(tenant string) int64 {
 	if l.quota == nil {
 		return l.Tenant

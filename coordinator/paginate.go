@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// pageToken identifies the last row of a page by its position in the list, in which newer rows come first. If rows
-// appear or disappear between two pages, other rows are therefore neither repeated nor skipped.
+// pageToken identifies the last row of a page by its position in the list, in which newer rows come first. So if rows
+// appear or disappear between two pages, no other row is repeated or skipped.
 func pageToken(t time.Time, id string) string {
 	return fmt.Sprintf("%020d.%s", uint64(1<<63-1)-uint64(t.UnixNano()), id)
 }

@@ -38,7 +38,7 @@ func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query)
 }
 
 // pastExec finds an exec in memory, or reads it from the log if it ended long ago. It returns nil if the history has no
-// such exec. slots limits concurrent reads of the log. It is nil if the caller limits them.
+// such exec. The parameter slots limits concurrent reads of the log; nil: the caller limits them.
 func (c *coordinator) pastExec(
 	ctx context.Context, j *jetstream.Journal, k key, id string, slots *readSlots,
 ) (x *protocol.Exec, sequence uint64, err error) {
@@ -165,8 +165,8 @@ func (rd *reader) listPastExecs(ctx context.Context, k key, known []*protocol.Ex
 }
 
 // execPage is a page of a list of execs, the newest first, while the page is filled. Its token identifies the last row
-// by the number of the event that accepted the exec. If rows appear between two pages, other rows are therefore neither
-// repeated nor skipped.
+// by the number of the event that accepted the exec. So if rows appear between two pages, no other row is repeated or
+// skipped.
 type execPage struct {
 	q     *protocol.Query
 	under uint64 // the page has only execs whose accepting event has a smaller number

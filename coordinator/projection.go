@@ -87,7 +87,7 @@ func (p *projection) journal(k key) *jetstream.Journal {
 }
 
 // applied updates the parts after a batch. The journal calls applied while it holds its lock, so applied sends no
-// notifications. appended and observe send them.
+// notifications. The methods appended and observe send them afterwards.
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{Tenant: b.Tenant, ID: b.Sandbox}
@@ -134,7 +134,7 @@ func (p *projection) notifyWorker(worker string, b *protocol.Batch) {
 	}
 }
 
-// wakeSchedulerIfDue wakes the scheduler if a batch that was folded since the last call concerns it.
+// wakeSchedulerIfDue wakes the scheduler if a batch that was folded since the last call concerns the scheduler.
 func (p *projection) wakeSchedulerIfDue() {
 	if p.schedulerDue.Swap(false) {
 		p.work.schedulerWake.Wake()

@@ -88,7 +88,7 @@ func (c *coordinator) forgetPurged(ctx context.Context) error {
 	}
 }
 
-// forgetSomePurged checks some of the sandboxes that are due to be purged, and checks no sandbox twice within the
+// forgetSomePurged checks some of the sandboxes that are due to be purged, and checks no sandbox twice within the given
 // pause.
 func (c *coordinator) forgetSomePurged(ctx context.Context, checked map[key]time.Time, pause time.Duration) {
 	const limit = 100 // checks in one call

@@ -100,7 +100,7 @@ func (w *workingState) dropExpired(name claimName, now time.Duration) {
 	}
 }
 
-// expire says that nobody uses a claim any more. The claim counts until it is dropped.
+// expire records that nobody uses a claim any more. The claim still counts until it is dropped.
 func (w *workingState) expire(name claimName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,8 +132,8 @@ func (w *workingState) dropClaimLocked(name claimName) {
 	}
 }
 
-// landClaimsLocked ends the claims of the requests that are accepted by the events of a folded batch. Their sandbox's
-// share counts them now.
+// landClaimsLocked ends the claims of the requests that a folded batch accepts. From now on, the sandbox's share counts
+// what these requests use.
 func (w *workingState) landClaimsLocked(k key, events []protocol.Event) {
 	if len(w.tenants.claims) == 0 {
 		return

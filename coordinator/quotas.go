@@ -104,7 +104,7 @@ func (c *coordinator) askQuotas(ctx context.Context) {
 	before := c.quotas.leaders.Swap(&theirs)
 	own := c.quotas.own.Load()
 	if (before == nil || !maps.Equal(*before, theirs)) && own != nil && !maps.Equal(*own, theirs) {
-		c.log.Warn("this coordinator's file of quotas differs from the leader's, whose quotas apply; "+
+		c.log.Warn("the quotas in this coordinator's file differ from the leader's quotas, which apply; "+
 			"give all coordinators the same file", "own", len(*own), "leader", len(theirs))
 	}
 }
@@ -163,7 +163,8 @@ func (p *pass) allow(events []protocol.Event, err error) ([]protocol.Event, erro
 	return events, nil
 }
 
-// do calls decide. Whenever decide fails with errUnclaimed, do takes the claim and calls decide again.
+// do calls the function decide. Whenever the function fails with errUnclaimed, do takes the claim and calls the
+// function again.
 func (p *pass) do(ctx context.Context, decide func() ([]protocol.Event, error)) ([]protocol.Event, error) {
 	for {
 		events, err := decide()
@@ -314,7 +315,7 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
-// release ends a claim that its request has left.
+// release ends a claim whose request needs it no longer.
 func (a *admitter) release(ctx context.Context, name claimName) {
 	if name.upload == "" {
 		a.projection.work.drop(name)
@@ -324,8 +325,8 @@ func (a *admitter) release(ctx context.Context, name claimName) {
 	a.dropUpload(ctx, name)
 }
 
-// dropExpired drops the claims that no coordinator may use any more. Before that, it waits until everything that was
-// appended while these claims could be used is folded.
+// dropExpired drops the claims that no coordinator may use any more. First it waits until this coordinator has folded
+// every batch that was appended while one of these claims could be used.
 func (a *admitter) dropExpired(ctx context.Context) error {
 	for {
 		now := a.conn.SinceBoot()

@@ -290,8 +290,8 @@ func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	}
 }
 
-// Two coordinators decide creates of one tenant, and no host takes the sandboxes. Exactly as many creates are accepted
-// as the quota allows waiting sandboxes.
+// Two coordinators decide creates of one tenant, and no host takes the sandboxes. The quota limits how many sandboxes
+// may wait. Exactly that many creates are accepted.
 func TestTwoCoordinatorsLetExactlyAsManySandboxesWaitAsAQuotaAllows(t *testing.T) {
 	t.Parallel()
 	const limit, requests = 50, 1000
@@ -479,7 +479,7 @@ func TestWithoutALeaderOnlyTenantsWithAQuotaWait(t *testing.T) {
 	}
 	defer d.run(quotasOf("acme: {waiting: 2}").config("c1"))()
 	answers, reason := d.answers(), d.waitReason()
-	var limited []submitted // for two sandboxes, because only requests of two sandboxes could close the gate for all
+	var limited []submitted // for two sandboxes: a failure that concerns only one sandbox never closes the gate
 	for _, id := range []string{"a0", "a1"} {
 		a := d.submit(answers, "acme", protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: small()})
 		if r := a.hears(t); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonNoLeader {
@@ -531,7 +531,8 @@ func TestUploadsBeyondAQuotaAreRefused(t *testing.T) {
 		})
 	}
 	group.Wait()
-	// Uploads that grow at the same time may refuse each other before one is complete.
+	// While uploads grow at the same time, each may be refused because of the room that the others have claimed. So try
+	// again, one after another.
 	for i := range uploads {
 		if d.upload("acme", size, byte('a'+i)) == nil {
 			stored.Add(1)

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// uploadUsage counts the stored uploads of each tenant. A leader reads the entries of all uploads once, and then follows
-// them.
+// uploadUsage counts the stored uploads of each tenant. A leader reads the entries of all uploads once, and then
+// follows their changes.
 type uploadUsage struct {
 	mu       sync.Mutex
 	life     time.Duration // how long an upload is stored; 0: forever
@@ -67,8 +67,9 @@ func (u *uploadUsage) removeLocked(k uploadKey) {
 	}
 }
 
-// of returns the size of a tenant's uploads except the one with this digest, which a new upload replaces. The server
-// removes expired uploads without a message, so of leaves them out.
+// The method of returns the size of a tenant's uploads without the upload whose digest is given as but: a new upload
+// replaces that one. It first removes expired uploads from the sums: the server removes those uploads without a
+// message.
 func (u *uploadUsage) of(tenant, but string, now time.Time) protocol.Bytes {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -149,8 +150,8 @@ func (a *admitter) followUploads(ctx context.Context) error {
 	})
 }
 
-// findUnfinished claims room for the unfinished uploads. The claim of an upload that ends meanwhile is dropped with the
-// expired ones.
+// findUnfinished claims room for the unfinished uploads. If such an upload ends in the meantime, its claim is dropped
+// with the expired claims.
 func (a *admitter) findUnfinished(ctx context.Context) error {
 	unfinished, err := a.conn.UnfinishedUploads(ctx, a.uploads.ids())
 	if err != nil {

@@ -108,8 +108,8 @@ func wantQuotaUploads(t *testing.T, what string, err error) {
 	}
 }
 
-// Parallel uploads that all name one digest, which their content does not have, store no more than the quota together.
-// Once they have ended, the whole quota is free.
+// Parallel uploads all name the same digest, which is not the digest of their content. Together they store no more than
+// the quota allows. When they have ended, the whole quota is free.
 func TestUploadsOfOneInventedDigestStoreAtMostTheQuota(t *testing.T) {
 	t.Parallel()
 	const limit, uploads = 8 * chunkBytes, 20
@@ -283,7 +283,7 @@ func TestUploadsOfAKilledCoordinatorCountUntilTheirChunksAreRemoved(t *testing.T
 }
 
 // coordinatorProcess is the environment variable that makes the test binary run a coordinator, which a test can kill.
-// It has the address of the server and the quotas, in two lines.
+// Its value has two lines: the address of the server, and the quotas.
 const coordinatorProcess = "BOXFLEET_TEST_COORDINATOR"
 
 // runProcess runs a coordinator until standard input ends.
@@ -291,7 +291,7 @@ func runProcess(config string) {
 	url, quotas, _ := strings.Cut(config, "\n")
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		_, _ = bufio.NewReader(os.Stdin).ReadByte() // ReadByte returns when the test closes stdin at its end
+		_, _ = bufio.NewReader(os.Stdin).ReadByte() // returns when the test ends and closes stdin
 		cancel()
 	}()
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "process"})

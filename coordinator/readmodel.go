@@ -38,8 +38,8 @@ func newReadModel(mu *sync.RWMutex) *readModel {
 }
 
 // deletedEntry is the part of a deleted sandbox that stays in memory. Everything else is read on demand, from the
-// sandbox's last snapshot or from the log. An entry takes at most 300 bytes. These include its key, the bytes of its
-// id, and its place in the map.
+// sandbox's last snapshot or from the log. An entry takes at most 300 bytes, including its key, the bytes of its id,
+// and its place in the map.
 type deletedEntry struct {
 	created, ended int64  // ns since 1970
 	record         uint64 // record of the sandbox's last batch
@@ -64,9 +64,9 @@ func deletedEntryOfRecord(r *jetstream.EndedRecord) deletedEntry {
 
 var labelSeed = maphash.MakeSeed()
 
-// labelSet encodes labels and a name as a set of 64 bits, two bits for each of them. If a selector has a bit outside a
-// sandbox's set, the sandbox does not match. Otherwise the sandbox may match, and the labels and the name themselves
-// must be compared.
+// labelSet encodes labels and a name as a set of 64 bits. Each label sets two of the bits, and so does the name. If a
+// selector has a bit outside a sandbox's set, the sandbox does not match. Otherwise the sandbox may match, and the
+// labels and the name themselves must be compared.
 func labelSet(labels map[string]string, name string) (set uint64) {
 	add := func(k, v string) {
 		h := maphash.Comparable(labelSeed, [2]string{k, v})
@@ -330,8 +330,8 @@ type deletedRow struct {
 	token string // the row's page token, see [pageToken]
 }
 
-// deletedPage lists at most limit deleted sandboxes of a tenant that come after a page token, the newest first. Their
-// labels may match the selector, but must still be compared.
+// deletedPage lists at most limit deleted sandboxes of a tenant that come after a page token, the newest first. It
+// finds sandboxes whose labels may match the selector; the caller must still compare the labels themselves.
 func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) (list []deletedRow) {
 	r.mu.RLock()
 	for k, d := range r.deleted {

@@ -59,9 +59,9 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	return all
 }
 
-// uses wraps an endpoint: it refuses queries with fields that the endpoint would ignore, and validates the other
-// fields. An id is required unless its field is marked with "?". For an endpoint with an offset, the limit counts
-// bytes.
+// uses wraps an endpoint that uses only the given fields of a query. It refuses queries with other fields, and
+// validates the given fields. A sandbox or exec is required unless its field is given with "?" at the end. For an
+// endpoint with an offset, the limit counts bytes.
 func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		if err := protocol.ValidateID("tenant", tenant); err != nil {

@@ -21,7 +21,7 @@ const (
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 
 	// waitingPerTenant is how many of a tenant's reads of one kind may wait for a slot. An endpoint handles more
-	// queries than that at once, so a tenant's waiting reads do not stop it from receiving the reads of others.
+	// queries than that at once, so it can receive the reads of other tenants while all of these wait.
 	waitingPerTenant = 64
 )
 

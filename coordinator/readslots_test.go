@@ -77,7 +77,8 @@ func TestAFreeReadSlotGoesToTheTenantWithTheFewest(t *testing.T) {
 	}
 }
 
-// One tenant floods a coordinator with reads while all of its slots are taken. Another tenant's read is answered.
+// One tenant already has as many slots as a tenant may have, and floods a coordinator with reads. Another tenant's read
+// is answered.
 func TestAFloodOfReadsOfOneTenantDelaysNobodyElse(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -9,8 +9,8 @@ import (
 )
 
 // refreshes lets concurrent callers share refreshes of journals. Callers that arrive while a journal is being refreshed
-// wait for the next refresh, because the present one may miss events that were appended after it began. The next
-// refresh serves all of them.
+// wait for the next refresh, because the present refresh may miss events that were appended after its beginning. The
+// next refresh serves all callers that wait.
 type refreshes struct {
 	mu      sync.Mutex
 	pending map[key]*refresh

@@ -42,8 +42,9 @@ func nameOf(d *jetstream.Delivery) refusedRequest {
 	return refusedRequest{key{Tenant: d.Tenant, ID: d.Sandbox}, d.Verb, d.ID, sha256.Sum256(d.Payload)}
 }
 
-// note keeps a refusal for all copies of a request that were stored up to the sequence in before. If there are too many
-// refusals, it drops all others: they matter only to clients that send a request twice.
+// note keeps a refusal for all copies of a request that are stored in the queue up to the sequence given as before. If
+// memory already has too many refusals, note drops all of them first: they matter only to clients that send a request
+// twice.
 func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -53,7 +54,7 @@ func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint6
 	r.last[nameOf(d)] = refusal{why, time.Now(), before}
 }
 
-// of returns the refusal that applies to a copy of a request, or nil.
+// The method of returns the refusal that applies to a copy of a request, or nil.
 func (r *refusals) of(d *jetstream.Delivery) *protocol.Error {
 	name := nameOf(d)
 	r.mu.Lock()

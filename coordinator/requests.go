@@ -39,8 +39,8 @@ func newRequestHandler(c *coordinator) *requestHandler {
 	return h
 }
 
-// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests that end
-// something from further back in the queue, past the requests that wait.
+// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests from further
+// back in the queue if they end something. They pass the requests that wait.
 func (h *requestHandler) run(ctx context.Context) error {
 	stop, err := h.announceElections()
 	if err != nil {
@@ -89,9 +89,10 @@ func (h *requestHandler) publishStatus(why *protocol.Error, elected bool) {
 }
 
 // handle decides one request. A refusal is an answer too. While the log accepts no appends, the request waits here
-// without a time limit. A request that fails [jetstream.MaxAttempts] times for another reason becomes a dead letter.
-// handle returns an error only if ctx ends first; another coordinator then gets the request. Every step before the
-// answer can be repeated harmlessly. The acknowledgement is the last step: it follows once handle has returned nil.
+// without a time limit. A request that keeps failing although the log accepts appends becomes a dead letter after
+// [jetstream.MaxAttempts] attempts. handle returns an error only if ctx ends first; another coordinator then gets the
+// request. Every step before the answer can be repeated harmlessly. The acknowledgement is the last step: it follows
+// once handle has returned nil.
 func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) error {
 	if d.ID == "" {
 		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // without a message id a request is not idempotent
@@ -139,8 +140,8 @@ func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol
 	}
 }
 
-// After an attempt failed because of a defect, the request is tried again after firstRetry. Each further pause is twice
-// as long, up to lastRetry.
+// After an attempt has failed for a reason other than the log, the request is tried again after firstRetry. Each
+// further pause is twice as long, up to lastRetry.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 2 * time.Second
@@ -346,7 +347,8 @@ func (h *requestHandler) create(
 	return sandboxReply(j, len(events) > 0), nil
 }
 
-// journalOfNew returns the journal of a new sandbox. reserved says that its id was already reserved.
+// journalOfNew returns the journal of a new sandbox. The parameter reserved is true if the sandbox's id was already
+// reserved.
 func (h *requestHandler) journalOfNew(ctx context.Context, k key, reserved bool) (*jetstream.Journal, error) {
 	if h.projection.read.isDeleted(k) && reserved {
 		return h.projection.openDeleted(ctx, k)

@@ -96,7 +96,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		return all
 	}
 	deleted := make(chan struct{})
-	wait := sync.OnceFunc(func() { // gives a wrong purge the time to happen before the snapshot is written
+	wait := sync.OnceFunc(func() { // delays the snapshot: a wrong purge would happen in this time
 		for began := time.Now(); !purged() && time.Since(began) < time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -148,7 +148,7 @@ func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c1", Timeout: 3 * time.Second})
 			stop := d.run(Config{Name: "c1", Conn: conn})
 			select {
-			case <-away: // the coordinator may report that it is ready before it asks
+			case <-away: // perhaps only after the coordinator has reported that it is ready
 			case <-time.After(10 * time.Second):
 				t.Error("the coordinator never sent the request at which NATS goes away")
 			}

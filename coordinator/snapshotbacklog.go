@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// snapshotBacklog is the set of sandboxes whose latest changes the leader still has to store. On coordinators that do
-// not lead it is empty and records nothing.
+// snapshotBacklog is the set of sandboxes whose latest changes the leader still has to store. On a coordinator that
+// does not lead, the set stays empty.
 type snapshotBacklog struct {
 	mu *sync.RWMutex // the projection's lock
 
@@ -21,8 +21,8 @@ func newSnapshotBacklog(mu *sync.RWMutex) *snapshotBacklog {
 	return &snapshotBacklog{mu: mu, changed: map[key]struct{}{}, retained: map[key]struct{}{}}
 }
 
-// maxRetained limits how many journals of deleted sandboxes stay in memory. If more sandboxes are deleted, the leader
-// folds the histories of the others again.
+// maxRetained limits how many journals of deleted sandboxes stay in memory. While as many are retained, the journal of
+// a further deleted sandbox is dropped, and the leader folds that sandbox's history again to store its last snapshot.
 const maxRetained = 1000
 
 // start begins to record changes.

@@ -16,7 +16,7 @@ type snapshotWriter struct {
 	stored map[key]*storedSnapshot
 }
 
-// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write gives the revision that it
+// storedSnapshot is the last snapshot of a sandbox that this leader stored. Each write names the revision that it
 // replaces, so that a late write of a previous leader fails.
 type storedSnapshot struct {
 	at       jetstream.Position // position of the snapshot in the log
@@ -104,8 +104,8 @@ func unavailable(err error) bool {
 	return false
 }
 
-// store stores a sandbox's snapshot if the sandbox has changed. If the sandbox was purged meanwhile, it stores nothing:
-// a snapshot that is written after the purge would never be removed. It stores the index of execs first, since the
+// store stores a sandbox's snapshot if the sandbox has changed. It stores nothing if the sandbox has been purged by
+// now: a snapshot that is written after the purge would never be removed. It stores the index of execs first, since the
 // snapshot may omit execs.
 func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot) error {
 	w.storing.Lock()

@@ -32,8 +32,8 @@ func (d *deployment) last(sandbox string) uint64 {
 	return batches[len(batches)-1].Record
 }
 
-// covered returns the record from which a new coordinator would follow the log, and the record of each snapshot. The
-// record is 0 if the snapshot cannot be used.
+// covered returns the record from which a new coordinator would follow the log, and the record of each snapshot. For an
+// unusable snapshot, the record is 0.
 func (d *deployment) covered() (from uint64, records map[string]uint64) {
 	d.t.Helper()
 	records = map[string]uint64{}

@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// storedPages returns the endpoints for clients that follow a history or output. At most followersAtOnce of their reads
-// run at a time, and the tenants share them.
+// storedPages returns the endpoints for clients that follow a history or output. At most followersAtOnce reads of these
+// clients run at a time, and the tenants share these slots.
 func (rd *reader) storedPages() map[string]jetstream.Endpoint {
 	pages := rd.conn.PageEndpoints(rd.outputHosts)
 	return map[string]jetstream.Endpoint{
@@ -21,8 +21,8 @@ func (rd *reader) storedPages() map[string]jetstream.Endpoint {
 	}
 }
 
-// inTurn makes an endpoint wait for a slot, and ends its read after readWithin, because the client asks again soon
-// after. An endpoint that has read part of its page by then returns that part.
+// inTurn makes an endpoint wait for a slot. It ends a read after readWithin: soon after that, the client gives up the
+// attempt and asks again. If the endpoint has read a part of its page by then, it returns that part.
 func (rd *reader) inTurn(endpoint jetstream.Endpoint) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		release, err := rd.following.take(ctx, tenant)

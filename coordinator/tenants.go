@@ -77,8 +77,8 @@ func (c *coordinator) tenants(q *protocol.Query) (page []*protocol.Tenant, next 
 
 func tenantToken(tenant string) string { return fmt.Sprintf("%020d.%s", 0, tenant) }
 
-// readTenant answers what a tenant may use and uses. Only the leader knows the sizes of stored output and uploads. If
-// no leader answers, readTenant leaves them out.
+// readTenant answers with the quota and the use of a tenant. Only the leader knows the sizes of stored output and
+// uploads. If no leader answers, readTenant leaves them out.
 func (rd *reader) readTenant(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	if rd.admitter.Load() == nil {
 		reply, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})
@@ -89,7 +89,7 @@ func (rd *reader) readTenant(ctx context.Context, tenant string, _ *protocol.Que
 	return &protocol.Reply{Tenant: rd.tenant(tenant, rd.waitingByTenant)}, nil
 }
 
-// listTenants answers with a page of all tenants. A user or viewer of one tenant must not see the others.
+// listTenants answers with a page of all tenants. A user or viewer of one tenant must not see other tenants.
 func (rd *reader) listTenants(ctx context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	if user := jetstream.UserOf(ctx); user != "" && !strings.HasPrefix(user, "@") {
 		return nil, protocol.Errorf(protocol.PermissionDenied, "",
@@ -108,8 +108,8 @@ func (rd *reader) listTenants(ctx context.Context, _ string, q *protocol.Query) 
 	return &protocol.Reply{Tenants: page, Next: next}, err
 }
 
-// theLeadersPage returns the page that a query asks for from the leader's answer. A leader of an earlier version
-// answers with all tenants.
+// theLeadersPage takes the page that a query asks for from the leader's answer. A leader of an earlier version answers
+// with all tenants.
 func theLeadersPage(r *protocol.LeaderReply, q *protocol.Query) (*protocol.Reply, error) {
 	order := func(a, b *protocol.Tenant) int { return strings.Compare(a.Tenant, b.Tenant) }
 	token := func(t *protocol.Tenant) string { return tenantToken(t.Tenant) }

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// allTenants reads the pages of all tenants, from whichever coordinator answers.
+// allTenants reads all pages of the list of tenants. Any coordinator may answer.
 func (d *deployment) allTenants(limit int) (all []*protocol.Tenant, pages int) {
 	d.t.Helper()
 	for q := (protocol.Query{Limit: limit}); ; pages++ {

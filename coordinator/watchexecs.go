@@ -32,7 +32,7 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 
 // moment is one point in time, read from two clocks. own is the time of this process's clock, for periods that the
 // process measures itself. store is the time of the event log's clock, for comparison with the times of events. An
-// operator may set that clock.
+// operator may set the event log's clock.
 type moment struct{ own, store time.Time }
 
 // endLateExecs ends the late execs of a sandbox. An exec is late in three cases: it was not started in time; it ran

@@ -15,8 +15,8 @@ import (
 // arrive late.
 const lostRounds = 10
 
-// watchHosts finds out which silent hosts are lost, and carries out what operators want of hosts. It makes the
-// sandboxes of these hosts due for inspection.
+// watchHosts finds out which silent hosts are lost, and carries out the intents of operators. It makes the sandboxes of
+// these hosts due for inspection.
 func (w *watchdog) watchHosts(ctx context.Context) error {
 	lost, round := map[string]bool{}, 0
 	return w.eachScan(ctx, func() {

@@ -69,9 +69,8 @@ func (w *wire) next(answers *nats.Subscription) *protocol.Reply {
 	return r
 }
 
-// A repeated request is answered, whether it was accepted or refused. If the client sets a message id, the repeat is
-// answered once the server has forgotten that id. The server's acknowledgement says whether the server has forgotten
-// the id.
+// A repeat of a request is answered, no matter if the request was accepted or refused. If the request has a message id,
+// the server drops repeats until it has forgotten that id, and says so in its acknowledgement.
 func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -228,7 +227,7 @@ func TestAnAnswerInJSONHasAllFields(t *testing.T) {
 	}
 }
 
-// Only a client that says that it understands notices about waiting requests gets such a notice.
+// A client gets a notice that its request waits only if the request says that the client understands such notices.
 func TestAnOldClientGetsNoNoticeThatItsRequestWaits(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -147,8 +147,8 @@ func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
 	}
 }
 
-// A sandbox was assigned to a host that is lost now. The defaults of that host do not prevent another host from taking
-// it.
+// A sandbox was assigned to a host that is lost now. The defaults of the lost host do not prevent another host from
+// taking the sandbox.
 func TestTheDefaultsOfALostHostDoNotCountAgainstOthers(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i"})
 	h.assign(withDefaults("w1", protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/only/there", Target: "/t"}},

@@ -138,8 +138,8 @@ func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (conce
 	return w.requeueLocked(k, before, after) || freed
 }
 
-// reservationOf returns the host of a sandbox, and the resources that the sandbox takes there now. last is the result
-// before the change.
+// reservationOf returns the host of a sandbox, and the resources that the sandbox takes there now. The parameter last
+// is the result of the previous call for the sandbox.
 func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reservedOn) {
 	if after == nil || after.Worker == "" {
 		return next
@@ -155,7 +155,8 @@ func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reser
 	return next
 }
 
-// landLocked ends an assignment in flight once it was appended, or once its sandbox is no longer living.
+// landLocked ends an assignment in flight when the assignment has been appended, or when its sandbox is no longer
+// living.
 func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
 	f, inFlight := w.inFlight[k]
 	if inFlight && (after == nil || after.Assigned && host == f.host) {
@@ -248,7 +249,7 @@ func set[K comparable](m map[K]struct{}, k K, in bool) {
 	}
 }
 
-// set adds a sandbox to the queue if in is true, and otherwise removes it.
+// set adds a sandbox to the queue or, if the parameter in is false, removes the sandbox.
 func (q *waitQueue) set(at waiting, in bool) {
 	i, found := slices.BinarySearchFunc(*q, at, waiting.compare)
 	switch {
@@ -301,7 +302,7 @@ func (w *workingState) takeChangedUsages() map[string]placement.Usage {
 	return used
 }
 
-// on returns the sandboxes of a host.
+// The method on returns the sandboxes of a host.
 func (w *workingState) on(hostID string) []key {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -321,8 +322,8 @@ func (w *workingState) pendingOn(hostID string) []key {
 	return nil
 }
 
-// eachPending visits each sandbox for which its worker has something to do, if ready returns true for the sandbox's
-// host.
+// eachPending calls the function visit for each sandbox that its worker has something to do for, except on hosts for
+// which the function ready returns false.
 func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k key, b *protocol.Sandbox)) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -384,7 +385,7 @@ func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.
 
 // launch adds an assignment to its host's load before the assignment is appended. It returns false if the sandbox has
 // changed since the assignment was chosen, or if another assignment of the sandbox is in flight. If the quota has no
-// room for the sandbox, it also returns false, and over names the limit.
+// room for the sandbox, it returns false and an error that names the limit.
 func (w *workingState) launch(
 	b *protocol.Sandbox, hostID string, u placement.Usage, quota protocol.Quota,
 ) (launched bool, over *protocol.Error) {

@@ -87,8 +87,8 @@ func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 	})
 }
 
-// blobsGoByAge uploads two trees. It uploads one of them again, first while the tree is fresh, which sends nothing, and
-// then when the tree is older. blobsGoByAge reports whether every check ran in time.
+// blobsGoByAge uploads two trees. It then uploads one of the trees two more times: while the stored tree is fresh,
+// which sends nothing, and when the stored tree is older. blobsGoByAge reports whether every check ran in time.
 func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (conclusive bool) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -171,7 +171,7 @@ func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.Obj
 	return js.ObjectStore(ctx, protocol.BucketBlobs)
 }
 
-// While a pending sandbox needs an upload, the fleet keeps the upload longer than its maximum age.
+// While a pending sandbox needs an upload, the fleet keeps the upload for longer than the maximum age of uploads.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
 	const age = 12 * time.Second // the test fails only if the machine pauses for almost half of this time

@@ -21,7 +21,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The cluster has two hosts, each a real engine in its own network namespace, two coordinators, and three NATS servers.
+// The cluster has two coordinators, three NATS servers and two hosts. Each host is a real engine in its own network
+// namespace.
 func TestAClusterOfHosts(t *testing.T) {
 	t.Parallel()
 	var hosts [2]*engines.Engine
@@ -34,7 +35,7 @@ func TestAClusterOfHosts(t *testing.T) {
 	t.Run("NATS servers are killed under load", func(t *testing.T) { serversLost(t, hosts) })
 }
 
-// The short form of `make test-cluster`: one sandbox uses most of what a fleet offers, with credentials and three servers.
+// The short form of `make test-cluster`: one sandbox uses most features of a fleet with credentials and three servers.
 func TestAFleetWithThreeServersWorks(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Servers: 3})
@@ -227,8 +228,8 @@ func scheduler(f *fleet.Fleet, coordinators ...*fleet.Process) (leader *fleet.Pr
 	f.Eventually(20*time.Second, "a coordinator schedules", func() error {
 		for _, c := range coordinators {
 			if !c.Exited() &&
-				strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(),
-					"no longer schedules") {
+				strings.LastIndex(c.Log(), "is now the leader") > strings.LastIndex(c.Log(),
+					"is no longer the leader") {
 				leader = c
 				return nil
 			}

@@ -200,7 +200,7 @@ func parts(dirs conformanceDirs) map[string][]part {
 	}
 }
 
-// serviceParts are the fields of services and of copies into them.
+// serviceParts are the fields of services, and of copies into services.
 func serviceParts(dirs conformanceDirs) []part {
 	of := func(read func(protocol.Service) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(b.Spec.RequiredServices["db"]) }

@@ -259,8 +259,9 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 	f.Judge()
 }
 
-// killedCoordinator kills a coordinator at a step of the request that call sends, and restarts it. The pending call
-// must return. A call that needs scheduling also waits until the killed coordinator's scheduler lock has expired.
+// killedCoordinator kills a coordinator at a step of the request that the function call sends, and restarts the
+// coordinator. The pending call must return. A call that needs scheduling also waits until the killed coordinator's
+// scheduler lock has expired.
 func killedCoordinator(t *testing.T, f *fleet.Fleet, at string, call func() error) {
 	t.Helper()
 	c := f.Coordinator("c1", fleet.Role{CrashAt: at})

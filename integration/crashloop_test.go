@@ -46,7 +46,7 @@ func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	f.Judge()
 }
 
-// TestACrashLoopEndsNothingWithoutTheHostsLock cuts the worker off from the log before the window ends.
+// TestACrashLoopEndsNothingWithoutTheHostsLock cuts the worker off from the log before the crash window ends.
 func TestACrashLoopEndsNothingWithoutTheHostsLock(t *testing.T) {
 	t.Parallel()
 	const ttl, window = 3 * time.Second, 5 * time.Second
@@ -96,8 +96,8 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	// This takes at most 23 s. The first run may last almost as long as the guard, 6 s. Then the window of 12 s begins.
-	// Failing the sandbox may take another 5 s.
+	// This takes at most 23 s. The first run may last almost as long as the crash guard, 6 s. Then the crash window of
+	// 12 s begins. The worker may take another 5 s to fail the sandbox.
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonOOMKilled || b.Error == nil || b.Error.Code != protocol.ResourceExhausted {
 		t.Errorf("the sandbox failed with %s: %v", b.Reason, b.Error)

@@ -51,8 +51,8 @@ func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	f.Judge()
 }
 
-// A worker is killed after it created the network of a sandbox. After its restart it finds that network again, even if
-// the machine lost the sandbox's directory, which is not synced to disk.
+// A worker is killed after it created the network of a sandbox. The restarted worker finds that network, even if the
+// machine lost the sandbox's directory, which is not synced to disk.
 func TestACreateResumesWithItsNetworkAfterLosingItsDirectory(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

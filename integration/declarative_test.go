@@ -31,7 +31,7 @@ func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stder
 	return c.runWith(c.f.Flags(), stdin, args...)
 }
 
-// runWith is run with other flags that say how to reach the fleet.
+// runWith does the same as run, but uses the given flags to reach the fleet.
 func (c *commandLine) runWith(flags []string, stdin string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // ends a call that waits instead of failing

@@ -197,7 +197,7 @@ func TestAnEngineMayRestartEmpty(t *testing.T) {
 	e := engines.Start(t, "emptied")
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// The worker removes the bridge. The restarted engine no longer has the network of that bridge.
+	// The restarted engine has lost a network whose bridge still exists. The worker removes that bridge.
 	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second})
 	ctx := f.Context(time.Minute)
 	s := f.Create("lost")

@@ -35,7 +35,7 @@ func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool 
 }
 
 // TestS22_RulesAreCheckedImmediatelyBeforeAStart removes the rules while a sandbox is created. The worker must notice
-// this before the start: its next inspection of the host would be too late.
+// the missing rules before the start: its next inspection of the host would be too late.
 func TestS22_RulesAreCheckedImmediatelyBeforeAStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "rules")

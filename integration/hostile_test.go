@@ -178,7 +178,7 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 			}
 		})
 	}
-	// The next exec works. The removal works, too, and follows no link out of the directory.
+	// The sandbox still works: its next exec runs, and its delete follows no link out of the run directory.
 	if _, err := h.s.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -158,8 +158,8 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	repeat("at once")
 	repeat("within the window")
 
-	// After the deduplication window the server has forgotten the requests. Only the registry of ids still has their
-	// ids.
+	// After the deduplication window, the server no longer recognizes the repeated requests. Boxfleet must recognize
+	// them by the ids that it has stored.
 	nc, js := bus(f)
 	spec, run := f.Spec(), script("echo x >> /tmp/runs; wc -l < /tmp/runs")
 	for _, r := range []struct {

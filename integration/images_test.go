@@ -26,7 +26,8 @@ import (
 
 const mebibyte = 1 << 20
 
-// warehouse is a registry, an engine that pulls from the registry, and the doors through which engines reach it.
+// warehouse is a registry, an engine that pulls from the registry, and the doors through which engines reach the
+// registry.
 type warehouse struct {
 	*registry.Registry
 	engine *engines.Engine
@@ -531,7 +532,7 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 }
 
 // TestImagesAreImportedWithoutARegistry imports an archive and a root file system to every host, including a host that
-// joins later, and removes them again.
+// joins later. It then removes the imports.
 func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	t.Parallel()
 	e, late := engines.Start(t, "imports"), engines.Start(t, "late")

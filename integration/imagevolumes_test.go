@@ -65,7 +65,8 @@ func TestX_AnImagesVolumesAreNotHostDirectories(t *testing.T) {
 		t.Errorf("the volume above a mount: %q", got)
 	}
 
-	// The path of a volume may lead to another in-memory file system. A restarted worker must not remove it.
+	// A sandbox may replace the path of a volume by a link to another in-memory file system. A restarted worker must
+	// not remove that file system.
 	led := f.Spec()
 	led.Image = ref
 	s, err = f.Client.Create(ctx, led, sdk.WithID("led"))

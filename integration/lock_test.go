@@ -111,8 +111,8 @@ func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Judge()
 }
 
-// hostFleet has one worker, with a recording proxy in front of its engine. After obstruct the engine refuses new
-// containers, so the worker never stops trying to create them.
+// hostFleet has one worker, with a recording proxy in front of its engine. After a call of the method obstruct, the
+// engine refuses new containers, so the worker never stops trying to create them.
 type hostFleet struct {
 	*fleet.Fleet
 	ttl    time.Duration
@@ -169,8 +169,8 @@ func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	return ids
 }
 
-// about lists the changing requests that came after the time in from and contain the name of the sandbox's container or
-// network.
+// about lists the changing requests that reached the engine after the given time and that contain the name of the
+// sandbox's container or network.
 func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request) {
 	for _, r := range h.engine.Mutations() {
 		if r.Time.After(from) && strings.Contains(r.Path+"?"+r.Query, "default."+id) {

@@ -113,8 +113,8 @@ func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 	}
 }
 
-// While sandboxes mount a directory below the allowed one, another process keeps swapping it for a link to a forbidden
-// directory. A sandbox with a writable mount of the allowed directory could run such a process.
+// While sandboxes mount a directory below the allowed one, another process keeps replacing that directory by a link to
+// a forbidden directory. A sandbox with a writable mount of the allowed directory could run such a process.
 func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -219,8 +219,8 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// A worker is killed while the links for a container's mounts lead to the mount sources. The next worker changes the
-// links: they lead nowhere again.
+// A worker is killed while the links for a container's mounts lead to the mount sources. The next worker changes these
+// links, so that they lead nowhere again.
 func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -217,7 +217,7 @@ func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 	f.Judge()
 }
 
-// TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print, and again after they have
+// TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print, and again after the execs have
 // ended. The server loses output that it had acknowledged. In the end no output is missing.
 func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 	t.Parallel()

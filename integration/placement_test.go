@@ -30,7 +30,7 @@ func TestPlacementConsidersTheImagesOfHosts(t *testing.T) {
 	start := func(id, ref, pull string) *sdk.Sandbox {
 		t.Helper()
 		spec := imageSpec(f, ref, pull)
-		spec.CPU = 0.01 // another such sandbox must not change how full a host is
+		spec.CPU = 0.01 // so little that the sandbox hardly changes how full its host is
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false))
 		if err != nil {
 			t.Fatal(err)

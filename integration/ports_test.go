@@ -120,8 +120,8 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	})
 }
 
-// A sandbox keeps its ports. After a restart of the machine, another program may have taken one of them. The sandbox
-// then waits for the port and reports this. It fails if the port is not free within the time limit of a create.
+// A sandbox keeps its ports. After a restart of the machine, another program may have taken one of these ports. The
+// sandbox then waits for the port and reports this. It fails if the port is not free within the time limit of a create.
 func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -161,7 +161,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	// The wait is cleared a little after the port answers.
+	// A little after the port answers, the sandbox stops reporting that it waits.
 	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error {
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().Error != nil {

@@ -403,7 +403,8 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	f.Judge()
 }
 
-// Sandboxes that are placed in the same pass count against their host together with their services.
+// In one pass of the scheduler, each placed sandbox takes room on its host, also for its services, before the next
+// sandbox is placed.
 func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

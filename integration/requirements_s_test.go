@@ -28,7 +28,7 @@ func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
-	// Each function in moments waits during the create of a sandbox: for an event, or for some time.
+	// Each function in the list moments waits during the create of a sandbox: for an event, or for some time.
 	event := func(n int) func(string) {
 		return func(id string) {
 			for e, err := range f.Client.Sandbox(id).Events(ctx, sdk.WithFollow(true)) {

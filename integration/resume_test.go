@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// objectOf finds the object on the engine that has this kind and whose name ends in end.
+// objectOf finds the object of this kind on the engine by the end of its name.
 func objectOf(f *fleet.Fleet, host, kind, end string) string {
 	f.TB.Helper()
 	for _, o := range f.Objects(host) {

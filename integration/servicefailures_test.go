@@ -129,8 +129,8 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// When the time of a service has run out, its error says what it waited for. This also holds for a service that nothing
-// waits for.
+// When the time limit of a service has passed, its error says what the service waited for, even if nothing waits for
+// the service.
 func TestAnOptionalServiceThatIsNotReadyInTimeSaysWhy(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -196,7 +196,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 		}
 		return nil
 	})
-	// A failed service that then runs for longer than the guard becomes ready again.
+	// If a failed service then runs for longer than the crash guard, it becomes ready again.
 	f.Eventually(15*time.Second, "its container takes execs", func() error {
 		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"rm", "/tmp/bad"}, Service: "db"})
 		return err
@@ -251,7 +251,7 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The window is 12 s, and stopping everything may take 5 s.
+	// The crash window is 12 s, and it may take another 5 s to stop everything.
 	f.Eventually(40*time.Second, "the sandbox fails, and everything is stopped and kept", func() error {
 		b := f.History("s").State.Sandbox
 		running, err := dockerRunning(f)

@@ -13,14 +13,15 @@ import (
 )
 
 // TestAServiceWithOccasionalFailuresHasNotFailed uses services that exit or are unhealthy too rarely to count as
-// failed. Each limit has one service: the crash guard, the crash window and the retries of the health test.
+// failed. There is one service for each limit: for the crash guard, for the crash window, and for the retries of the
+// health test.
 func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashWindow: 10 * time.Second, CrashGuard: 2 * time.Second})
 	ctx := f.Context(2 * time.Minute)
 	spec := withServices(f, services{
-		// This service exits again and again, each time after it has run for longer than the guard.
+		// This service exits again and again, each time after it has run for longer than the crash guard.
 		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
 		// This service exits once, when a file tells it to, and is restarted within the window.
 		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),

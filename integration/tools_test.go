@@ -180,14 +180,15 @@ func TestToolsNeedTheOperatorsPermission(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// To look up the home, the worker creates a container that never starts. The worker does so before it creates the
-// sandbox's own container.
+// To look up the home of a user, the worker creates a container that never starts. The worker does so before it creates
+// the sandbox's own container.
 func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
 	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
-	// The image is made before the fleet starts. It is then removed after the fleet has ended.
+	// Make the image before the fleet starts. Cleanups run in reverse order, so the image is removed after the fleet
+	// has ended.
 	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()

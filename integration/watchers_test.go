@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// watching is the source code of a program. It takes file watchers, one or as many as the kernel allows, and keeps
+// watching is the source code of a program that takes file watchers, one or as many as the kernel allows, and keeps
 // them.
 const watching = `package main
 

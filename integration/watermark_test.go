@@ -83,7 +83,8 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 			}
 			return err
 		})
-		// The third sandbox may have been placed before the host reported that it is full. Even then it waits.
+		// The third sandbox may have been placed before the host reported that it is full. In that case, too, it stays
+		// pending.
 		if err := third.Refresh(ctx); err != nil || third.Info().State != protocol.StatePending {
 			t.Fatalf("the third is %s, %v", third.Info().State, err)
 		}

@@ -22,8 +22,8 @@ func EncodeRead(contentType string, r *Reply, endpoint string) []byte {
 	return EncodeAnswer(contentType, r, listOf[endpoint])
 }
 
-// answer is a reply in JSON form with fields that are present even if empty. They shadow the fields of the same
-// name in Reply.
+// answer is the JSON form of a reply. The fields below shadow the fields of the same name in Reply; JSON contains each
+// of them if its pointer is set, even if the value is empty.
 type answer struct {
 	*Reply
 	Changed   *bool       `json:"changed,omitempty"`
@@ -34,9 +34,9 @@ type answer struct {
 	Tenants   *[]*Tenant  `json:"tenants,omitempty"`
 }
 
-// EncodeAnswer encodes a reply in the given content type. always is one of the constants above, or "". JSON contains
-// that field even if it is empty, with two exceptions: a reply that only reports waiting, and a list in a reply with an
-// error.
+// EncodeAnswer encodes a reply in the given content type. The parameter always names a field: it is one of the
+// constants above, or "" for no field. JSON contains the named field even if the field is empty, except in a reply that
+// only reports waiting. An empty list is also left out of a reply with an error.
 func EncodeAnswer(contentType string, r *Reply, always string) []byte {
 	if ContentTypeOf(contentType, nil) != ContentJSON {
 		return Encode(r)

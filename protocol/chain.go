@@ -42,11 +42,11 @@ type Chain struct {
 	Signed  bool `json:"signed,omitempty"`  // an accepted message was signed
 }
 
-// Verify decides whether readers accept a message: it has a valid signature of a writer that may append it, and the
-// signature names the last accepted message. Messages from the time before the deployment required signatures may be
-// unsigned, unless an earlier message in the history is signed. state is the state before the message, or nil if the
-// history before the message has been purged. Error: permission_denied with reason not_proven; readers then ignore the
-// message.
+// Verify decides whether readers accept a message. The message must have a valid signature of a writer that may append
+// it, and the signature must name the last accepted message. Messages from the time before the deployment required
+// signatures may be unsigned, unless an earlier message in the history is signed. state is the state before the
+// message, or nil if the history before the message has been purged. Error: permission_denied with reason not_proven;
+// readers then ignore the message.
 func (c *Chain) Verify(r Rules, state *State, b *Batch, p *Proof) error {
 	switch {
 	case p.Notified:

@@ -325,7 +325,8 @@ func TestErrorsNameFieldsOfThePayload(t *testing.T) {
 	}
 }
 
-// Values decoded from msgpack may be encoded as JSON, which has fewer numbers and times.
+// A value that was decoded from msgpack may later be encoded as JSON. JSON cannot express NaN, infinity or a time far
+// from our era, so decoding rejects them.
 func TestNumbersAndTimesBeyondJSONAreRejected(t *testing.T) {
 	for _, v := range []any{
 		&Host{CPU: math.NaN()}, &Host{CPU: math.Inf(1)}, &Host{UsedCPU: math.Inf(-1)},

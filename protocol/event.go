@@ -14,7 +14,7 @@ type Kind string
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
 	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec
-	SandboxRefused         Kind = "sandbox.refused"          // the worker has no room, it is placed again: Error
+	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; placed again: Error
 	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again on another host: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
@@ -75,7 +75,8 @@ type Event struct {
 // SandboxDetails is what a sandbox event adds to the state.
 type SandboxDetails struct {
 	Phase string `json:"phase,omitempty"` // image, network, container, start
-	// Spec is the accepted spec. In an assignment it is the spec with the worker's defaults, if they change it.
+	// Spec is the accepted spec. In an assignment it is the spec with the worker's defaults, if these defaults change
+	// the accepted spec.
 	Spec       *SandboxSpec `json:"spec,omitempty"`
 	Worker     string       `json:"worker,omitempty"`
 	HostID     string       `json:"host_id,omitempty"`
@@ -142,8 +143,8 @@ type ServiceDetails struct {
 	ExitCode *int   `json:"exit_code,omitempty"` // exit code of the hook or the command; nil: unknown
 	Output   []byte `json:"output,omitempty"`    // end of the hook's output, at most [MaxLastOutput] bytes
 
-	// Ends is how often the command has ended since its container started, in service.ended. ExitCode is the exit code
-	// of the last run.
+	// In service.ended, Ends is how often the command has ended since its container started, and ExitCode is the exit
+	// code of the last run.
 	Ends int    `json:"ends,omitempty"`
 	Boot string `json:"boot,omitempty"` // the start of the container, in service.ended
 }

@@ -336,7 +336,7 @@ func TestGoldenValuesSetEveryField(t *testing.T) {
 	for _, v := range goldenValues() {
 		markSet(reflect.ValueOf(v), set)
 	}
-	left := map[string]bool{ // rejected, not set at the same time as others, or filled in by the reader
+	left := map[string]bool{ // rejected, impossible beside other fields, or filled in by the reader
 		"Sandbox.Error": true, "Sandbox.Phase": true, "Sandbox.Resuming": true, "Sandbox.Unreachable": true,
 		"Sandbox.HistoryPurged": true,
 		"Event.Tenant":          true, "Event.Sandbox": true, "Event.Writer": true, "Event.Token": true,

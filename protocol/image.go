@@ -19,7 +19,7 @@ const (
 	ImageRootFS  = "rootfs"  // root filesystem, as tar
 )
 
-// WantedImage is an imported image. Hosts without it load it from its file in the object store.
+// WantedImage is an imported image. A host that lacks the image loads it from a file in the object store.
 type WantedImage struct {
 	Version int       `json:"v"`
 	Ref     string    `json:"ref"`               // full reference

@@ -2,8 +2,8 @@ package protocol
 
 import "time"
 
-// OperatorIntent is what an operator has requested for a host: cordon, drain or forget. It is stored under the
-// host's id until the operator withdraws it or it has been carried out.
+// OperatorIntent is what an operator has requested for a host: cordon, drain or forget. It is stored under the host's
+// id until the operator withdraws the intent or a coordinator has carried it out.
 type OperatorIntent struct {
 	Version  int         `json:"v"`
 	HostID   string      `json:"host_id"`
@@ -17,12 +17,12 @@ type OperatorIntent struct {
 // HostDrain is the intent to move or end everything that runs on a host.
 type HostDrain struct {
 	Since time.Time `json:"since"`
-	// Deadline is when the drain ends everything that still runs. Zero: it waits until everything has ended.
+	// Deadline is when the drain ends everything that still runs. Zero: the drain waits until everything has ended.
 	Deadline time.Time `json:"deadline,omitempty,omitzero"`
 }
 
-// HostForget is the intent to give up everything on a host. Once Done, the intent is kept until the host comes
-// back or has no sandbox assigned, because sandboxes that failed on the host may be deleted later.
+// HostForget is the intent to give up everything on a host. After Done is set, the intent is kept until the host comes
+// back or has no sandbox assigned. It is still needed for sandboxes that failed on the host and are deleted later.
 type HostForget struct {
 	Since time.Time `json:"since"`
 	Done  bool      `json:"done,omitempty"`

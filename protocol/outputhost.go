@@ -29,8 +29,8 @@ type OutputHost struct {
 	From, Until time.Time // by the store's clock; zero: no limit
 }
 
-// outputSlack is the tolerance for output that is stored before or after the move of a sandbox. The times of the move
-// and of the output may come from the clocks of different servers.
+// outputSlack widens the period of each host at a move of the sandbox: the times of the move and of stored output may
+// come from the clocks of different servers.
 const outputSlack = time.Minute
 
 // Covers reports whether the host's worker could publish output at this time.
@@ -38,8 +38,8 @@ func (h OutputHost) Covers(at time.Time) bool {
 	return !at.Before(h.From) && (h.Until.IsZero() || !at.After(h.Until))
 }
 
-// OutputHosts returns the hosts that the sandbox was and is on, in order. Output that another host publishes for the
-// sandbox is forged. A host that the sandbox returned to is in the list more than once.
+// OutputHosts returns the sandbox's earlier hosts and its present host, in order. Output that another host publishes
+// for the sandbox is forged. A host that the sandbox returned to is in the list more than once.
 func (s *State) OutputHosts() []OutputHost {
 	hosts := make([]OutputHost, 0, len(s.Left)+1)
 	var from time.Time

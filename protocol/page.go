@@ -49,13 +49,13 @@ type ChunkPage struct {
 	Next   uint64        `json:"next"`   // record of the last message that was read, for the next page's After
 	More   bool          `json:"more,omitempty"`
 
-	// Host is the id of the host that the sandbox is on; empty: the sandbox has no host. Only its worker publishes
-	// output of the sandbox.
+	// Host is the id of the host that the sandbox is on; empty: the sandbox has no host. Only the worker of this host
+	// publishes output of the sandbox.
 	Host string `json:"host,omitempty"`
 }
 
 // StoredChunk is one message of the stream of output. A chunk may be stored twice, or after later parts of its stream.
-// Its offset shows where it belongs.
+// Offset shows where the chunk belongs.
 type StoredChunk struct {
 	Stream     string    `json:"stream"`
 	Offset     int64     `json:"offset"` // of the first byte of Data in its stream

@@ -237,8 +237,8 @@ func (h *Healthcheck) Resolve() {
 	setDefault(&h.StartInterval, DefaultStartInterval)
 }
 
-// Capabilities returns the capability profile of the service. Specs accepted before the field existed have no
-// profile and get the standard one.
+// Capabilities returns the capability profile of the service. Specs that were accepted before the field Profile existed
+// have no profile, and get the standard profile.
 func (v *Service) Capabilities() string {
 	profile := v.Profile
 	setDefault(&profile, ProfileStandard)
@@ -585,8 +585,8 @@ func validateHook(field string, h *Hook) error {
 	return nil
 }
 
-// targetGuard rejects targets of mounts, copies and in-memory file systems that are reserved or already used.
-// It maps each used target to its field.
+// targetGuard rejects targets of mounts, copies and in-memory file systems that are reserved or already used. It maps
+// each used target to the field of the spec that uses it.
 type targetGuard map[string]string
 
 func (g targetGuard) add(field, target string) error {

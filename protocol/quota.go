@@ -56,7 +56,7 @@ type LeaderQuery struct {
 	Tenant  string      `json:"tenant,omitempty"`  // ask for the quota and use of this tenant
 	Tenants bool        `json:"tenants,omitempty"` // true: ask for the quotas and use of all tenants, page by page
 
-	// For Tenants, as in [Query]. A leader of an earlier version ignores them.
+	// With Tenants, Limit and Page mean the same as in [Query]. A leader of an earlier version ignores both.
 	Limit int    `json:"limit,omitempty"`
 	Page  string `json:"page,omitempty"`
 }

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// neverReached are the ranges of the host itself and of its link, and the addresses of cloud metadata services,
-// which give a machine's credentials to any program on it.
+// neverReached are the ranges that stand for the host itself or its local link, and the addresses of cloud metadata
+// services. Such a service gives a machine's credentials to any program on the machine.
 var neverReached = prefixes(
 	"0.0.0.0/8",          // this network
 	"127.0.0.0/8",        // loopback

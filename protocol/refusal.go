@@ -24,7 +24,7 @@ type Refusal struct {
 	Until  time.Time `json:"until"`           // placement skips the host until then
 }
 
-// refused revokes the assignment. A resumed sandbox stays bound to its host.
+// refused revokes the assignment. A sandbox that is being resumed stays bound to its host.
 func (b *Sandbox) refused(e *Event) {
 	r := Refusal{HostID: b.HostID, Worker: b.Worker, Times: 1, Until: e.Time}
 	if e.Error != nil {

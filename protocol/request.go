@@ -162,8 +162,9 @@ type HostRefusal struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// WorkItem notifies a worker that a sandbox has news. It carries the newest batch, so that the worker need not
-// read it from the event log. A coordinator that has a key signs [NotifiedText] in the header [HeaderSignature].
+// WorkItem notifies a worker that a sandbox has news. It carries the newest batch, so that the worker need not read it
+// from the event log. A coordinator that has a key puts its signature of [NotifiedText] into the header
+// [HeaderSignature].
 type WorkItem struct {
 	Version int    `json:"v"`
 	Batch   *Batch `json:"batch,omitempty"`
@@ -198,7 +199,7 @@ type Host struct {
 	Disk Bytes `json:"disk,omitempty"`
 	// PIDs is the number of processes and threads that the kernel allows; 0: unknown.
 	PIDs int64 `json:"pids,omitempty"`
-	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing does, and the host
+	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing isolates them, and the host
 	// takes no sandboxes.
 	Firewall string `json:"firewall,omitempty"`
 	Images   bool   `json:"tells_images,omitempty"` // the worker reports its images in [HostImages]
@@ -216,7 +217,8 @@ type Host struct {
 	// IPv4 ranges that the operator denies to every sandbox, whatever its spec allows.
 	DenyNetworks []string `json:"deny_networks,omitempty"`
 
-	// Private IPv4 ranges that the operator lets specs allow. Of other ranges, specs get only the public part.
+	// Private IPv4 ranges that the operator lets specs allow. Of any other range in its spec, a sandbox reaches only
+	// the public addresses.
 	AllowNetworks []string `json:"allow_networks,omitempty"`
 
 	// Maximum spec.pids of one container. 0: an older worker, whose maximum is [MaxPIDs].
@@ -246,8 +248,8 @@ type Host struct {
 	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 
-	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil:
-	// unknown. ClockOff reports that it differs by more than [MaxSkew].
+	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil: unknown.
+	// ClockOff reports that the clocks differ by more than [MaxSkew].
 	Skew     *Duration `json:"skew,omitempty"`
 	ClockOff bool      `json:"clock_off,omitempty"`
 
@@ -310,8 +312,8 @@ type NameHold struct {
 	Version int    `json:"v"`
 	Sandbox string `json:"sandbox"`
 	Request string `json:"request"` // id of the create that took the name
-	// Stored is the stream sequence of that request. For requests with a lower sequence, the name still means
-	// Before.
+	// Stored is the stream sequence of that request. In requests with a lower sequence, the name still means the
+	// sandbox in Before.
 	Stored uint64 `json:"stored"`
 	Before string `json:"before,omitempty"` // the previous sandbox with this name
 

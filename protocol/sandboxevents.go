@@ -191,8 +191,8 @@ func (b *Sandbox) failed(e *Event) {
 	b.primaryEnded(e)
 }
 
-// specOnWorker sets the spec that applies on the assigned worker. It is nil if the worker's defaults change
-// nothing; then the accepted spec applies, without the defaults of an earlier worker.
+// specOnWorker sets the spec that applies on the assigned worker. The parameter spec is nil if the worker's defaults
+// change nothing. Then the accepted spec applies, without the defaults of an earlier worker.
 func (b *Sandbox) specOnWorker(spec *SandboxSpec) {
 	accepted := *b.AcceptedSpec()
 	if spec == nil {

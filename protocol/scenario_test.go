@@ -154,8 +154,8 @@ func parseEvent(line string, next uint64) (*Event, error) {
 	return e, nil
 }
 
-// describeState formats a state on one line, without empty fields. Times are the sequence of
-// the event that set them.
+// describeState formats a state on one line, without empty fields. In place of each time, it shows the sequence of the
+// event that set the time.
 func describeState(s *State) string {
 	b := &s.Sandbox
 	words := []string{strconv.FormatUint(b.Sequence, 10), string(b.State), "desired=" + string(b.Desired)}

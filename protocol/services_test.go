@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The fingerprint of a request is computed from its encoded spec.
+// The fingerprint of a request is a hash of its encoded spec, so equal specs must have equal encodings.
 func TestServicesHaveOneEncoding(t *testing.T) {
 	spec := &SandboxSpec{Image: "x", RequiredServices: map[string]Service{}}
 	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {

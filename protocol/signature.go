@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// Each coordinator and worker signs what it appends to a history, with the key that it proves to the NATS server. The
-// messages of a history form a chain: each signature names the hash of the last message before it that readers accept.
+// Each coordinator and worker signs every message that it appends to a history. It uses the key with which it
+// authenticates itself to the NATS server. The messages of a history form a chain: each signature names the hash of the
+// last message before it that readers accept.
 //
 //	accepted ◄── assigned ◄── preparing ◄── ready
 //	   │            │             ✗ forged: no reader accepts it, and no signature names it
@@ -32,16 +33,16 @@ type Signature struct {
 // signatureVersion is the version of the header and of the signed text.
 const signatureVersion = "1"
 
-// signedDomain begins every signed text. When a client connects, the server makes it sign random bytes with the same
-// key. Because of the domain, neither signature can be used in place of the other.
+// signedDomain begins every signed text. With the same key, a client also signs the random bytes that the server sends
+// when the client connects. Because of the domain, neither of these signatures can be used in place of the other.
 const signedDomain = "boxfleet.v1.append"
 
 // notifiedDomain begins the text that a coordinator signs for a notification, so that the signature fits no message of
 // the event log.
 const notifiedDomain = "boxfleet.v1.work"
 
-// SignedText returns the text that a writer signs. hash is the hash of the message's payload. Before each part is its
-// length in 4 bytes, the most significant byte first.
+// SignedText returns the text that a writer signs. hash is the hash of the message's payload. In the text, each part
+// comes after its length, which takes 4 bytes, the most significant byte first.
 func SignedText(deployment, tenant, sandbox string, previous, hash Hash) []byte {
 	return textOf(signedDomain, deployment, tenant, sandbox, string(previous[:]), string(hash[:]))
 }
@@ -147,10 +148,10 @@ type Writer struct {
 }
 
 // MayAppend returns an error unless a writer may append a batch to a history. A coordinator may write only the events
-// of coordinators. A worker may write only the events of workers, and only while the sandbox is assigned to its host.
-// The host counts, not the worker's name, because a host keeps its sandboxes when its worker gets another name. The
-// batch must name its writer. state is the state before the batch, or nil if the history before the batch has been
-// purged; then the host is not checked. Error: permission_denied with reason not_proven.
+// of coordinators. A worker may write only the events of workers, and only while the sandbox is assigned to this
+// worker's host. The host counts, not the worker's name, because a host keeps its sandboxes when its worker gets
+// another name. The batch must name its writer. state is the state before the batch, or nil if the history before the
+// batch has been purged; then the host is not checked. Error: permission_denied with reason not_proven.
 func MayAppend(state *State, b *Batch, w Writer) error {
 	if b.Writer != w.Name {
 		return notProven("it names the writer %.80q, but %s %s signed it", b.Writer, w.Role, w.Name)

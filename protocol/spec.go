@@ -512,7 +512,7 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// ValidateDigest checks the digest of an upload. field names it in the error, invalid_argument.
+// ValidateDigest checks the digest of an upload. Errors: invalid_argument with the given field.
 func ValidateDigest(field, digest string) error {
 	if !digestPattern.MatchString(digest) {
 		return Invalid(field, "must be \"sha256-\" and 64 hex digits, got %.80q", digest)

@@ -191,8 +191,8 @@ func (s *State) Clone() *State {
 	return &c
 }
 
-// Update makes s equal to *to. s must be a clone of an earlier or later version of *to, and execs must name every exec
-// that may differ. The cost grows with the number of execs.
+// Update makes s equal to *to. Before the call, s must be a clone of an earlier or later state of the same sandbox. The
+// parameter execs must name every exec that may differ between s and *to; the cost grows with their number.
 func (s *State) Update(to *State, execs map[string]struct{}) {
 	own := s.Execs
 	if own == nil {

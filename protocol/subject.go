@@ -128,9 +128,9 @@ func WorkSubject(worker, tenant, sandbox string) string {
 	return root + "work." + worker + "." + tenant + "." + sandbox
 }
 
-// OutputSubject returns the subject on which a worker publishes output, and under which it is stored. host is the id of
-// the worker's host; the server's permissions prove it. log is the id of an exec, a [ServiceLog] or [PrimaryLog].
-// Arguments may be "*".
+// OutputSubject returns the subject to which a worker publishes output, and under which the output is stored. host is
+// the id of the worker's host, which the server's permissions prove. log is the id of an exec, a [ServiceLog] or
+// [PrimaryLog]. Arguments may be "*".
 func OutputSubject(host, tenant, sandbox, log string) string {
 	return root + "out." + host + "." + tenant + "." + sandbox + "." + log
 }

@@ -201,7 +201,7 @@ func (c typeChecker) entries(path string, value any, t reflect.Type) *Error {
 	return nil
 }
 
-// maxName limits, in bytes, how much of a caller's name an error repeats.
+// maxName limits how many bytes of a caller's field name an error repeats.
 const maxName = 200
 
 func fieldPath(path, name string) string {
@@ -235,7 +235,7 @@ func (c typeChecker) object(path string, value any, t reflect.Type) *Error {
 	return nil
 }
 
-// field returns the type of a field by its name on the wire. JSON ignores letter case, as its decoder does.
+// field returns the type of a field by its name on the wire. For JSON it ignores letter case, as the JSON decoder does.
 func (c typeChecker) field(t reflect.Type, name string) (reflect.Type, bool) {
 	for i := range t.NumField() {
 		on, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")

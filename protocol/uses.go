@@ -66,8 +66,8 @@ func (u Uses) find(id string) *Use {
 	return nil
 }
 
-// with returns the uses and one more, without the uses that exceed the limits. It drops whole blocks, so it may keep up
-// to one block above the limit keptUses.
+// The method with returns a copy of the uses with one more use, and without old uses beyond the limits. It drops only
+// whole blocks, so up to one block more than keptUses may remain.
 func (u Uses) with(use Use) Uses {
 	first := 0
 	for ; first < len(u)-1; first++ {

@@ -9,8 +9,8 @@
 //	cache.go    a cache with a limit in bytes
 //
 // The stored index is in a bucket: for each sandbox a head with the newest entries, and pages with all other entries.
-// Every coordinator follows the log and keeps in memory the entries that came after the stored index. The leader stores
-// them.
+// Every coordinator follows the log and keeps in memory the entries that came after the stored index. The leader adds
+// these entries to the stored index.
 //
 // The package imports protocol and jetstream.
 package execindex

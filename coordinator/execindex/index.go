@@ -49,7 +49,7 @@ type sandboxExecs struct {
 	total       int                // execs accepted so far, as the fold counts them
 	recent      map[jetstream.ExecHash]recentExec
 	marks       []jetstream.Position // positions of the messages whose execs are in recent, in log order
-	announced   jetstream.Position   // a stored head covers the log up to here, further than the fold
+	announced   jetstream.Position   // a stored head covers the log up to this position, which the fold has not reached
 	old         map[uint64]struct{}  // prefixes of ids that an older version stored and the history no longer has
 	maybeStored bool                 // the bucket may have an index of the sandbox
 	drops       uint64               // how often entries were removed from recent because they are stored
@@ -62,7 +62,7 @@ type recentExec struct {
 
 // indexHead is the head of a stored index without its entries, with filters of the pages that were read. Heads belong
 // to one line if each was stored as the successor of the previous head. A page that was read under one head of a line
-// is valid under the other heads of the line if the versions agree, see [pageKey].
+// is also valid under another head of the line, unless the version in [pageKey] has changed.
 type indexHead struct {
 	*jetstream.ExecHead
 	line        uint64
@@ -82,7 +82,7 @@ func (h *indexHead) size() int {
 type pageKey struct {
 	key
 	line    uint64 // line of the head
-	version uint64 // for the head's entries, the revision of the head; for a page, the head's spills
+	version uint64 // for entriesOfHead, the revision of the head; for a page, the value of Spills in the head
 	page    int    // number of a page, or one of the constants below
 }
 
@@ -127,7 +127,8 @@ func (e *sandboxExecs) beginAt(s *protocol.State) {
 	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
 }
 
-// entry returns a sandbox's entry. It creates the entry if there is none. The caller holds x.mu.
+// entry returns the part of a sandbox's index that is in memory. If there is none, it creates an empty part. The caller
+// holds x.mu.
 func (x *Index) entry(k key) *sandboxExecs {
 	e := x.sandboxes[k]
 	if e == nil {
@@ -146,8 +147,8 @@ func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	}
 }
 
-// LogFollowed tells the index that the log was followed to its end. From then on, a sandbox whose history begins has no
-// stored index yet.
+// LogFollowed tells the index that the log was followed to its end. From then on, if a history begins, its sandbox has
+// no stored index yet.
 func (x *Index) LogFollowed() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -215,7 +216,7 @@ func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
 	e.recent[entry.Hash] = r
 }
 
-// drop removes the stored entries from recent: the entries of all messages up to the given one.
+// drop removes the stored entries from memory: the entries of all messages up to the given position.
 func (e *sandboxExecs) drop(stored jetstream.Position) {
 	i, found := slices.BinarySearchFunc(e.marks, stored.Record,
 		func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })

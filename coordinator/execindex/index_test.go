@@ -96,7 +96,7 @@ func (i *indexed) evict() {
 	i.heads, i.pages = newCache[key, *indexHead](1), newCache[pageKey, readPages](1)
 }
 
-// accepting returns a function that appends n accepted execs. The same batch ends some of the active execs.
+// accepting returns a function that appends one batch: it accepts n execs, and ends some of the active execs.
 func (d *deployment) accepting() (accept func(first, n int)) {
 	zero := 0
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "w1", KeepEnded: 1})
@@ -128,8 +128,8 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 	}
 }
 
-// Two coordinators store the index late and concurrently. They receive each other's writes or miss them, evict pages,
-// and restart. A used id must stay used, and no unused id may be refused.
+// Two coordinators store the index late and concurrently. Each of them receives or misses the other's writes, evicts
+// pages, and restarts. A used id must stay used, and no unused id may be refused.
 func TestP3_UsedExecIDsStayKnownWhateverHappensToCoordinators(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -390,8 +390,8 @@ func (i *indexed) hears(d *deployment) {
 	i.headStored(theOne, h)
 }
 
-// A standby has cached the filters of some pages. It learns that further execs were moved to these pages before it has
-// folded the last of these execs.
+// A standby has cached the filters of some pages. Then further execs are moved to these pages. The standby learns this
+// before it has folded the last of the moved execs.
 func TestP3_AStandbyThatIsBehindStillKnowsUsedIDs(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)

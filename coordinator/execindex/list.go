@@ -44,8 +44,8 @@ func (x *Index) All(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntry], 
 	}
 }
 
-// merged lists the stored entries and the recent entries in one order. recent may also have later events of stored
-// execs.
+// merged lists the stored entries and the recent entries in one order. For an exec with a stored entry, a recent entry
+// may add later events.
 func merged(
 	recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstream.ExecEntry,
 ) iter.Seq[jetstream.ExecEntry] {

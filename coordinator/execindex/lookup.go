@@ -11,7 +11,7 @@ import (
 )
 
 // Find returns the entry of an exec. A recent exec is in memory. Any other exec is in the head or on the only page that
-// can have its id. drops says how long the result "not found" is valid, see [Lookups].
+// can have its id. The result drops tells for how long the answer "not found" is valid, see [Lookups].
 func (x *Index) Find(
 	ctx context.Context, k key, id string,
 ) (entry jetstream.ExecEntry, found bool, drops uint64, err error) {
@@ -65,10 +65,10 @@ func (x *Index) Find(
 
 // errChanged says that the stored index has changed since it was read. The caller starts over.
 var errChanged = protocol.Errorf(protocol.Unavailable, "",
-	"the index of execs has changed; start again with its first page")
+	"the index of execs changed while it was read; start again with the first page")
 
 // head returns the head of a sandbox's index and its entries. If the stored index does not cover everything before the
-// entries in memory, head rebuilds it from the history. If it returns errChanged, the caller starts over.
+// entries in memory, head rebuilds the index from the history. If it returns errChanged, the caller starts over.
 func (x *Index) head(ctx context.Context, k key) (*indexHead, jetstream.ExecPage, error) {
 	x.mu.Lock()
 	if h, there := x.heads.get(k); there {
@@ -155,8 +155,8 @@ func (x *Index) page(ctx context.Context, k key, h *indexHead, n int) (jetstream
 	return p.page, nil
 }
 
-// lostPage handles a page that is missing: either a newer head exists, or the index is rebuilt from the history. It
-// returns errChanged, so that the caller starts over.
+// lostPage is called when a page is missing. If no newer head is stored, it rebuilds the index from the history. It
+// then returns errChanged in either case, so that the caller starts over.
 func (x *Index) lostPage(ctx context.Context, k key, revision uint64) error {
 	h, err := x.conn.ExecHead(ctx, k.Tenant, k.ID)
 	if err != nil && err != jetstream.ErrNoIndex {
@@ -202,7 +202,7 @@ func (x *Index) rebuild(ctx context.Context, k key) error {
 		defer x.mu.Unlock()
 		e := x.sandboxes[k]
 		if e == nil {
-			return nil // the sandbox was forgotten meanwhile
+			return nil // the sandbox was forgotten during the read
 		}
 		for _, r := range e.recent {
 			read.add(r.ExecEntry, r.last)
@@ -245,8 +245,8 @@ func (x *Index) readOld(ctx context.Context, k key) error {
 	return nil
 }
 
-// share runs f once for all concurrent callers that pass the same text in what. Each caller waits until its own ctx
-// ends.
+// share runs f once for all concurrent callers with the same group and the same value of the parameter what. Each
+// caller waits until its own ctx ends.
 func share(ctx context.Context, group *singleflight.Group, what string, f func(ctx context.Context) error) error {
 	done := group.DoChan(what, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shareWithin)

@@ -12,8 +12,8 @@ import (
 // Images has the workers' reports about the images of their hosts, by worker name.
 type Images map[string]*protocol.HostImages
 
-// of returns the images that a host's current worker process reported, or nil if it has not reported yet. The report of
-// an earlier process may be out of date.
+// The method of returns the images that a host's current worker process has reported, or nil if this process has not
+// reported yet. The report of an earlier process may be out of date.
 func (i Images) of(h *protocol.Host) *protocol.HostImages {
 	reported := i[h.Worker]
 	if reported == nil || !reported.Listed || reported.Instance != h.Instance {
@@ -97,8 +97,8 @@ func mayPull(h *protocol.Host, ref string) bool {
 	return err != nil || len(h.Registries) == 0 || imageref.TrustOf(h.Registries, full) != imageref.Refused
 }
 
-// ImageUnavailable returns the error for a sandbox that needs an image that never comes to any host: no host has it or
-// may pull it, and no import and no worker's configuration brings it. It returns nil if waiting may help.
+// ImageUnavailable returns an error if a sandbox needs an image that will never be on any host: no host has the image
+// or may pull it, and neither an import nor a worker's configuration will bring it. It returns nil if waiting may help.
 func ImageUnavailable(
 	b *protocol.Sandbox, hosts []*protocol.Host, images Images, imports []*protocol.WantedImage,
 ) *protocol.Error {
@@ -182,7 +182,7 @@ func MayMean(image, ref string) bool {
 const idPrefix = "docker.io/library/sha256:"
 
 // mayHave reports whether a host has an image under a name or an id prefix, as the host's engine would resolve it. It
-// also returns true if the report is truncated, and may omit the image.
+// also returns true if the report is truncated and may therefore lack the image.
 func mayHave(reported *protocol.HostImages, ref string) bool {
 	full, err := imageref.Full("", ref)
 	if err != nil || reported.Cut { // the worker refuses an invalid reference

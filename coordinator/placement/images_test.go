@@ -201,7 +201,7 @@ func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
 	for what, c := range map[string]struct {
 		spec  protocol.SandboxSpec
 		on    string // worker
-		fails string // the field of the error if waiting is of no use
+		fails string // the field of the error if waiting cannot help
 	}{
 		"on the host's own registry": {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
 		"that a host has":            {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},

@@ -112,7 +112,7 @@ func (x *Index) SetImages(worker string, reported *protocol.HostImages) {
 	}
 }
 
-// rateSpecs rates a host again for each kind, after the host has begun to offer something else.
+// rateSpecs rates a host again for each kind, after the host's offer has changed.
 func (x *Index) rateSpecs(i int) {
 	for _, k := range x.kinds {
 		x.match(k, i)

@@ -150,7 +150,7 @@ func BenchmarkPlace(b *testing.B) {
 				h := index.Place(s, KindOf(s))
 				used[h.HostID] = used[h.HostID].Plus(UsageOf(&s.Spec))
 				if i%(n*100) == 0 {
-					clear(used) // before all hosts are full
+					clear(used) // empty the hosts before all of them are full
 				}
 				index.SetUsage(h.HostID, used[h.HostID])
 			}

@@ -367,8 +367,8 @@ func TestRequirementsThatNoHostAloneMeetsAreRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// A sandbox larger than the largest empty host is refused at once. A host that is known only from its sandboxes may be
-// larger; then the sandbox waits, and its refusals say for what.
+// A sandbox larger than the largest empty host is refused at once. If the worker of a known host has not registered,
+// that host may be larger. Then the sandbox waits, and that host's refusal says that its offer is unknown.
 func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 	small, large := host("small", 0), host("large", 10)
 	large.Memory, large.UsedMem = 20<<30, 20<<30

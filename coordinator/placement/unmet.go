@@ -17,8 +17,8 @@ func CouldTake(b *protocol.Sandbox, h *protocol.Host, limits Limits) bool {
 	return err == nil && len(unmet(b, s, h, limits)) == 0
 }
 
-// unmet lists the requirements of a spec that a host could not meet even if it were empty, or that its operator does
-// not allow. s is the sandbox's spec on that host. The worker checks the requirements again.
+// unmet lists the requirements of a spec that a host could not meet even if it were empty, or that the host's operator
+// does not allow. s is the sandbox's spec on that host. The worker checks the requirements again.
 func unmet(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits) []*protocol.Error {
 	return slices.Concat(unmetLabels(b, h), unmetPorts(s, h), unmetNetwork(s, h), unmetFeatures(s, h),
 		unmetLimits(s, h, limits), unmetTotals(b, s, h, limits), unmetServiceProfiles(s, h), unmetFiles(b, s, h))
@@ -120,8 +120,8 @@ func LimitsOf(hosts []*protocol.Host) (most Limits) {
 	return most
 }
 
-// unmetLimits lists the limits of single containers that are above the host's cores or above what the host allows. It
-// lists a disk limit that the host cannot enforce only if another host can.
+// unmetLimits lists the limits of single containers that are above the host's cores or above what the host allows. A
+// disk limit that the host cannot enforce is listed only if another host can enforce one.
 func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all []*protocol.Error) {
 	check := func(field string, disk protocol.Bytes, cores float64, pids int64) {
 		if h.MostPIDs > 0 && pids > h.MostPIDs {
@@ -152,7 +152,8 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 }
 
 // unmetTotals lists the resources of which a sandbox and its services reserve more than an empty host has. It returns
-// nothing for a sandbox that resumes: the sandbox fitted before, and it waits if its host's capacity was lowered since.
+// nothing for a sandbox that resumes: the sandbox fitted before, and it waits if the capacity of its host has been
+// lowered since then.
 func unmetTotals(
 	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
 ) (all []*protocol.Error) {
@@ -283,7 +284,7 @@ func isBelow(p, dir string) bool {
 }
 
 // Impossible returns the error for a sandbox that no host would ever take, whatever the hosts' load. It returns nil if
-// waiting may help. It also returns nil while the worker of any known host has not registered.
+// waiting may help. It also returns nil while there is a known host whose worker has not registered.
 func Impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	if len(hosts) == 0 || slices.ContainsFunc(hosts, unregistered) {
 		return nil

@@ -23,7 +23,8 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// Variable is the environment variable that makes tests run without credentials, unless it is empty.
+// Variable is the name of an environment variable. If the environment variable is not empty, tests run without
+// credentials.
 const Variable = "BOXFLEET_INSECURE"
 
 // Dir is a directory with an authority and credentials files. If it is empty, there are no credentials.
@@ -41,7 +42,7 @@ func New(dir string) (Dir, error) {
 
 func authorityIn(dir string) string { return filepath.Join(dir, "auth") }
 
-// Operators returns what a server trusts, or nil if it asks for no credentials.
+// Operators returns the operators that a server trusts; nil: the server asks for no credentials.
 func (d Dir) Operators() (*embedded.Operators, error) {
 	if d == "" {
 		return nil, nil
@@ -89,7 +90,7 @@ func (d Dir) Worker(name, engine string) (file string, err error) {
 	at := strings.NewReplacer("/", "_", ":", "_").Replace(engine)
 	file = filepath.Join(string(d), fmt.Sprintf("worker-%s-%s.creds", name, at))
 	if _, err := os.Stat(file); err == nil {
-		return file, nil // its host is known
+		return file, nil // from an earlier call: the file may already name the worker's host
 	}
 	return file, d.keep(rights.Identity{Role: rights.Worker, Name: name, Host: auth.UnknownHost}, file)
 }
@@ -110,7 +111,7 @@ func (d Dir) OnHost(ctx context.Context, conn *jetstream.Conn, name, creds, host
 }
 
 // Unlimited returns the file with credentials that permit everything in the account of the streams. No role has such
-// credentials. Tests use them to read and change the streams. Only the keys of an authority can make them.
+// credentials. Tests use them to read and change the streams. To make them, Unlimited needs the keys of the authority.
 func (d Dir) Unlimited() (file string, err error) {
 	if d == "" {
 		return "", nil

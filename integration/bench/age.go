@@ -69,8 +69,8 @@ func measureAge(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// age adds past execs to a sandbox until it has n. there is the number of past execs that the sandbox already has. age
-// returns when a snapshot contains all of them.
+// age adds past execs to a sandbox until it has n past execs, and returns when a snapshot contains all of them. The
+// parameter there is the number of past execs that the sandbox already has.
 func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int) error {
 	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(),
 		seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {

@@ -33,7 +33,7 @@ type deployment struct {
 	id     string
 }
 
-// deployWithRights is deploy with credentials for each role, unless the options say otherwise.
+// deployWithRights does the same as deploy, with credentials for each role unless the options say otherwise.
 func (b *bench) deployWithRights(ctx context.Context, r role, workerApart bool) (*deployment, error) {
 	if !b.insecure {
 		var err error

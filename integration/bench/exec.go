@@ -111,8 +111,8 @@ func (b *bench) execRoundTrip(ctx context.Context, s, plain *sdk.Sandbox, bare *
 	return nil
 }
 
-// withoutCredentials ends the name of a measurement without credentials. Its samples alternate with those of the same
-// measurement with credentials.
+// withoutCredentials is the suffix of the name of a measurement without credentials. Its samples alternate with those
+// of the same measurement with credentials.
 const withoutCredentials = ", without credentials"
 
 // execLoad is one pattern of concurrent execs.

@@ -40,8 +40,8 @@ type target struct {
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target for a measurement of the given size. The target applies only to the size in of; for any other
-// size, at returns no target.
+// at returns the target for a measurement with the given size. If that size is not the one that the target was set for,
+// which is the parameter of, then at returns no target.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}

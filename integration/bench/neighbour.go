@@ -16,8 +16,8 @@ const (
 	loudCommand = "yes 0123456789012345678901234567890123456789012345678901234567890123456789"
 )
 
-// measureNeighbour measures execs in one sandbox. Meanwhile execs in another sandbox, which is limited to one core,
-// print as fast as they can.
+// measureNeighbour measures execs in one sandbox while execs in another sandbox print as fast as they can. The other
+// sandbox is limited to one core.
 func measureNeighbour(ctx context.Context, b *bench) (err error) {
 	d, err := b.deployed(ctx)
 	if err != nil {

@@ -43,7 +43,7 @@ type role struct {
 	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
 
-// Names of the roles. With credentials, two roles have different names.
+// Names of the coordinator and the worker. They differ, because with credentials no two roles may have the same name.
 const (
 	coordinatorName = "bench-coordinator"
 	workerName      = "bench"
@@ -136,7 +136,7 @@ func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Co
 	case <-ready:
 		return nil
 	case err := <-ended:
-		return fmt.Errorf("ended before it was ready: %w", err)
+		return fmt.Errorf("a part of the deployment ended before it was ready: %w", err)
 	}
 }
 

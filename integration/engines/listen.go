@@ -24,8 +24,8 @@ func (e *Engine) Listen() net.Listener {
 	return l
 }
 
-// inNamespace calls f on a thread in the engine's network namespace. The thread then returns to its own namespace and
-// must not end: if it ended, the kernel would kill the processes that it started with a parent-death signal.
+// inNamespace calls f on a thread in the engine's network namespace. The thread then returns to its own namespace, and
+// must not end: its end would kill the processes that it started with a parent-death signal.
 func (e *Engine) inNamespace(f func() error) error {
 	if e.namespace == "" {
 		return f()

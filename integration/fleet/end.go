@@ -20,8 +20,8 @@ const (
 	deletesAtOnce = 8
 )
 
-// MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. Only tests
-// that permanently break something that Boxfleet needs to clean up may call it.
+// MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. Only a test
+// that permanently breaks something may call it, and only if Boxfleet cannot clean up without that thing.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
 // remains finds and removes what a fleet leaves behind when its test ends.

@@ -26,8 +26,8 @@ import (
 // Image is the image that tests run; `make image` builds it.
 const Image = "boxfleet/demo:busybox"
 
-// ServersVariable is the environment variable with the number of NATS servers of fleets that do not set it: 1 (default)
-// or 3. A fleet whose only server can be killed has one in any case.
+// ServersVariable is the environment variable that sets the number of NATS servers, 1 (default) or 3, for fleets whose
+// options do not set the number. A fleet whose only server can be killed always has one server.
 const ServersVariable = "BOXFLEET_TEST_SERVERS"
 
 // Options configures a fleet.

@@ -211,7 +211,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 	if len(there) == 0 {
 		return nil, nil
 	}
-	// Meanwhile another deployment may have taken the subnet, and with it the name of the bridge.
+	// By now another deployment may have taken the subnet, and with the subnet the name of the bridge.
 	networks, err := h.NetworkList(ctx, network.ListOptions{})
 	if err != nil {
 		return nil, err

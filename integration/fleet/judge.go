@@ -180,7 +180,7 @@ func (f judge) judgeRead(name string, h *History) {
 	want := h.State.Sandbox
 	q := &protocol.Query{Sandbox: h.Sandbox, MinSequence: want.Sequence}
 	reply, err := f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
-	// The test may have waited only by reading the log, so coordinators may not have connected again yet.
+	// The test may have waited for the log only, so a coordinator may not have connected to NATS again yet.
 	for protocol.CodeOf(err) == protocol.Unavailable && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 		reply, err = f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)

@@ -135,7 +135,7 @@ func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	}
 }
 
-// upload stores an object that the server does not remove when it expires.
+// upload stores an uploaded tree, and makes the server keep it forever.
 func upload(t *testing.T, f *Fleet) {
 	t.Helper()
 	conn, err := f.NATS("upload")

@@ -129,9 +129,9 @@ func (f remains) leftInStore() []string {
 // expirySlack is how late the NATS server may remove expired messages.
 const expirySlack = 2 * time.Second
 
-// leftRunning lists the processes of the fleet. Their arguments or environment contain the fleet's directory, or they
-// see a mount of something in it. leftRunning reads the mounts of all processes of the machine: it finds supervisors by
-// the mounts of their containers.
+// leftRunning lists the fleet's processes that still run. A process belongs to the fleet if its arguments or its
+// environment contain the fleet's directory, or if it sees a mount of something in that directory. The mounts show the
+// supervisors, so leftRunning reads the mounts of all processes of the machine.
 func (f remains) leftRunning() []string {
 	deadline := time.Now().Add(2 * time.Second)
 	for {

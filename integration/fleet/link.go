@@ -128,7 +128,8 @@ func (l *Link) pass() bool {
 	return !l.closed
 }
 
-// keep registers a connection, which is closed with the link. It returns false if the link is already closed.
+// keep registers a connection, so that it is closed when the link is closed. It returns false if the link is already
+// closed.
 func (l *Link) keep(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -113,8 +113,8 @@ func (r Role) clock() jetstream.Clock {
 	return jetstream.Clock{Wall: func() time.Time { return time.Now().Round(0).Add(r.Clock) }}
 }
 
-// probe returns a hook that kills the process with SIGKILL, panics, pauses the process or delays at the probes that the
-// role names. It returns nil if the role names no probe.
+// probe returns a hook that acts at the probes that the role names: it kills the process with SIGKILL, panics, pauses
+// the process, or delays it. It returns nil if the role names no probe.
 func (r Role) probe() func(string) {
 	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" && r.SlowAt == "" {
 		return nil

@@ -40,7 +40,7 @@ type Role struct {
 	Patience time.Duration `json:"patience,omitempty"` // how long a worker waits while the log of output is full
 	// OutputWithin is how long a worker waits for output after an exec's timeout.
 	OutputWithin time.Duration      `json:"output_within,omitempty"`
-	OutputRate   protocol.Bytes     `json:"output_rate,omitempty"` // what a sandbox may publish per second after its burst
+	OutputRate   protocol.Bytes     `json:"output_rate,omitempty"` // output per second of a sandbox after its burst
 	Slots        int                `json:"slots,omitempty"`
 	Labels       map[string]string  `json:"labels,omitempty"`
 	AllowMounts  []string           `json:"allow_mounts,omitempty"`

@@ -92,7 +92,8 @@ func flags(o sdk.Options) []string {
 	return args
 }
 
-// Unlimited returns how the test itself connects to the fleet's servers, with rights that no role has.
+// Unlimited returns the configuration with which the test itself connects to the fleet's servers. It has rights that no
+// role has.
 func (f *Fleet) Unlimited(name string) jetstream.Config {
 	f.TB.Helper()
 	creds, err := f.access.Unlimited()
@@ -172,8 +173,8 @@ func (v violations) WithGroup(name string) slog.Handler {
 	return violations{v.of, v.Handler.WithGroup(name)}
 }
 
-// MayBeRefused makes the test accept that servers refuse subjects to the fleet's connections. Only tests that try
-// something that a role has no right to do may call it.
+// MayBeRefused makes the test accept that servers refuse subjects to the fleet's connections. Only tests in which a
+// role tries something without the right to do so may call it.
 func (f *Fleet) MayBeRefused() { f.mayBeRefused = true }
 
 // checkViolations fails the test if a server refused a subject to a process of the fleet or to the test.

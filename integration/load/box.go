@@ -14,7 +14,7 @@ import (
 )
 
 // box is one sandbox on a simulated host. It does one operation after another until the host is in the state that the
-// log asks for. A timer replaces the host's engine.
+// log asks for. The host has no engine: a timer stands for the time that each operation takes.
 type box struct {
 	host    *host
 	key     key
@@ -171,7 +171,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	told := progress.Begin(s.Phase)
 	lasting, stop := context.WithCancel(ctx)
 	defer stop()
-	// If an append of Run fails, a later append includes the phases.
+	// Run reports the phases while the create lasts. An error of such a report is ignored: a later append includes the
+	// phases.
 	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) })
 	for _, p := range phases {
 		told.Enter(p.name, b.host.conn.Now().UTC())
@@ -185,8 +186,8 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	}})
 }
 
-// afterPhases appends events. Before them, it appends the phases of the create that are missing in the log, as package
-// worker does.
+// afterPhases appends the given events. If the log lacks phases of the create, it first appends these phases, as
+// package worker does.
 func (b *box) afterPhases(
 	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
 ) error {
@@ -258,8 +259,8 @@ func ignoreSuperseded(err error) error {
 	return err
 }
 
-// append appends the events that decide returns. It does so only if the sandbox is still assigned to this host in this
-// generation.
+// append calls the function decide and appends the returned events, unless the sandbox is no longer assigned to this
+// host in this generation.
 func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
 	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := b.host.fence(); err != nil {

@@ -44,7 +44,7 @@ func (c *creator) create(ctx context.Context) {
 	c.refused[strings.TrimSuffix(string(e.Code)+" "+e.Reason, " ")]++
 }
 
-// closed creates n sandboxes, with at most parallel creates at once.
+// closed creates n sandboxes. The parameter parallel is how many creates may be in progress at once.
 func (c *creator) closed(ctx context.Context, n, parallel int) {
 	var group errgroup.Group
 	group.SetLimit(parallel)

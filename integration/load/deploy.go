@@ -114,7 +114,7 @@ func (d *deployment) untilWritten(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return until(ctx, "a snapshot of every sandbox", askEvery, func() (bool, string, error) {
+	return until(ctx, "every sandbox has a snapshot", askEvery, func() (bool, string, error) {
 		at, _, err := conn.Checkpoint(ctx)
 		return at.Record >= last, fmt.Sprintf("up to record %d of %d", at.Record, last), err
 	})
@@ -286,7 +286,7 @@ func until(ctx context.Context, what string, every time.Duration, is func() (ok 
 			return nil
 		}
 		if !sleep(ctx, every) {
-			return fmt.Errorf("timed out waiting until %s; it is %s (%w)", what, now, errors.Join(err, ctx.Err()))
+			return fmt.Errorf("timed out waiting until %s; last state: %s (%w)", what, now, errors.Join(err, ctx.Err()))
 		}
 	}
 }

@@ -78,7 +78,7 @@ func (h *host) run(ctx context.Context) error {
 		if err = h.tenure(ctx, lease); ctx.Err() != nil {
 			return nil
 		}
-		h.park.log.Warn("lost the host's lock and is taking it again", "worker", h.name, "error", err)
+		h.park.log.Warn("a worker lost its host's lock; taking the lock again", "worker", h.name, "error", err)
 	}
 }
 

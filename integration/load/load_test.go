@@ -52,7 +52,7 @@ func TestARunWhoseSandboxesNeverBecomeReadyFails(t *testing.T) {
 	var out bytes.Buffer
 	code := run(t.Context(), []string{"-short", "-workers", "1", "-sandboxes", "2", "-create", "1h", "-limit", "5s"},
 		&out, &out)
-	if code != 1 || !strings.Contains(out.String(), "timed out waiting until 2 sandboxes are ready, or failed; it is 0") {
+	if code != 1 || !strings.Contains(out.String(), "until 2 sandboxes are ready, or failed; last state: 0") {
 		t.Errorf("exit code %d\n%s", code, &out)
 	}
 	leftNothing(t, dir)

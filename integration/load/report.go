@@ -27,7 +27,7 @@ func (r *report) line(name, format string, args ...any) {
 	fmt.Fprintf(r.out, "%-46s %s\n", name, fmt.Sprintf(format, args...))
 }
 
-// goal prints a figure with its goal. counts says whether a run of this size must reach the goal.
+// goal prints a figure with its goal. The parameter counts says whether a run of this size must reach the goal.
 func (r *report) goal(name string, value float64, unit string, atMost bool, bound float64, counts bool) {
 	relation, ok := ">=", value >= bound
 	if atMost {

@@ -24,7 +24,8 @@ type History struct {
 }
 
 // Sandbox begins a history: the sandbox is accepted, assigned to a host, and becomes ready on that host. at is the time
-// of the first event. container is the id of the container on the host's Engine. Sandbox passes each message to write.
+// of the first event. container is the id of the container on the host's Engine. Sandbox passes each message to the
+// function write.
 func Sandbox(
 	id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error,
 ) *History {
