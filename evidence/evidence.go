@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -61,11 +62,48 @@ func Parse(data []byte) (*Evidence, error) {
 		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable,
 			"the evidence is followed by more data")
 	}
+	if err := checkNames(json.NewDecoder(bytes.NewReader(data)), ""); err != nil {
+		return nil, err
+	}
 	if e.Version != Version {
 		return nil, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUnsupportedVersion,
 			"the evidence has version %d; this program knows version %d", e.Version, Version)
 	}
 	return e, nil
+}
+
+// checkNames reads one JSON value, and returns an error if another program could read it differently: an object has a
+// field twice, or a field whose name is not in lower case. Package json takes the last field of a name, in any case.
+// Only the names of headers may have capital letters.
+func checkNames(d *json.Decoder, parent string) error {
+	begin, err := d.Token()
+	if err != nil {
+		return err
+	}
+	if _, ok := begin.(json.Delim); !ok {
+		return nil
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		name := parent
+		if begin == json.Delim('{') {
+			token, err := d.Token()
+			if err != nil {
+				return err
+			}
+			name, _ = token.(string) // names of fields are strings
+			if seen[name] || parent != "headers" && name != strings.ToLower(name) {
+				return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable,
+					"the evidence has the field %.80q twice or in capital letters, so programs may read it differently", name)
+			}
+			seen[name] = true
+		}
+		if err := checkNames(d, name); err != nil {
+			return err
+		}
+	}
+	_, err = d.Token() // the end of the object or array
+	return err
 }
 
 // Keys returns the keys with which the messages claim to be signed. It returns each key once, in the order of the

@@ -147,6 +147,31 @@ func (h *history) check() *Report {
 	return Check(e)
 }
 
+// Other programs may read the first of two fields, or only the field whose name is in lower case.
+func TestEvidenceThatCanBeReadInTwoWaysIsRefused(t *testing.T) {
+	h := live(t)
+	h.check()
+	data, err := json.Marshal(&h.Evidence)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range [][2]string{
+		{`"messages":`, `"messages":[],"messages":`},
+		{`"messages":`, `"messages":[],"MESSAGES":`},
+		{`"messages":`, `"Messages":`},
+		{`"role":`, `"role":"worker","role":`},
+		{`"headers":{`, `"headers":{"Boxfleet-Signature":["x"],`},
+	} {
+		changed := strings.Replace(string(data), change[0], change[1], 1)
+		if changed == string(data) {
+			t.Fatalf("the evidence does not contain %s", change[0])
+		}
+		if _, err := Parse([]byte(changed)); protocol.AsError(err).Reason != protocol.ReasonUndecodable {
+			t.Errorf("evidence with %s is read with error %v", change[1], err)
+		}
+	}
+}
+
 func TestAnUntouchedHistoryIsProven(t *testing.T) {
 	h := live(t)
 	r := h.check()
