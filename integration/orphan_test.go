@@ -121,7 +121,7 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 		t.Errorf("the sandbox has the subnet %q, whose bridge existed before", got)
 	}
 	f.Eventually(10*time.Second, "a dry run reports it", func() error {
-		if strings.Count(w.Log(), `msg="would remove an orphan bridge"`) < 2 {
+		if strings.Count(w.Log(), `msg="dry run: would remove an orphan bridge"`) < 2 {
 			return errors.New("it is not reported yet")
 		}
 		return nil

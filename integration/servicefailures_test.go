@@ -31,7 +31,7 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		says    []string
 	}{
 		"ends": {neverReady(small("echo cannot open the database >&2; exit 3")), protocol.ReasonContainerExited,
-			[]string{"cannot open the database", "exit code 3"}},
+			[]string{"cannot open the database", "last exit code was 3"}},
 		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed,
 			[]string{"/no/such"}},
 		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"),
@@ -278,8 +278,8 @@ func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
 	v := small("exit 4")
 	v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD", "true"}}
 	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": v}, nil), sdk.WithID("s"))
-	if err == nil || !strings.Contains(err.Error(), "exit code 4") {
-		t.Errorf("the create: %v, want that it fails with exit code 4", err)
+	if err == nil || !strings.Contains(err.Error(), "exit code was 4") {
+		t.Errorf("the create: %v, want that it fails with exit code was 4", err)
 	}
 	ends := 0
 	for _, e := range f.History("s").Events {

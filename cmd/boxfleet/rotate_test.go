@@ -70,7 +70,7 @@ func TestACoordinatorReadsChangedCredentialsAgain(t *testing.T) {
 				args = append(args, fill.Replace(a))
 			}
 			r := startRole(t, args...)
-			r.await(t, http.StatusOK, "schedules")
+			r.await(t, http.StatusOK, "places sandboxes")
 			s.reload(t, c.after)
 			r.refusedFor(t, time.Second)
 			replace(t, file, fill.Replace(c.second))
@@ -93,7 +93,7 @@ func TestAnExecContinuesWhileNATSRefusesItsWorker(t *testing.T) {
 	t.Setenv("BOXFLEET_TOKEN_FILE", file)
 	coordinator := startRole(t, "coordinator")
 	// The coordinator must set its logger before the worker starts: both set the default logger of this process.
-	coordinator.await(t, http.StatusOK, "schedules")
+	coordinator.await(t, http.StatusOK, "places sandboxes")
 	worker := startRole(t, "worker", "--name", "w1", "--state-dir", t.TempDir())
 	worker.await(t, http.StatusOK, "holds the lock")
 	removeHostMark(t)

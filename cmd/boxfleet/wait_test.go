@@ -260,7 +260,7 @@ func TestARoleThatStartedBeforeNATSWorksOnceNATSStarts(t *testing.T) {
 		return strings.Contains(r.stderr.String(), "waiting for NATS")
 	})
 	s.start(t)
-	r.await(t, http.StatusOK, "schedules")
+	r.await(t, http.StatusOK, "places sandboxes")
 	for range 2 {
 		s.kill(t)
 		r.await(t, http.StatusServiceUnavailable, "no connection to NATS")
