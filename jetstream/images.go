@@ -101,7 +101,8 @@ func (i *ImageStore) removeFile(ctx context.Context, digest string, age time.Dur
 	if err != nil || info == nil || i.Now().Sub(info.ModTime) < age {
 		return err
 	}
-	wanted, _, err := i.Images(ctx)
+	// The leader lists the wanted images. A replica may be behind: it may not know yet that this image is wanted.
+	wanted, err := (&wantedList{ImageStore: i}).list(ctx)
 	if err != nil {
 		return err
 	}

@@ -119,11 +119,8 @@ func start(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "make the embedded NATS server: %v", err)
 	}
-	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		s.Shutdown()
-		return nil, protocol.Errorf(protocol.Unavailable, "",
-			"the embedded NATS server is not ready after 10 s (is another server using the store %s?)", cfg.Dir)
+	if err := startAndWait(s, cfg.Dir); err != nil {
+		return nil, err
 	}
 	return &Server{s, cfg}, nil
 }
