@@ -122,7 +122,7 @@ func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
 }
 
 // logIsTheCause reports whether the log is the reason why the history of a sandbox did not answer. It remembers the
-// sandbox.
+// sandbox: when another sandbox's history does not answer either, soon afterwards, the log is the cause.
 func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 	if known := g.checkRoom(ctx); known == nil || known.RefusesNew() {
 		return true

@@ -65,9 +65,9 @@ func (h *requestHandler) announceWaiting(why *protocol.Error) {
 	before := h.announced.Swap(why)
 	if (before == nil) != (why == nil) || why != nil && before.Reason != why.Reason {
 		if why != nil {
-			h.log.Warn("creates and execs wait until the log accepts appends again", "error", why)
+			h.log.Warn("the event log accepts no appends: requests for sandboxes and execs wait until it does", "error", why)
 		} else {
-			h.log.Info("creates and execs are decided again")
+			h.log.Info("the event log accepts appends again: requests for sandboxes and execs are decided")
 		}
 	}
 	h.publishStatus(why, false)
@@ -414,8 +414,8 @@ func (h *requestHandler) exec(
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
 }
 
-// acceptsNow reports whether a sandbox would accept a new exec, according to the state in memory. Such an exec needs
-// room in its tenant's quota. If the room is taken first, the decision runs only once.
+// acceptsNow reports whether a sandbox would accept a new exec, according to the state in memory. For such an exec the
+// caller claims room in the tenant's quota before the decision. A decision without this room would have to run twice.
 func acceptsNow(j *jetstream.Journal, exec string, limit int) (accepts bool) {
 	j.View(func(s *protocol.State, _ uint64) { accepts = mayExec(s, limit) == nil && s.Execs[exec] == nil })
 	return accepts

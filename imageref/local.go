@@ -11,7 +11,7 @@ import (
 // component matches one path component of a reference.
 var component = regexp.MustCompile(`\A[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*\z`)
 
-// maxLocal limits the length of local names. A reference has at most 255 characters before its tag.
+// maxLocal limits the length of local names. It is less than 255, the most that a reference may have before its tag.
 const maxLocal = 200
 
 // Local returns the name under which a deployment's workers store an image, such as

@@ -362,7 +362,7 @@ func (x *ExecIndex) OldExecIDs(ctx context.Context, tenant, sandbox string) (pre
 		}
 		var p execIDPage
 		if err := protocol.Decode(value, &p); err != nil {
-			x.log.Error("could not decode a page of exec ids of an earlier version",
+			x.log.Error("could not decode a page of exec ids that an earlier version of Boxfleet stored",
 				"sandbox", sandbox, "page", page, "error", err)
 			continue
 		}

@@ -53,8 +53,8 @@ func (r *historyReader) joins(e *entry) bool {
 	return e.record == r.vouched || e.afterKnown && e.after <= r.at
 }
 
-// confirmed returns the entry of a message. If its writer expected another record than that of the last visited
-// message, confirmed makes sure that the server has checked the expected record.
+// confirmed returns the entry of a message. A message names the record after which its writer expected to append. If
+// that is not the record of the last visited message, confirmed makes sure that the server checked the expectation.
 func (r *historyReader) confirmed(ctx context.Context, m *stored) (*entry, error) {
 	e := entryOf(m)
 	if !e.afterKnown || e.after == r.at {

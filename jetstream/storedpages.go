@@ -27,8 +27,8 @@ type StoredPages struct {
 // sandbox has no hosts.
 type HostsOf func(ctx context.Context, tenant, sandbox string) ([]protocol.OutputHost, error)
 
-// PageEndpoints returns the endpoints of the read service that [TenantReads] asks, by name. The endpoints do not
-// validate ids.
+// PageEndpoints returns endpoints of the read service by their names. [TenantReads] sends its queries to them. The
+// endpoints do not validate ids.
 func (p *StoredPages) PageEndpoints(hosts HostsOf) map[string]Endpoint {
 	return map[string]Endpoint{
 		protocol.EndpointBatches: p.batches, protocol.EndpointUploaded: p.uploaded,

@@ -40,8 +40,8 @@ const (
 	PrimaryEnded           Kind = "primary.ended"            // Primary.ExitCode; Error if it could not start
 	ServiceReady           Kind = "service.ready"            // Service.Name
 	ServiceFailed          Kind = "service.failed"           // Service.Name, Error
-	// The service's command ended and restarts: Service.Name, ExitCode, Ends, Boot; Error if it could not
-	// start.
+	// The service's command ended or could not start, and the worker starts it again: Service.Name, ExitCode, Ends,
+	// Boot; Error if it could not start.
 	ServiceEnded Kind = "service.ended"
 	// A post_start command ended: Service.Name, Hook, ExitCode, Output; Error if it failed.
 	ServiceHook Kind = "service.hook"

@@ -47,7 +47,7 @@ type HeldSandbox struct {
 }
 
 // LeaderQuery is a query of a coordinator to the leading coordinator on [LeaderSubject]. Exactly one of the fields
-// after Version is set, and Limit and Page may be set with Tenants.
+// after Version is set, except that Limit and Page may accompany Tenants.
 type LeaderQuery struct {
 	Version int         `json:"v"`
 	Claim   *QuotaClaim `json:"claim,omitempty"`   // take room in a tenant's quota

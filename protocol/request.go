@@ -199,8 +199,8 @@ type Host struct {
 	Disk Bytes `json:"disk,omitempty"`
 	// PIDs is the number of processes and threads that the kernel allows; 0: unknown.
 	PIDs int64 `json:"pids,omitempty"`
-	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing isolates them, and the host
-	// takes no sandboxes.
+	// Firewall is "nftables" if rules isolate the networks of sandboxes, and "off" if the operator has turned isolation
+	// off. It is empty if the worker cannot isolate them; then the host takes no sandboxes.
 	Firewall string `json:"firewall,omitempty"`
 	Images   bool   `json:"tells_images,omitempty"` // the worker reports its images in [HostImages]
 	Healthy  bool   `json:"healthy"`                // the engine answers

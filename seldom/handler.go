@@ -54,7 +54,7 @@ type message struct {
 	left  int
 }
 
-// New wraps a handler. It returns a Handler unchanged.
+// New returns a Handler that passes records on to next. If next is already a Handler, New returns next itself.
 func New(next slog.Handler) *Handler {
 	if h, ok := next.(*Handler); ok {
 		return h

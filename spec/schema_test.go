@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "write sandbox.schema.json from the types")
 
-// wireTypes are the types of a document.
+// wireTypes are the Go types whose fields can stand in a document.
 var wireTypes = []reflect.Type{
 	reflect.TypeFor[protocol.SandboxSpec](), reflect.TypeFor[protocol.Network](), reflect.TypeFor[protocol.Port](),
 	reflect.TypeFor[protocol.Mount](), reflect.TypeFor[protocol.Copy](), reflect.TypeFor[protocol.Tmpfs](),

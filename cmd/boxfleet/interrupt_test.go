@@ -366,8 +366,8 @@ func interruptedCreateContinues(t *testing.T) {
 	if code := c.ends(signalled); code != 130 {
 		t.Errorf("the client ended with %d", code)
 	}
-	// Another client may see the sandbox before this client has the answer to its create. In that case the message of
-	// this client also says how to delete the sandbox.
+	// This client may be interrupted before it has an answer, although the sandbox already exists. Its message then also
+	// says how to delete the sandbox.
 	c.says("cancelled: interrupted; ", "boxfleet sandbox delete waits")
 }
 

@@ -48,8 +48,8 @@ func (d Dir) WriteEtc(hostname string) error {
 	return nil
 }
 
-// EtcBinds returns the mounts of the three files. The parameter taken has the paths at which the spec mounts something
-// else. EtcBinds leaves out the files at these paths.
+// EtcBinds returns the mounts of the three files, except files at the taken paths, where the spec mounts something
+// else.
 func (d Dir) EtcBinds(taken []string) []docker.Bind {
 	var binds []docker.Bind
 	for _, target := range EtcTargets {

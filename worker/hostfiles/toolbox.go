@@ -83,7 +83,8 @@ func (t *Toolbox) has(mount string) bool {
 	return err == nil
 }
 
-// works reports whether the worker may mount all files that a tool requires, and at least one of the tool's files.
+// works reports whether the worker may mount all files that a tool requires. If the tool requires none, one of its
+// optional files is enough.
 func (t *Toolbox) works(name string) bool {
 	some, required := false, true
 	for _, u := range findTool(name).uses {

@@ -287,7 +287,8 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attach
 	return err
 }
 
-// publishRest puts short output into the parameter details, and publishes the rest of longer output.
+// publishRest completes the output of an exec: it puts short output into details, which become part of the exec's end,
+// and publishes the rest of longer output.
 func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *control.Result,
 	details *protocol.ExecDetails) (err error) {
 	inline := result.Inline
@@ -323,8 +324,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 }
 
 // ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
-// machine's wall clock, which may have been changed during the exec. ranBetween therefore limits them to the time from
-// the parameter started, the time of exec.started in the log, until now. An unknown time is zero.
+// machine's wall clock, which may have been changed during the exec. ranBetween therefore moves times
+// before the event exec.started in the log to that event, and times after now to now. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {
