@@ -89,8 +89,8 @@ func (l *leader) awaitLog(ctx context.Context) error {
 				return nil
 			}
 			// The newest messages never arrive if they were purged, or if they are no batches.
-			var next uint64
-			if next, err = l.conn.NextBatch(ctx, reached); err == nil && (next == 0 || next > last) {
+			var more bool
+			if more, err = l.conn.BatchBetween(ctx, reached, last); err == nil && !more {
 				return nil
 			}
 		}

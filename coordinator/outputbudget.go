@@ -153,7 +153,8 @@ func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
 	}
 	foreign := map[outputSource]*foreignOutput{}
 	k.next, err = l.conn.OutputSizes(ctx, k.next, func(m jetstream.StoredOutput) {
-		if l.isForeign(ctx, k, &m) {
+		// The history is read once for each host that publishes in the name of a sandbox, not for each message.
+		if foreign[outputSource{key{Tenant: m.Tenant, ID: m.Sandbox}, m.Host}] != nil || l.isForeign(ctx, k, &m) {
 			addForeign(foreign, &m)
 			return
 		}
@@ -184,8 +185,9 @@ func (l *leader) isForeign(ctx context.Context, k *outputKeeper, m *jetstream.St
 	if m.Host == "" || known {
 		return false
 	}
-	if l.wasNeverOn(ctx, of, m.Host) {
-		return true
+	never, err := l.wasNeverOn(ctx, of, m.Host)
+	if never || err != nil {
+		return never // after an error the output counts, and the next message asks again
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -195,18 +197,20 @@ func (l *leader) isForeign(ctx context.Context, k *outputKeeper, m *jetstream.St
 	return false
 }
 
-// wasNeverOn reports whether the history says that a sandbox was never on a host. If the history cannot be read, it
-// returns false: the output then counts, and is not removed.
-func (l *leader) wasNeverOn(ctx context.Context, of key, host string) bool {
+// wasNeverOn reports whether the history says that a sandbox was never on a host.
+func (l *leader) wasNeverOn(ctx context.Context, of key, host string) (never bool, err error) {
 	j, err := l.projection.find(ctx, of, 0)
 	if err == nil {
 		err = j.Refresh(ctx)
 	}
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return true
+		return true, nil
 	}
-	return err == nil && !slices.ContainsFunc(outputOf(j, key{}, "").Hosts,
-		func(h protocol.OutputHost) bool { return h.ID == host })
+	if err != nil {
+		return false, err
+	}
+	return !slices.ContainsFunc(outputOf(j, key{}, "").Hosts,
+		func(h protocol.OutputHost) bool { return h.ID == host }), nil
 }
 
 func addForeign(all map[outputSource]*foreignOutput, m *jetstream.StoredOutput) {
@@ -223,6 +227,15 @@ func (l *leader) removeForeign(ctx context.Context, foreign map[outputSource]*fo
 	for s, f := range foreign {
 		if err := l.lease.Check(); err != nil {
 			return err
+		}
+		// The sandbox may have come to the host since its output was first seen. That output stays, and counts after the
+		// next change of leader.
+		never, err := l.wasNeverOn(ctx, s.key, s.host)
+		if err != nil {
+			return err
+		}
+		if !never {
+			continue
 		}
 		if err := l.conn.PurgeOutputOf(ctx, s.host, s.Tenant, s.ID, f.through); err != nil {
 			return err

@@ -287,8 +287,11 @@ func (a *admitter) answer(ctx context.Context, q *protocol.LeaderQuery) *protoco
 	case q.Tenant != "":
 		return &protocol.LeaderReply{Tenants: []*protocol.Tenant{a.tenant(q.Tenant, a.waitingByTenant)}}
 	case q.Tenants:
-		// A coordinator of an earlier version names no limit, and expects all tenants.
 		page, next, err := a.tenants(&protocol.Query{Limit: cmp.Or(q.Limit, math.MaxInt), Page: q.Page})
+		if q.Limit == 0 && next != "" { // a coordinator of an earlier version knows no pages; it then uses its own list
+			err = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonUnsupported,
+				"the list of tenants has several pages: run the same version on all coordinators")
+		}
 		return &protocol.LeaderReply{Tenants: page, Next: next, Error: protocol.AsError(err)}
 	}
 	return &protocol.LeaderReply{Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUnsupported,
@@ -322,7 +325,22 @@ func (a *admitter) release(ctx context.Context, name claimName) {
 		return
 	}
 	a.projection.work.expire(name)
-	a.dropUpload(ctx, name)
+	_ = a.dropUpload(ctx, name) // dropExpired tries again
+}
+
+// drop drops expired claims. The claims of uploads come last, because only they need the store of uploads, which may not
+// answer.
+func (a *admitter) drop(ctx context.Context, names []claimName, now time.Duration) {
+	for _, name := range names {
+		if name.upload == "" {
+			a.projection.work.dropExpired(name, now)
+		}
+	}
+	for _, name := range names {
+		if name.upload != "" && a.dropUpload(ctx, name) != nil {
+			return
+		}
+	}
 }
 
 // dropExpired drops the claims that no coordinator may use any more. First it waits until this coordinator has folded
@@ -334,13 +352,7 @@ func (a *admitter) dropExpired(ctx context.Context) error {
 			if err := a.awaitLog(ctx); err != nil {
 				return err
 			}
-			for _, name := range names {
-				if name.upload != "" {
-					a.dropUpload(ctx, name)
-				} else {
-					a.projection.work.dropExpired(name, now)
-				}
-			}
+			a.drop(ctx, names, now)
 		}
 		if !backoff.Sleep(ctx, a.cfg.Timing.Scan) {
 			return ctx.Err()

@@ -44,6 +44,7 @@ func newUploadUsage() *uploadUsage {
 func (u *uploadUsage) set(s jetstream.StoredUpload) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.expireLocked(s.At)
 	k := uploadKey{s.Tenant, s.Digest}
 	u.removeLocked(k)
 	if s.Removed {
@@ -73,6 +74,11 @@ func (u *uploadUsage) removeLocked(k uploadKey) {
 func (u *uploadUsage) of(tenant, but string, now time.Time) protocol.Bytes {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.expireLocked(now)
+	return u.sums[tenant] - u.stored[uploadKey{tenant, but}].bytes
+}
+
+func (u *uploadUsage) expireLocked(now time.Time) {
 	for len(u.expiring) > 0 && now.Sub(u.expiring[0].at) > u.life {
 		e := u.expiring[0]
 		u.expiring = u.expiring[1:]
@@ -80,7 +86,6 @@ func (u *uploadUsage) of(tenant, but string, now time.Time) protocol.Bytes {
 			u.removeLocked(e.key)
 		}
 	}
-	return u.sums[tenant] - u.stored[uploadKey{tenant, but}].bytes
 }
 
 // has reports whether the upload of a claim is complete and stored.
@@ -166,7 +171,7 @@ func (a *admitter) findUnfinished(ctx context.Context) error {
 
 // dropUpload drops the expired claim of an upload, unless the store has chunks of an upload that is not complete. So an
 // upload counts until its entry is folded or its chunks are removed, even if its coordinator has died.
-func (a *admitter) dropUpload(ctx context.Context, name claimName) {
+func (a *admitter) dropUpload(ctx context.Context, name claimName) error {
 	now := a.conn.SinceBoot()
 	if !a.uploads.has(name) {
 		there, err := a.conn.HasChunks(ctx, name.upload)
@@ -174,10 +179,11 @@ func (a *admitter) dropUpload(ctx context.Context, name claimName) {
 			a.log.Debug("could not read whether an upload has left chunks; trying again", "upload", name.upload, "error", err)
 		}
 		if there || err != nil {
-			return
+			return err
 		}
 	}
 	a.projection.work.dropExpired(name, now)
+	return nil
 }
 
 // roomFor returns the limit of one upload. Package jetstream calls it at the start of each upload.

@@ -41,9 +41,13 @@ func (d *deployment) uploader() *uploader {
 
 // tell sends a message of an upload. err is the answer's error, or nil.
 func (u *uploader) tell(upload, piece string, data []byte) (answer *protocol.Upload, err error) {
+	return u.tellWithin(20*time.Second, upload, piece, data)
+}
+
+func (u *uploader) tellWithin(limit time.Duration, upload, piece string, data []byte) (*protocol.Upload, error) {
 	m := nats.NewMsg(protocol.BlobSubject("acme", protocol.NoUser, upload, piece))
 	m.Data = data
-	raw, err := u.nc.RequestMsg(m, 20*time.Second)
+	raw, err := u.nc.RequestMsg(m, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -198,11 +202,16 @@ func (u *uploader) spread() (ids []string) {
 	return ids
 }
 
-// abort ends uploads. It returns how many no coordinator has received.
+// abort ends uploads. It returns how many no coordinator has received. A message to a process that has just been killed
+// may be lost without an answer, so abort repeats messages, as a client does.
 func (u *uploader) abort(ids []string) (dead int) {
 	u.d.t.Helper()
 	for _, id := range ids {
-		switch _, err := u.tell(id, "abort", nil); {
+		err := error(nats.ErrTimeout)
+		for try := 0; try < 5 && errors.Is(err, nats.ErrTimeout); try++ {
+			_, err = u.tellWithin(2*time.Second, id, "abort", nil)
+		}
+		switch {
 		case errors.Is(err, nats.ErrNoResponders):
 			dead++
 		case protocol.CodeOf(err) != protocol.Cancelled:

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -72,9 +72,12 @@ func Parse(data []byte) (*Evidence, error) {
 	return e, nil
 }
 
+// plainName matches the names of all fields.
+var plainName = regexp.MustCompile(`^[a-z0-9_]+$`)
+
 // checkNames reads one JSON value, and returns an error if another program could read it differently: an object has a
-// field twice, or a field whose name is not in lower case. Package json takes the last field of a name, in any case.
-// Only the names of headers may have capital letters.
+// field twice, or a field whose name is not in plain lower case. Package json takes the last field of a name, in any
+// case, and some letters beyond ASCII for ASCII letters. Only the names of headers may have other letters.
 func checkNames(d *json.Decoder, parent string) error {
 	begin, err := d.Token()
 	if err != nil {
@@ -92,9 +95,9 @@ func checkNames(d *json.Decoder, parent string) error {
 				return err
 			}
 			name, _ = token.(string) // names of fields are strings
-			if seen[name] || parent != "headers" && name != strings.ToLower(name) {
+			if seen[name] || parent != "headers" && !plainName.MatchString(name) {
 				return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable,
-					"the evidence has the field %.80q twice or in capital letters, so programs may read it differently", name)
+					"the evidence has the field %.80q twice or in other letters, so programs may read it differently", name)
 			}
 			seen[name] = true
 		}

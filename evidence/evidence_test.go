@@ -159,6 +159,7 @@ func TestEvidenceThatCanBeReadInTwoWaysIsRefused(t *testing.T) {
 		{`"messages":`, `"messages":[],"messages":`},
 		{`"messages":`, `"messages":[],"MESSAGES":`},
 		{`"messages":`, `"Messages":`},
+		{`"messages":`, `"messages":[],"meſſages":`},
 		{`"role":`, `"role":"worker","role":`},
 		{`"headers":{`, `"headers":{"Boxfleet-Signature":["x"],`},
 	} {

@@ -73,19 +73,19 @@ func (l *EventLog) LastRecord(ctx context.Context) (uint64, error) {
 	return l.lastSequence(ctx, protocol.StreamEvents)
 }
 
-// NextBatch returns the record of the first batch after a record, or 0 if the log has none. It skips the messages that
+// BatchBetween reports whether the log has a batch after one record and up to another one. It skips the messages that
 // [EventLog.FollowEvents] does not deliver.
-func (l *EventLog) NextBatch(ctx context.Context, after uint64) (uint64, error) {
+func (l *EventLog) BatchBetween(ctx context.Context, after, last uint64) (bool, error) {
 	for {
 		m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventFilter, after+1)
 		if protocol.CodeOf(err) == protocol.NotFound {
-			return 0, nil
+			return false, nil
 		}
 		if err != nil {
-			return 0, err
+			return false, err
 		}
-		if after = m.sequence; entryOf(m).batch != nil {
-			return after, nil
+		if after = m.sequence; after > last || entryOf(m).batch != nil {
+			return after <= last, nil
 		}
 	}
 }

@@ -413,6 +413,11 @@ func (j *commit) run(group []*decision) {
 			finish(group, err)
 			return
 		}
+		// A decision may rely on a claim that expires, so the wait for the key comes before the decision.
+		if err := j.journals.writers.awaitKey(j.within.ctx); err != nil {
+			finish(group, err)
+			return
+		}
 		confirm = false
 		a := j.assemble(group)
 		if len(a.batch.Events) == 0 && !confirmed {
@@ -543,9 +548,6 @@ func (p *patience) renew() {
 // messages follow, the next append loses too. If no message follows, append checks that the log still has the expected
 // position.
 func (j *commit) append(ctx context.Context, a *attempt) (won bool, err error) {
-	if err := j.journals.writers.awaitKey(ctx); err != nil {
-		return false, err
-	}
 	m, err := j.sign(a)
 	if err != nil {
 		return false, err

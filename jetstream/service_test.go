@@ -259,8 +259,8 @@ func TestAFloodOfOneTenantsQueriesDelaysNoOtherTenant(t *testing.T) {
 	var inHand atomic.Int64
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "1.2.3", map[string]jetstream.Endpoint{
-			protocol.EndpointGet: func(_ context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-				if tenant == "hostile" {
+			protocol.EndpointGet: func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+				if tenant == "hostile" && jetstream.UserOf(ctx) == "" {
 					inHand.Add(1)
 					<-proceed
 				}
@@ -279,5 +279,13 @@ func TestAFloodOfOneTenantsQueriesDelaysNoOtherTenant(t *testing.T) {
 		if err != nil || r.Sandbox.ID != "a" {
 			t.Fatalf("the answer to another tenant's query during the flood: %+v, %v", r, err)
 		}
+	}
+	m := nats.NewMsg(protocol.UserAPISubject("hostile", "@w1", protocol.EndpointGet))
+	m.Reply, m.Data = "_INBOX.@w1.x", []byte(`{"v":1}`)
+	answers, err := nc.SubscribeSync(m.Reply)
+	must(t, err)
+	must(t, nc.PublishMsg(m))
+	if _, err := answers.NextMsg(10 * time.Second); err != nil {
+		t.Errorf("a query of a worker in the name of the hostile tenant: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go"
@@ -43,7 +44,10 @@ func newTurns(answer func(*nats.Msg)) *turns {
 
 // add answers a query when it is its tenant's turn. It does not block.
 func (t *turns) add(m *nats.Msg) {
-	tenant, _, _, _ := protocol.SplitAPISubject(m.Subject)
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if strings.HasPrefix(user, "@") { // workers and operators query in a tenant's name, but do not share its turns
+		tenant += " @"
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.tenants[tenant]
