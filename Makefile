@@ -88,7 +88,7 @@ test-fast: ## run the tests that need no engine, for the inner loop; under two m
 
 .PHONY: test-race
 test-race: ## run tests without an engine under the race detector (needs a C compiler)
-	$(GO) test -race -timeout 15m -p $(PARALLEL) -skip '$(RACE_SKIP)' $(TESTFLAGS) $(RACE)
+	$(GO) test -race -timeout 15m -p $(PARALLEL) -parallel 2 -skip '$(RACE_SKIP)' $(TESTFLAGS) $(RACE)
 
 .PHONY: fuzz-short
 fuzz-short: ## run each fuzz target with FUZZTIME inputs (10000x)
