@@ -28,7 +28,7 @@ type siege struct {
 	victim    *protocol.Host // the registration of w2
 }
 
-// reader is an operator who reads the stored messages. It uses a new inbox for each question.
+// reader reads the stored messages with the rights of an operator. It uses a new inbox for each question.
 type reader struct {
 	*client
 	asked int
@@ -147,7 +147,7 @@ func TestAHostileWorkerLosesAHostThatItClaimedFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	answers := 0
-	s.eventually(t, "both coordinators know who has the host", func() bool {
+	s.eventually(t, "both coordinators know the host's worker", func() bool {
 		hosts := s.hosts(t)
 		if hosts["w1"] == nil && hosts["w2"] != nil && hosts["w2"].HostID == "HOSTB" {
 			answers++

@@ -25,7 +25,7 @@ func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	const life = 8 * time.Second
 	d := newDeployment(t)
-	// The scan period is so long that only a renewal at the start of the new leader can come in time.
+	// The scan period is long: only a renewal at the start of the new leader can come in time.
 	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}}
 	stop := d.run(cfg)
 	digest := digestOf("tree")

@@ -22,9 +22,8 @@ type Evidence struct {
 	Writers  protocol.WriterPage      `json:"writers"`
 	Messages []protocol.StoredMessage `json:"messages"` // as they are stored, in the order of their records
 
-	// Digest is the SHA-256, in hex, of the JSON form of the evidence without Digest. It reveals damage. It does not
-	// protect against somebody who changes the evidence and computes a new digest, unless the original digest is also
-	// kept elsewhere.
+	// Digest is the SHA-256, in hex, of the JSON form of the evidence without Digest. It reveals damage. Somebody who
+	// changes the evidence can also compute a new digest: to detect this, keep the original digest elsewhere, too.
 	Digest string `json:"digest"`
 }
 

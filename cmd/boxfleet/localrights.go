@@ -29,7 +29,7 @@ const (
 const unknownHostLife = time.Hour
 
 // localRights hold the authority for the NATS server of a local fleet, and three credentials: for its coordinator, for
-// its worker, and for the user of this machine, who has the rights of an operator.
+// its worker, and for the user of this machine, with the rights of an operator.
 type localRights struct {
 	authority               *auth.Authority
 	dir                     string // data directory

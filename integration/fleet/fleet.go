@@ -52,7 +52,7 @@ type Fleet struct {
 	Client  *sdk.Client     // acts as a user of the default tenant
 	Conn    *jetstream.Conn // connection of the test itself, which checks the log
 
-	// Operator acts as an operator, who controls hosts and images.
+	// Operator acts as an operator: it controls hosts and images.
 	Operator *sdk.Client
 
 	options Options
