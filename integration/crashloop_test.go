@@ -51,7 +51,7 @@ func TestACrashLoopEndsNothingWithoutTheHostsLock(t *testing.T) {
 	t.Parallel()
 	const ttl, window = 3 * time.Second, 5 * time.Second
 	host := engines.Default(t).Host
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl})
+	f := fleet.Start(t, fleet.Options{Servers: 1, Workers: -1, LockTTL: ttl}) // the link leads to one server
 	link := f.Link()
 	w := f.Worker("w1", fleet.Role{CrashWindow: window, CrashGuard: 2 * time.Second, NATS: link.URL()})
 	ctx := f.Context(2 * time.Minute)

@@ -125,7 +125,11 @@ type hostFleet struct {
 func startHost(t *testing.T, ttl time.Duration, role fleet.Role, link bool) (*hostFleet, *fleet.Link) {
 	t.Helper()
 	proxy, address := dockertest.StartProxy(t, dockertest.Socket(t))
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl,
+	servers := 0
+	if link {
+		servers = 1 // the link leads to one server
+	}
+	f := fleet.Start(t, fleet.Options{Servers: servers, Workers: -1, LockTTL: ttl,
 		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	h := &hostFleet{Fleet: f, ttl: ttl, locks: f.WatchLocks(), engine: proxy}
 	role.Engine = address

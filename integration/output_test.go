@@ -38,8 +38,8 @@ func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 // connections. A kill of a single server can have the same effect.
 func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	t.Parallel()
-	const size = 600_000 // the output has three chunks
-	f := fleet.Start(t, fleet.Options{Workers: -1})
+	const size = 600_000                                        // the output has three chunks
+	f := fleet.Start(t, fleet.Options{Servers: 1, Workers: -1}) // the link leads to one server
 	link := f.Link()
 	f.Worker("w1", fleet.Role{NATS: link.URL()})
 	s := f.Create("lost")

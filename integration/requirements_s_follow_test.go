@@ -72,7 +72,7 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 
 func TestS15_FollowingAnIdleSandboxCostsNextToNothing(t *testing.T) {
 	t.Parallel()
-	f := fleet.Start(t, fleet.Options{})
+	f := fleet.Start(t, fleet.Options{Servers: 1})
 	ctx := f.Context(time.Minute)
 	f.Create("short")
 	s := f.Create("long")
