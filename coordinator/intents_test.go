@@ -150,7 +150,7 @@ func TestForgettingAHostEndsItsSandboxes(t *testing.T) {
 func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: time.Hour})()
+	stop := d.coordinator("c1", Timing{Scan: 20 * time.Millisecond}) // it must not lose the host, which sends no heartbeats
 	h := host("w1", 0)
 	lease, err := d.conn.AcquireHost(t.Context(), h.HostID, jetstream.Holder{Name: "w1", Instance: "i-w1"}, 0)
 	if err != nil {
@@ -159,6 +159,8 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	h.Token = lease.Token()
 	d.register(h)
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
+	stop()
+	defer d.coordinator("c2", Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: time.Hour})()
 	d.wants(h, forgetIt)
 	d.eventually("the host is suspect", func() bool { return d.hostIs("w1", protocol.HostSuspect) })
 	d.hostsScanned() // the host is not lost, since its lock is held
@@ -166,8 +168,8 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	if err != nil || w.Forget.Done || d.list()["a"].State != protocol.StateReady {
 		t.Errorf("the intent is %+v, %v, and the host's sandbox is %s", w.Forget, err, d.list()["a"].State)
 	}
-	beating, stop := context.WithCancel(t.Context())
-	defer stop()
+	beating, endBeats := context.WithCancel(t.Context())
+	defer endBeats()
 	go func() {
 		for beating.Err() == nil {
 			beat := &protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: h.Instance, Healthy: true}
@@ -237,7 +239,7 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond}
-	stop := d.coordinator("c1", Timing{Scan: timing.Scan}) // it must not lose the host, which sends no heartbeats
+	stop := d.coordinator("c1", timing)
 	h := host("w1", 0)
 	d.register(h)
 	d.readyOn("runs", protocol.SandboxSpec{Image: "i"})
@@ -424,7 +426,7 @@ func TestALostHostWhoseWorkerNameWasReusedIsStillAHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: 20 * time.Millisecond}
-	stop := d.coordinator("c1", timing)
+	stop := d.coordinator("c1", Timing{Scan: timing.Scan}) // it must not lose the host, which sends no heartbeats
 	h := host("w1", 0)
 	d.register(h)
 	d.readyOn("waits", protocol.SandboxSpec{Image: "i"})
