@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -92,15 +91,7 @@ func importsAnImage(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	if text, err := exec.Command("docker", "-H", host, "save", "-o", archive, fleet.Image).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	content, err := os.Open(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer content.Close()
-	want, err := f.Operator.Images().Import(ctx, ref, content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := importArchive(ctx, t, f, archive, ref)
 	if _, err := f.Operator.Images().Wait(ctx, want, nil); err != nil {
 		t.Fatal(err)
 	}
