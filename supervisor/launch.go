@@ -154,9 +154,8 @@ func checkStrings(c command) error {
 	return nil
 }
 
-// environment returns the environment of a command: the supervisor's environment, overridden by the variables in the
-// parameter over. HOME and USER come from the account if they are not set otherwise. The result search is the value of
-// PATH.
+// environment returns the environment of a command: the supervisor's environment, overridden by the given variables.
+// HOME and USER come from the account if they are not set otherwise. The second result is the value of PATH.
 func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
 	env = make([]string, 0, len(l.environ)+len(over)+3)
 	search = defaultPath

@@ -69,8 +69,8 @@ func (s *supervisor) record(e *exec) {
 	})
 }
 
-// closeRecord closes the file of the record, unless it was closed before. If the function write is not nil, closeRecord
-// calls it before it closes the file.
+// closeRecord closes the file of the record, unless it was closed before. If write is not nil, closeRecord calls it
+// before it closes the file.
 func (e *exec) closeRecord(write func(fd int)) {
 	e.record.mu.Lock()
 	defer e.record.mu.Unlock()

@@ -31,7 +31,7 @@ type trees struct {
 	members map[uint32][]int
 }
 
-// find returns the living processes with a group for which the function match returns true.
+// find returns the living processes with a group that matches.
 func (t *trees) find(match func(group uint32) bool) []int {
 	var pids []int
 	for group, members := range t.scan() {
@@ -187,10 +187,10 @@ func statusLine(status []byte, key string) []byte {
 	return line
 }
 
-// end ends the processes with a group for which the function match returns true. It sends TERM to each process, and
-// sends KILL to the processes that are left at the deadline. It calls the function deadline again and again, because
-// the deadline may become earlier. When the channel hurry is closed, end checks the processes at once. end returns
-// false if processes are left after it has sent KILL for killBound.
+// end ends the processes with a group that matches. It sends TERM to each process, and sends KILL to the processes that
+// are left at the deadline. It calls deadline again and again, because the deadline may become earlier. When the
+// channel hurry is closed, end checks the processes at once. end returns false if processes are left after it has sent
+// KILL for killBound.
 func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
 	asked := map[int]bool{}
 	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
@@ -219,9 +219,9 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 	}
 }
 
-// kill sends KILL, in rounds, to the processes with a group for which the function match returns true, until no such
-// process is left. Rounds also end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit
-// of processes bounds how many it forks meanwhile. Stopping the processes before killing them would take longer.
+// kill sends KILL, in rounds, to the processes with a group that matches, until no such process is left. Rounds also
+// end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit of processes bounds how many
+// it forks meanwhile. Stopping the processes before killing them would take longer.
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {

@@ -164,8 +164,8 @@ func (w *worker) run(ctx context.Context) error {
 	return w.tenures(ctx)
 }
 
-// background runs a function in a goroutine. The returned function stop ends the context of that function, and waits
-// until it returns.
+// background runs a function in a goroutine. Calling stop ends the function's context, and waits until the function
+// returns.
 func background(ctx context.Context, run func(ctx context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

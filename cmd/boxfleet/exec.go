@@ -254,8 +254,8 @@ func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context named running ends, or when
-// the exec has had its grace period and endMargin to end.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context of the running exec ends, or
+// when the exec has had its grace period and endMargin to end.
 func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {

@@ -79,7 +79,7 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 }
 
 // startUpWithoutEngine runs `boxfleet up` and returns when the NATS server of up listens. Without an engine, the worker
-// never becomes ready. The function stop ends that run and returns the output.
+// never becomes ready. Calling stop ends that run, and returns the output.
 func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	t.Helper()
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")

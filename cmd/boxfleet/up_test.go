@@ -37,8 +37,8 @@ func (s *screen) String() string {
 	return s.buf.String()
 }
 
-// startUp runs `boxfleet up` and returns when the fleet is ready. The function stop ends that run as SIGTERM
-// does, and returns the exit code.
+// startUp runs `boxfleet up` and returns when the fleet is ready. Calling stop ends that run as SIGTERM does, and
+// returns the exit code.
 func startUp(t *testing.T, args ...string) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

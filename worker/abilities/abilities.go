@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Config says what the operator allows.
+// Config says what the operator allows sandboxes to use.
 type Config struct {
 	Profiles        []string // capability profiles that sandboxes may choose; default hardened
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard

@@ -199,7 +199,7 @@ func (a *Attachment) onEnd(result control.Result) {
 	if command != nil {
 		select {
 		case command <- result:
-		default: // the supervisor has already reported this result
+		default: // the command already has its result
 		}
 	}
 	a.cfg.Events.Ended(result)

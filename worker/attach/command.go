@@ -52,7 +52,7 @@ func (a *Attachment) Command(ctx context.Context, start control.Start) (control.
 	}
 }
 
-// Runs reports whether a call of Command with this id has not returned yet.
+// Runs reports whether a call of Command with this id is in progress.
 func (a *Attachment) Runs(id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -180,7 +180,7 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 }
 
 // StartContainer starts a container if it is not running. It fails with failed_precondition and reason start_failed if
-// the container can never start as it was created.
+// no retry can succeed, for example because the container's command is missing.
 func (cs *containers) StartContainer(ctx context.Context, id string) error {
 	return cs.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: cs.runLimit()},
 		func(ctx context.Context) error {

@@ -317,7 +317,7 @@ func pullError(ref string, err error, known bool) error {
 }
 
 // credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine. If
-// there are no credentials, or if they cannot be read, the result known is false and the pull is anonymous.
+// there are no credentials, or if they cannot be read, it returns false, and the pull is anonymous.
 func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, known bool) {
 	found, err := loginFor(ctx, ps.dockerConfig, host)
 	if err != nil {

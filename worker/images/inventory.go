@@ -23,8 +23,8 @@ type inventory struct {
 	log     *slog.Logger
 	changed wake.Signal // set when the report of images is outdated
 
-	// removal is locked while an image is removed, and while the method hold counts a use of an image. A removal
-	// therefore knows of every use that was counted before.
+	// removal is locked while an image is removed, and while hold counts a use of an image. A removal therefore knows
+	// of every use that was counted before.
 	removal sync.Mutex
 
 	mu      sync.Mutex
@@ -159,8 +159,8 @@ func (v *inventory) owns(name, id string) bool {
 	return r != nil && r.ID == id && !r.Others
 }
 
-// hold keeps the image of a full reference on the host until the caller calls release. The call of release counts as
-// another use of the image.
+// hold keeps the image of a full reference on the host until the caller calls release. The time of this call becomes
+// the time of the image's last use.
 func (v *inventory) hold(full string) (release func()) {
 	v.removal.Lock()
 	defer v.removal.Unlock()
@@ -312,7 +312,7 @@ func (v *inventory) older(ref string) *record {
 	return nil
 }
 
-// dropOlder drops a record that the method older has returned.
+// dropOlder drops a record that [inventory.older] returned.
 func (v *inventory) dropOlder(ref string, r *record) {
 	v.mu.Lock()
 	if v.records[ref] == r && v.pins[ref] == protocol.ImageImported {

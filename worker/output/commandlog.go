@@ -23,7 +23,7 @@ type CommandLog struct {
 	mu    sync.Mutex
 	sizes [2]int64 // sizes of stdout and stderr, as the supervisor reported
 
-	known bool // the method begin has succeeded; used by Run, and by Finish after Run has returned
+	known bool // begin has succeeded; used by Run, and by Finish after Run has returned
 }
 
 // CommandLogConfig describes a container's command. All fields but Earlier are required.
@@ -103,8 +103,7 @@ func (l *CommandLog) Run(ctx context.Context) {
 }
 
 // Finish publishes the last output of the command, within [FinishWithin]. The supervisor reports the final sizes before
-// it reports the end of the command, so Finish first waits until the function runs returns false. Run must have
-// returned.
+// it reports the end of the command, so Finish first waits until runs() returns false. Run must have returned.
 func (l *CommandLog) Finish(ctx context.Context, runs func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, FinishWithin)
 	defer cancel()

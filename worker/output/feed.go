@@ -174,7 +174,7 @@ type chunks struct {
 }
 
 type chunkInFlight struct {
-	at     int64 // offset of its first byte
+	at     int64 // offset of the chunk's first byte
 	data   []byte
 	stored <-chan error
 	turn   *turn

@@ -125,7 +125,7 @@ func (p *Exec) readFreed() {
 	})
 }
 
-// eachFile calls the function visit for the files of both streams. It leaves out a file that cannot be opened.
+// eachFile calls visit for the files of both streams. It leaves out a file that cannot be opened.
 func (p *Exec) eachFile(run *os.Root, visit func(*os.File, *stream)) {
 	for i, name := range names {
 		f, err := supervise.OpenOutput(run, p.name, name)

@@ -64,7 +64,7 @@ func TestANewWorkerHashesOutputBeforeItFreesIt(t *testing.T) {
 	p.print(5<<20 + 1234)
 	p.publish(pub)
 	p.print(10)
-	p.publish(pub) // its only chunk says that the log has all output, so the next worker has nothing to publish
+	p.publish(pub) // the chunk says that the log has all output, so the next worker has nothing to publish
 	next := p.publisher(true)
 	p.awaitFreed(next)
 	p.hashes(next)

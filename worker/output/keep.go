@@ -18,8 +18,8 @@ const (
 )
 
 // Forget waits in the background until a crash of the server can no longer lose the output of the ended exec, but at
-// most for keepWithin. Then it calls the function forget, which removes the exec's files. The function while derives
-// the context of the wait from the given context; the derived context must end with the container.
+// most for keepWithin. Then it calls forget, which removes the exec's files. The wait also ends with the context that
+// while returns; this context must end with the container.
 func (p *Exec) Forget(while func(context.Context) (context.Context, context.CancelFunc), forget func()) {
 	h := p.host
 	stdout, stderr := p.Published() // the same sizes as in the event of the exec's end

@@ -188,9 +188,9 @@ func (o *turns) dispatch() {
 	}
 }
 
-// may reports whether the first turn of a queue may be granted. If not, the result rest is how long the queue has to
-// wait because of its rate or the pace, or 0 if the queue only waits for the chunks in flight. The caller holds the
-// lock.
+// may reports whether the first turn of a queue may be granted. If not, it also returns how long the queue has to wait
+// because of its rate or the pace. This time is 0 if the queue waits only for the chunks in flight. The caller holds
+// the lock.
 func (o *turns) may(q *queue, now time.Time) (may bool, rest time.Duration) {
 	all, own := int64(maxInFlight), int64(maxSandboxInFlight)
 	rest = o.refill(q, now)

@@ -15,7 +15,7 @@ func (h history) View(read func(st *protocol.State)) {
 	h.s.journal.View(func(st *protocol.State, _ uint64) { read(st) })
 }
 
-// Append calls the function choose with the newest state, and appends the events that choose returns. It returns
+// Append calls choose with the newest state, and appends the events that choose returns. It returns
 // decide.ErrSuperseded if choose returns no events, or if the sandbox is no longer assigned to this host in this
 // generation.
 func (h history) Append(ctx context.Context, generation uint64, choose decide.Decision) error {

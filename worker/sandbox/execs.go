@@ -220,7 +220,7 @@ func (e *execs) Ended(result control.Result) {
 	if r := e.get(result.ID); r != nil {
 		select {
 		case r.result <- result:
-		default: // the supervisor has already reported this result
+		default: // the exec already has its result
 		}
 	}
 }
