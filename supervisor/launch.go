@@ -203,7 +203,7 @@ func (p *stdio) open(stdin []byte, null *os.File) error {
 		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 			return err
 		}
-		if err := unix.SetNonblock(pipe[0], true); err != nil { // only the supervisor's end
+		if err := unix.SetNonblock(pipe[0], true); err != nil { // the command's end stays blocking
 			return err
 		}
 	}

@@ -30,7 +30,7 @@ type config struct {
 	DataDir                                         string
 	Health                                          string
 	Listen                                          string
-	ListenGiven, TenantGiven                        bool // these were set explicitly, perhaps to the default value
+	ListenGiven, TenantGiven                        bool // these settings were given, perhaps with their default values
 	ListenInsecurely                                bool
 	Insecure                                        bool
 	Ballast                                         protocol.Bytes

@@ -228,7 +228,7 @@ func TestAWorkerGetsTheCredentialsOfItsHostAfterAFailure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(f.rights.workerIn, 0o644); err != nil { // such a file of credentials is refused
+	if err := os.Chmod(f.rights.workerIn, 0o644); err != nil { // a file that others can read is refused
 		t.Fatal(err)
 	}
 	if err := f.rights.onHost(t.Context(), conn, "h1"); err == nil {

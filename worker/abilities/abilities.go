@@ -69,7 +69,7 @@ func New(cfg Config, engine docker.Info) (*Abilities, error) {
 // countGPUs counts the device files of NVIDIA's driver, /dev/nvidia0 and so on.
 func countGPUs(dev string) int {
 	n := 0
-	found, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*")) // the pattern is well-formed
+	found, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*")) // the pattern is well-formed, so there is no error
 	for _, path := range found {
 		if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeCharDevice != 0 {
 			n++

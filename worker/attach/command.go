@@ -65,7 +65,7 @@ func (a *Attachment) ForgetCommand(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := a.Link.Forget(ctx, id); err != nil {
-		a.cfg.Log.Debug("the supervisor did not drop a hook or health test from its execs", "command", id, "error", err)
+		a.cfg.Log.Debug("the supervisor did not drop a hook or health test", "command", id, "error", err)
 	}
 }
 

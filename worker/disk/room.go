@@ -91,7 +91,7 @@ func (l limits) level(r room, lost int64) (_ level, inodes bool) {
 	switch in2s := r.free - 2*max(lost, 0); {
 	case r.free < limit/2:
 		byBytes = critical
-	case r.free < limit, r.free-lost < limit/2: // would be critical within a second
+	case r.free < limit, r.free-lost < limit/2: // at this rate, the disk is critical within a second
 		byBytes = low
 	case r.free < nearFactor*limit || in2s < limit:
 		byBytes = near

@@ -196,7 +196,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	d.setFull(worst)
 	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
 	if firstKnown {
-		d.before = nil // so that chooseWriter finds, this one time, the sandbox that wrote while no worker ran
+		d.before = nil // without an earlier sample, chooseWriter chooses the sandbox that wrote last
 		defer func() { d.unwatchedSince = time.Time{} }()
 	}
 	if d.unwatchedSince.IsZero() {

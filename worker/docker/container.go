@@ -48,7 +48,7 @@ type ContainerSpec struct {
 	NoNewPrivileges bool
 	ReadOnlyRoot    bool
 	Tmpfs           map[string]int64 // size in bytes of each file system in memory, by target
-	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]; the caller unmounts them before any command runs
+	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]; the caller unmounts each before any command runs
 	ShmSize         int64            // size of /dev/shm in bytes; 0: the engine's default
 	Disk            int64            // size of the container's own layer in bytes; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default

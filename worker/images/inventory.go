@@ -72,7 +72,7 @@ func (v *inventory) load() {
 		err = json.Unmarshal(data, &records)
 	}
 	if err != nil {
-		v.log.Warn("could not read the record of the host's images; images that are already there will not be removed",
+		v.log.Warn("could not read the record of the host's images; the images that the host has now will not be removed",
 			"error", err)
 		return
 	}

@@ -25,7 +25,7 @@ type feed struct {
 	rolling bool
 }
 
-// storedOn names the feed's output from these hosts.
+// storedOn identifies the output of this feed that was published from the given hosts.
 func (p *feed) storedOn(hosts []protocol.OutputHost) jetstream.OutputOf {
 	return jetstream.OutputOf{Tenant: p.key.Tenant, Sandbox: p.key.ID, Log: p.name, Hosts: hosts}
 }
@@ -196,7 +196,7 @@ func (c *chunks) oldest() <-chan error {
 // settle removes the oldest chunk, and returns it. Call settle after the log has answered this chunk.
 func (c *chunks) settle() chunkInFlight {
 	first := c.inFlight[0]
-	c.inFlight[0] = chunkInFlight{} // lets the garbage collector free its data
+	c.inFlight[0] = chunkInFlight{} // so that the garbage collector can free the chunk's data
 	c.inFlight = c.inFlight[1:]
 	first.turn.done()
 	return first

@@ -147,8 +147,8 @@ func (p *publishing) awaitFreed(pub *Exec) {
 	})
 }
 
-// stored checks that the log has only output that the exec printed, and returns the offsets at which it begins and
-// ends.
+// stored checks that the log has only output that the exec printed, and returns the offsets at which this output begins
+// and ends.
 func (p *publishing) stored() (from, to int64) {
 	p.t.Helper()
 	from = -1

@@ -26,7 +26,7 @@ func TestTheHashCoversAllPublishedOutput(t *testing.T) {
 		p.publish(pub)
 		p.hashes(pub)
 	}
-	pub.unsure = true // publishes everything again
+	pub.unsure = true // pub publishes everything again
 	p.print(5)
 	p.publish(pub)
 	p.hashes(pub)
@@ -60,7 +60,7 @@ func TestANewWorkerHashesOutputBeforeItFreesIt(t *testing.T) {
 	t.Parallel()
 	p := newPublishing(t)
 	pub := p.publisher(false)
-	pub.syncAfter = 1 << 62 // frees nothing
+	pub.syncAfter = 1 << 62 // pub frees nothing
 	p.print(5<<20 + 1234)
 	p.publish(pub)
 	p.print(10)

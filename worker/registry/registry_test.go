@@ -169,7 +169,7 @@ func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string
 	}
 }
 
-// withTokens makes a registry require a token, which the server at the address realm issues.
+// withTokens makes a registry require a token. The server at the address realm issues the tokens.
 func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter,
 	r *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
