@@ -126,7 +126,7 @@ func (h *Handler) words(r slog.Record) string {
 }
 
 // may reports whether to log a line, and how many similar lines were left out since the last logged line. It calls
-// words, which returns the complete line, only if fewer similar lines than the limits were logged. A flood of records
+// words, which returns the complete line, only while the limits on similar lines are not reached. A flood of records
 // therefore costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()

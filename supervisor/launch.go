@@ -61,7 +61,7 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 		l.environ[name] = value
 	}
 	if root, _ := l.accounts.user("0"); l.environ["HOME"] == root.home {
-		delete(l.environ, "HOME") // the container runtime set it for PID 1; it does not come from the image
+		delete(l.environ, "HOME") // the container runtime set HOME for PID 1; the value does not come from the image
 	}
 	return l, nil
 }

@@ -220,8 +220,8 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 }
 
 // kill sends KILL, in rounds, to the processes with a group that matches, until no such process is left. Rounds also
-// end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit of processes bounds how many
-// it forks meanwhile. Stopping the processes before killing them would take longer.
+// end a fork bomb: each round kills nearly all of its processes, and the sandbox's process limit bounds the number of
+// new processes. Stopping the processes before killing them would take longer.
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {

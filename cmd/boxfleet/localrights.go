@@ -34,7 +34,7 @@ type localRights struct {
 	authority               *auth.Authority
 	dir                     string // data directory
 	coordinator, user       rights.Identity
-	worker                  rights.Identity // Host is the host in the worker's present credentials
+	worker                  rights.Identity // worker.Host is the host in the worker's present credentials
 	server                  *embedded.Keeper
 	trusted                 *auth.Trust // what the server trusts now
 	coordinatorIn, workerIn string      // paths of the credentials files

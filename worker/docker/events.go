@@ -61,9 +61,9 @@ func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan 
 	return out, failed
 }
 
-// FollowImages calls the function changed whenever any client of the engine may have added, removed or renamed an
-// image. It returns when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check
-// for changes that occurred before a call of FollowImages.
+// FollowImages calls changed whenever any client of the engine may have added, removed or renamed an image. It returns
+// when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check for changes that
+// occurred before a call of FollowImages.
 func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error {
 	c := call{verb: "follow", kind: kindImage, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)

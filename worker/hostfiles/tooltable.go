@@ -30,7 +30,7 @@ type toolMount struct {
 // toolUse is one mount of a tool.
 type toolUse struct {
 	mount    string
-	required bool // the host refuses the tool if this mount is missing; an optional mount is then left out
+	required bool // if this mount is missing, the host refuses the tool; a missing optional mount is left out
 }
 
 type tool struct {

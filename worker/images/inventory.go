@@ -159,8 +159,8 @@ func (v *inventory) owns(name, id string) bool {
 	return r != nil && r.ID == id && !r.Others
 }
 
-// hold keeps the image of a full reference on the host until the caller calls release. The time of this call becomes
-// the time of the image's last use.
+// hold keeps the image of a full reference on the host until the caller calls release. release also sets the image's
+// time of last use.
 func (v *inventory) hold(full string) (release func()) {
 	v.removal.Lock()
 	defer v.removal.Unlock()

@@ -130,7 +130,7 @@ func (p *Exec) NothingPublished(ctx context.Context) (bool, error) {
 	return p.checked && stdout == 0 && stderr == 0, nil
 }
 
-// current reports whether the published offsets are known to be those in the log.
+// current reports whether the published offsets are known to match the log.
 func (p *Exec) current() bool {
 	return p.checked && !p.unsure && p.reconnects == p.host.conn.Reconnects()
 }

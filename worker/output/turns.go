@@ -19,7 +19,7 @@ type turns struct {
 	mu       sync.Mutex
 	queues   map[protocol.SandboxKey]*queue
 	active   [2]activity // the latest activity of each of the two sandboxes that were active last
-	paced    float64     // bytes that sandboxes that yield may send now; below 0: they have to wait
+	paced    float64     // bytes that the yielding sandboxes may send now; below 0: they have to wait
 	pacedAt  time.Time   // when paced was computed
 	ring     []*queue    // the queues with waiting turns, in the order in which they are served
 	inFlight int64       // bytes in flight

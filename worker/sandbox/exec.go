@@ -235,7 +235,7 @@ func refused(id string, why *protocol.Error) (*control.Result, error) {
 const containerEnded = "its container ended"
 
 // sealedResult returns the result that the exec's supervisor reported, or wrote to disk, before the supervisor ended.
-// If there is no such result, the exec was interrupted, and the message of its error contains why.
+// If there is no such result, the exec was interrupted; its error quotes the given reason.
 func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
 	select {
 	case result := <-r.result: // the supervisor reported the result before it ended
@@ -323,8 +323,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 }
 
 // ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
-// machine's wall clock, which may have been changed during the exec. ranBetween therefore moves times
-// before the event exec.started in the log to that event, and times after now to now. An unknown time is zero.
+// machine's wall clock, which may have been changed during the exec. ranBetween therefore replaces a time before the
+// event exec.started by the time of that event, and a time after now by now. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {

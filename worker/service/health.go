@@ -111,8 +111,8 @@ type firstTests struct {
 	pause  time.Duration // pause before the next test
 }
 
-// firstTest runs the test once, and returns the pause before the next test if the service is not ready. If the command
-// ended during the test, the result does not count, and the pause is 0.
+// firstTest runs the test once, and returns the pause before the next test if the service is not ready. The pause is 0
+// if the test passed, but the command has ended since the test began.
 func (h *health) firstTest(ctx context.Context, p *control.Primary, first *firstTests) (ready bool, next time.Duration,
 	err error) {
 	v, check := h.v, h.check

@@ -221,7 +221,7 @@ func (s *session) end() {
 	s.out = nil
 }
 
-// ask sends a command with its files, and waits for the reply. If the connection ends first, it returns true, and
+// ask sends a command with its files, and waits for the reply. If the connection ends first, ask returns true, and
 // nobody knows whether the command was carried out.
 func (s *session) ask(
 	ctx context.Context,
