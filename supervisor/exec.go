@@ -156,8 +156,8 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	}
 }
 
-// settleWhy reports whether the exec was stopped early, because an exit and a stop may happen at the same time. If the
-// exec ended by itself, a later stop has no effect.
+// settleWhy decides whether the exec ended by itself or was stopped, because an exit and a stop may happen at the same
+// time. It reports whether the exec was stopped. If not, a later stop has no effect.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -145,8 +145,8 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 	}
 }
 
-// groupOf reads the exec's group and the parent from the status of a process. The group is 0 if the process has no
-// group of an exec. alive is false if the process has ended.
+// groupOf reads a process's exec group and parent from the process's status. The group is 0 if the process has no group
+// of an exec. alive is false if the process has ended.
 func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	if len(status) == 0 {
 		return 0, 0, false

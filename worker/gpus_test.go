@@ -49,7 +49,7 @@ func TestAdoptedContainersHoldTheirGPUs(t *testing.T) {
 	_, err = w.gpus.Take(box("newer"), 1)
 	refusedGPU(t, err)
 	e.findGPUs([]docker.Container{made("runs", "1", true), made("was-stopped", "1", false)})
-	w.gpus.Rest(box("was-stopped")) // the log says that it is stopped
+	w.gpus.Rest(box("was-stopped")) // the log says that the sandbox is stopped
 	refusedGPU(t, w.gpus.Claim(box("was-stopped"), []string{"1"}))
 	w.gpus.Forget()
 	e.findGPUs(nil) // in the next tenure, no containers exist any more

@@ -40,7 +40,7 @@ func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []
 	}
 	i.begun, i.left = true, map[protocol.SandboxKey]bool{}
 	for _, k := range found {
-		if !i.early[k] { // the sandbox is settled, and may wait in Admit for the other sandboxes
+		if !i.early[k] { // an early sandbox is settled, and may wait in Admit for the other sandboxes
 			i.left[k] = true
 		}
 	}

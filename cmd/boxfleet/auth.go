@@ -63,7 +63,7 @@ func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights
 	return do(opened, id)
 }
 
-// holder has the flags that identify, together with the arguments ROLE and NAME, the holder of credentials.
+// holder has flags. Together with the arguments ROLE and NAME, these flags identify the holder of credentials.
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {

@@ -362,8 +362,8 @@ func (v *inventory) rows() []protocol.HostImage {
 	})
 }
 
-// withRefs returns the names, preceded by further references: if only the worker uses an image's name on the host,
-// withRefs adds the reference by which specs name the image.
+// withRefs returns the names, and before them further references: for each name that only the worker uses, the
+// reference by which specs name the image.
 func (v *inventory) withRefs(names []string) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

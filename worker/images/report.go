@@ -14,7 +14,7 @@ import (
 
 // With these limits, a report fits into one message.
 const (
-	maxReported  = 1000      // maximum number of images that the worker manages, and of names
+	maxReported  = 1000      // maximum number of names, and of images that the worker manages
 	maxNameBytes = 128 << 10 // maximum length of all names together
 )
 

@@ -31,7 +31,7 @@ type Host struct {
 	conn  *jetstream.Conn
 	turns *turns
 	freed lastFree
-	kept  atomic.Int64 // number of ended execs with files that are kept for a moment
+	kept  atomic.Int64 // number of ended execs whose files are kept for a moment
 }
 
 // New returns a host without output to publish.

@@ -14,7 +14,7 @@ import (
 // up its burst is limited to its rate.
 type turns struct {
 	burst, rate float64 // limits of each sandbox, in bytes and bytes per second
-	pace        float64 // limit of all sandboxes that yield, together, in bytes per second
+	pace        float64 // limit of all yielding sandboxes together, in bytes per second
 
 	mu       sync.Mutex
 	queues   map[protocol.SandboxKey]*queue
