@@ -164,7 +164,7 @@ func (l *CommandLog) publish(ctx context.Context) error {
 			continue
 		}
 		f, err := supervise.OpenPrimary(run, names[i])
-		if err != nil { // the container removed or replaced the file
+		if err != nil { // the file is missing, or is not a regular file
 			l.streams[i].published = size
 			continue
 		}

@@ -134,7 +134,7 @@ func (p *feed) send(
 	s := &p.streams[i]
 	data := make([]byte, t.size)
 	n, err := f.ReadAt(data, at)
-	if n == 0 || err != nil && err != io.EOF { // the container truncated or replaced the file
+	if n == 0 || err != nil && err != io.EOF { // the file is shorter than reported, or cannot be read
 		t.done()
 		if p.rolling {
 			s.published = size

@@ -84,7 +84,7 @@ func TestAHashIsUnknownIfFreedOutputWasNotHashed(t *testing.T) {
 	}
 }
 
-// The container can change the file after its bytes were published.
+// The file may change after its bytes were published.
 func TestTheHashIsOfTheBytesThatWereSent(t *testing.T) {
 	t.Parallel()
 	p := newPublishing(t)
