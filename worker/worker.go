@@ -70,9 +70,11 @@ type worker struct {
 // Run takes the host's lock, and runs the host's sandboxes until ctx ends. Then Run returns nil. Sandboxes and execs
 // keep running without a worker, and the next worker on the host adopts them.
 //
-// Errors:   - failed_precondition with reason host_held if another worker has the host; the error names the other
-// worker   - already_exists if a worker on another host has the same name   - internal if work in progress does not end
-// within five minutes after the end of ctx or the loss of the lock; the     process should then end
+// Errors:
+//   - failed_precondition with reason host_held if another worker has the host; the error names the other worker
+//   - already_exists if a worker on another host has the same name
+//   - internal if work in progress does not end within five minutes after the end of ctx or the loss of the lock; the
+//     process should then end
 //
 // Run starts over if the engine comes back with another version or configuration, or if another host's engine answers
 // at the same address. Run waits while the engine does not answer. If Config.Ephemeral is set and the first attempt

@@ -123,7 +123,7 @@ func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	}
 }
 
-// If another user's up listens on the default port, clients connect to that up until this user's up listens.
+// While only another user's up listens on the default port, clients connect to that user's up.
 func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	clean(t)
 	server := startNATSOfAnotherUser(t)

@@ -50,8 +50,8 @@ type observer interface {
 	mayContinue() error
 	// sent is called after a chunk was sent. An error ends publishing.
 	sent() error
-	// stored is called after the log acknowledged a chunk of a file. data is the chunk, which begins at an offset of
-	// the file.
+	// stored is called after the log acknowledged a chunk of a file. at is the chunk's offset in the file, and data is
+	// the chunk's content.
 	stored(f *os.File, s *stream, at int64, data []byte)
 }
 
