@@ -12,7 +12,7 @@ import (
 )
 
 // authCommands are the commands of `boxfleet auth`, which make credentials for NATS servers in operator mode. Except
-// for push, they need no server: everything is in the authority's directory.
+// for `push`, they need no server: everything is in the authority's directory.
 type authCommands struct{ *servers }
 
 func (cmds authCommands) group() *cobra.Command {

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// execOptions holds the arguments and flags of exec.
+// execOptions holds the arguments and flags of `exec`.
 type execOptions struct {
 	execFlags
 	line                            commandLine
@@ -199,7 +199,7 @@ func exitOf(r *sdk.Result, err error) error {
 	case code.code == 0 && code.cause == nil:
 		return nil
 	case code.code == 0 && protocol.AsError(err).Reason == protocol.ReasonOutputDiffers:
-		code.code = exitFailure // the output that was read is wrong, so exec must not succeed
+		code.code = exitFailure // the output that was read is wrong, so `exec` must not succeed
 	}
 	return code
 }

@@ -111,7 +111,7 @@ func openAuthority(dir string) (*auth.Authority, error) {
 }
 
 // localUser returns the name under which the user of this machine acts. The prefix local- sets it apart from the
-// machine's name, which up gives to its worker.
+// machine's name, which `up` gives to its worker.
 func localUser() string {
 	name := ""
 	if u, err := user.Current(); err == nil {

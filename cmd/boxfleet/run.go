@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// deleteWithin is the time limit for deleting run's sandbox.
+// deleteWithin is the time limit for deleting the sandbox of `run`.
 const deleteWithin = time.Minute
 
-// runCommands are the commands that run a command in a sandbox: run and exec.
+// runCommands are the commands that run a command in a sandbox: `run` and `exec`.
 type runCommands struct{ *client }
 
 func (cmds runCommands) runCommand() *cobra.Command {

@@ -95,7 +95,7 @@ func (c *config) commonSettings() []setting {
 	}
 }
 
-// upSettings are the settings of up itself.
+// upSettings are the settings of `up` itself.
 func (c *config) upSettings() []setting {
 	return []setting{
 		{"up.ballast", "64MiB",

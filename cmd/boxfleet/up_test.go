@@ -106,8 +106,8 @@ func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
 	}
 }
 
-// checkDataIsHidden checks that no sandbox can mount a directory of up's own data, such as the event log, even though
-// the operator allows mounts of the whole data directory.
+// checkDataIsHidden checks that no sandbox can mount a directory with the data of `up`, such as the event log, even
+// though the operator allows mounts of the whole data directory.
 func checkDataIsHidden(t *testing.T) {
 	t.Helper()
 	own := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
