@@ -57,8 +57,8 @@ func (c *CrashLoop) Looping(now time.Time) bool {
 // Reset removes all recorded reports and ends.
 func (c *CrashLoop) Reset() { *c = CrashLoop{Window: c.Window, Guard: c.Guard} }
 
-// Error returns the error of a command in a crash loop. The parameter what is the subject of the message, such as "the
-// service", and memory is the command's memory limit.
+// Error returns the error of a command in a crash loop. The first parameter is the subject of the message, such as "the
+// service", and the second is the command's memory limit.
 func (c *CrashLoop) Error(what string, memory protocol.Bytes) *protocol.Error {
 	loops := fmt.Sprintf("again and again: within %s it never ran for %s", c.Window, c.Guard)
 	if c.oom {

@@ -38,8 +38,8 @@ func (d Dir) Defaults() (v Defaults, err error) {
 }
 
 // EarlierOutput returns how much of the two streams of a container's own command was published on other hosts before
-// this host made the container. The first call stores the parameter now, which is how much is published at that time.
-// Every call returns the stored value.
+// this host made the container. The first call stores its argument, which is how much is published at that time. Every
+// call returns the stored value.
 func (d Dir) EarlierOutput(now [2]int64) (earlier [2]int64, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, "output"))
 	if err == nil {

@@ -35,7 +35,7 @@ type CommandLogConfig struct {
 	// Hosts returns the hosts that the sandbox was and is on.
 	Hosts func() []protocol.OutputHost
 
-	// Earlier returns how many bytes of each stream the command printed on earlier hosts. The parameter end is how many
+	// Earlier returns how many bytes of each stream the command printed on earlier hosts. The argument is how many
 	// bytes of each stream the log has now. A nil Earlier means that the command ran on no other host.
 	Earlier func(end [2]int64) ([2]int64, error)
 	Logger  *slog.Logger

@@ -110,8 +110,7 @@ func newContent() *content {
 }
 
 // newContentOf returns content with an image for two platforms. The image has one layer for each element of diffs, and
-// the parameter given is the content of each layer. If given is nil, each platform has its own content, which is not a
-// tar.
+// each layer has the given content. If no content is given, each platform has its own content, which is not a tar.
 func newContentOf(given []byte, diffs ...string) *content {
 	c := &content{blobs: map[string][]byte{}}
 	put := func(data []byte) map[string]any {

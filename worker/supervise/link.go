@@ -250,7 +250,7 @@ func (l *Link) install(s *session, hello control.Hello) bool {
 	if l.closed || l.pending != s {
 		return false
 	}
-	if l.current != nil { // the older session's uninstall does nothing, because that session is no longer current
+	if l.current != nil { // uninstall skips this call for the older session, which is no longer current
 		l.calls.add(l.config.OnDisconnect)
 	}
 	l.pending, l.current, l.hello = nil, s, hello

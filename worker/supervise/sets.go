@@ -232,7 +232,7 @@ func (s *sets) open(id string) (*passed, error) {
 	return files, nil
 }
 
-// choose returns the set of an exec, or else a free set, which becomes the exec's set. The result known is true if the
+// choose returns the set of an exec, or else a free set, which becomes the exec's set. The second result is true if the
 // exec already had the set. choose returns no set if the exec's files are named after the exec, or if there are too
 // many sets.
 func (s *sets) choose(id string) (one *set, known bool, err error) {
@@ -308,8 +308,8 @@ func (s *sets) ended(id string) {
 }
 
 // giveBack makes the set of an exec free. It keeps the set's files for another exec if they are empty and nothing can
-// be written to them any more. The parameter forgotten is true if the supervisor has forgotten the exec. The result
-// found is false if the exec has no set.
+// be written to them any more. The parameter forgotten is true if the supervisor has forgotten the exec. giveBack
+// returns false if the exec has no set.
 func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	s.mu.Lock()
 	one := s.byID[id]
