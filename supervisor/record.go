@@ -15,7 +15,7 @@ import (
 // PID 1 and the worker are both killed within this time, the exit code is lost, and is reported as unknown.
 const recordDelay = 100 * time.Millisecond
 
-// record is the state of an exec's file for the exit record.
+// record is the state of an exec's exit record.
 type record struct {
 	mu     sync.Mutex
 	closed bool // the record was written, or is no longer needed

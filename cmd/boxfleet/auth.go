@@ -49,7 +49,7 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// of opens the authority. It calls do with the authority and with the identity of the holder that args and flags name.
+// of opens the authority, and passes it and the holder's identity to do. The arguments and flags name the holder.
 func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
 ) ([]auth.Issued, error) {
 	id, err := h.identity(args)

@@ -79,7 +79,7 @@ func (a *Attachment) outputOf(r *control.Result) []byte {
 	return LastOutput(append(append([]byte(nil), stdout...), stderr...))
 }
 
-// readEnd returns the last part of an output file of this size, or nil if the file cannot be opened.
+// readEnd returns the last part of an output file, or nil if the file cannot be read. size is the size of the file.
 func (a *Attachment) readEnd(id, name string, size int64) []byte {
 	file, err := supervise.OpenOutput(a.Run, id, name)
 	if err != nil {

@@ -221,8 +221,8 @@ func (s *session) end() {
 	s.out = nil
 }
 
-// ask sends a command with its files, and waits for the reply. If the connection ends first, ask returns true, and
-// nobody knows whether the command was carried out.
+// ask sends a command with its files, and waits for the reply. The result lost is true if the connection ended before
+// the reply came; then nobody knows whether the command was carried out.
 func (s *session) ask(
 	ctx context.Context,
 	c control.Command,
