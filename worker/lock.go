@@ -75,7 +75,7 @@ func writeAt(f *os.File, text string) error {
 // over at once. Otherwise acquire waits until the lease ends. It fails if the holder is alive and renews the lease.
 func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
 	w := l.w
-	machine, _ := os.Hostname() // after an error the name is empty; it is only displayed
+	machine, _ := os.Hostname() // after an error, the name is empty; the name is only displayed
 	holder := jetstream.Holder{
 		Name: w.cfg.Name, Instance: w.instance, Place: l.place,
 		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.address),

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Exit codes. If the command ran, exec and run return its own exit code.
+// Exit codes. If the command ran, `exec` and `run` return the command's own exit code.
 const (
 	exitFailure   = 1   // the command failed
 	exitUsage     = 2   // the command line or configuration is wrong

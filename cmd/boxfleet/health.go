@@ -97,7 +97,7 @@ func (srv *servers) serveHealth(h *health) (stop func(), err error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", h)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	go func() { _ = server.Serve(l) }() // returns when stop is called
+	go func() { _ = server.Serve(l) }() // Serve returns when stop is called
 	srv.say("health: http://%s/healthz", l.Addr())
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

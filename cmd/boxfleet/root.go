@@ -75,7 +75,7 @@ func (p *program) root() *cobra.Command {
 	return root
 }
 
-// addCommands adds the commands. The help shows them in these groups.
+// addCommands adds the commands, in the groups that the help shows.
 func (p *program) addCommands(root *cobra.Command) {
 	boxes, runs := sandboxCommands{p.client}, runCommands{p.client}
 	for _, g := range []struct {

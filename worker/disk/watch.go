@@ -70,7 +70,7 @@ type container struct {
 	key   protocol.SandboxKey
 	home  string // the sandbox's directory
 	pid   int    // PID of the first process
-	group string // control groups of all its processes
+	group string // control groups of its processes; see diskuse.Group
 	layer string // directory of its writable layer; "": unknown
 
 	device uint64 // the device with the layer
@@ -133,8 +133,8 @@ func (d *Watch) Track(k protocol.SandboxKey, pid int, home string) {
 func (d *Watch) AllTracked() { d.allKnown.Store(true) }
 
 // Copy watches a copy into a container of a sandbox. The caller also writes the copied bytes to the returned counter,
-// and calls the returned function done at the end. If the copy fills the disk, the returned context ends, and its cause
-// is the error with which the sandbox fails.
+// and calls done at the end. If the copy fills the disk, the returned context ends, and its cause is the error with
+// which the sandbox fails.
 func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &copying{key: k, cancel: cancel}
@@ -196,7 +196,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	d.setFull(worst)
 	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
 	if firstKnown {
-		d.before = nil // so that chooseWriter finds, this one time, the sandbox that wrote while no worker ran
+		d.before = nil // without an earlier sample, chooseWriter chooses the sandbox that wrote last
 		defer func() { d.unwatchedSince = time.Time{} }()
 	}
 	if d.unwatchedSince.IsZero() {
@@ -275,7 +275,7 @@ func (d *Watch) fullForNoSandbox(s shortage, now time.Time) {
 	}
 }
 
-// chooseWriter returns the sandbox to stop. The result found is false if no sandbox should be stopped.
+// chooseWriter returns the sandbox to stop, and false if no sandbox should be stopped.
 func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	if s.level < low {
 		return writer{}, false

@@ -21,7 +21,7 @@ type connection struct {
 	pinger      *client.Client // dials a new connection for each request
 	deployment  string
 	callTimeout time.Duration
-	fence       func() error // the transport calls it before every change
+	fence       func() error // the transport calls fence before every change
 	log         *slog.Logger
 }
 
