@@ -61,8 +61,8 @@ type SigningKey struct {
 	Key     string      `json:"key"` // public
 	Created time.Time   `json:"created"`
 
-	// AcceptedUntil is set when the key is replaced. It is the time from which servers are to refuse credentials that
-	// this key signed. Zero: this is the role's present key.
+	// AcceptedUntil is set when the key is replaced. The first [Authority.Push] after this time makes servers refuse
+	// the credentials that the key signed. Zero: the key is the role's present key.
 	AcceptedUntil time.Time `json:"accepted_until,omitzero"`
 }
 
@@ -177,7 +177,7 @@ func (a *Authority) lock() (unlock func(), err error) {
 		_ = f.Close()
 		return nil, internal("lock the authority", err)
 	}
-	return func() { _ = f.Close() }, nil // this unlocks the file, too
+	return func() { _ = f.Close() }, nil // closing the file unlocks it
 }
 
 func (a *Authority) load() (*state, error) {

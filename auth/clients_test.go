@@ -133,7 +133,7 @@ func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 					}
 				}
 			}
-			// Once these last questions are answered, all earlier ones have been answered, too.
+			// Once these last questions are answered, all earlier questions have been answered, too.
 			if got := ask(t, w.user, "_INBOX.blue.anna.last", "boxfleet.v1.api.blue.anna.get", ""); got != `{"v":1}` {
 				t.Errorf("got %q", got)
 			}

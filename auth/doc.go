@@ -6,7 +6,7 @@
 //
 // There is an account for the streams, one for workers and one for clients; the type Account of package rights says
 // why. An [Authority] is a directory with these keys. Servers trust the operator and need nothing else: they check
-// credentials without asking anybody, and learn of revocations and new signing keys from the accounts, which
+// credentials without asking anybody. They learn of revocations and new signing keys from the accounts, which
 // [Authority.Push] sends them.
 //
 //	authority.go   the directory: making, opening, locking and writing it

@@ -95,7 +95,7 @@ func (c *trialConn) prints(host, sandbox, text string, offset int64) error {
 	return err
 }
 
-// The function reads uses each right that everybody in a tenant has, and returns its client.
+// The function reads uses each right that all members of a tenant have. It returns the client that it used.
 func reads(ctx context.Context, conn *trialConn) (*sdk.Client, error) {
 	c, err := sdk.Connect(ctx, sdk.Options{Conn: conn.Conn, Tenant: "blue"})
 	if err != nil {
@@ -121,8 +121,8 @@ func reads(ctx context.Context, conn *trialConn) (*sdk.Client, error) {
 	return c, nil
 }
 
-// startReading starts trials of a role that reads. The sandbox "shown" of tenant blue has printed. Each member lacks
-// another right.
+// startReading starts trials of a role that reads. The sandbox "shown" of tenant blue has printed output. One member
+// has all rights of the role, and each other member lacks a different right.
 func startReading(t *testing.T, role rights.Role) (*trials, []*member) {
 	t.Helper()
 	members := eachRight(t, role, func(n int) rights.Identity { return someone(role, fmt.Sprint("r", n), "blue", "") })

@@ -71,7 +71,7 @@ func (d *deciding) run(ctx context.Context, maxAge time.Duration) (stop func() e
 	}
 }
 
-// everything is the whole life of a deployment.
+// everything runs a deployment through its whole life.
 func (d *deciding) everything(ctx context.Context) error {
 	if err := d.firstStart(ctx); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (d *deciding) everything(ctx context.Context) error {
 	return d.nextStart(ctx)
 }
 
-// firstStart is the time until the first coordinator of the deployment ends.
+// firstStart runs the first coordinator of the deployment and gives it work.
 func (d *deciding) firstStart(ctx context.Context) (err error) {
 	stop, err := d.run(ctx, 0)
 	if err != nil {
@@ -106,7 +106,7 @@ func (d *deciding) firstStart(ctx context.Context) (err error) {
 	return nil
 }
 
-// nextStart starts a coordinator after the streams have got old settings.
+// nextStart gives the streams old settings, and then starts another coordinator.
 func (d *deciding) nextStart(ctx context.Context) (err error) {
 	if err := d.outdate(ctx); err != nil {
 		return err

@@ -191,7 +191,7 @@ func TestOldCredentialsWorkUntilTheOverlapOfARotationEnds(t *testing.T) {
 	})
 	eventually.Holds(t, 10*time.Second, "the connection with old credentials ends", nc.IsClosed)
 	if !accepts(s, renewed) || !accepts(s, user) {
-		t.Error("the end of the overlap concerns the old credentials of this role alone")
+		t.Error("the end of the overlap must not end other credentials")
 	}
 	all, err := a.Find(id)
 	if err != nil || len(all) != 2 || all[0].Status(time.Now()) != "retired" || all[1].Status(time.Now()) != "valid" {

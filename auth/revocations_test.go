@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// revokeMany adds revoked credentials to an authority, as copies of those that it issued last.
+// revokeMany adds revoked credentials to an authority, as copies of the credentials that it issued last.
 func revokeMany(t *testing.T, dir string, n int, with map[string]any) {
 	t.Helper()
 	file := filepath.Join(dir, "authority.json")

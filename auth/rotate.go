@@ -12,7 +12,8 @@ import (
 type Rotation struct {
 	Old, New SigningKey
 
-	// Replace lists the valid credentials that the old key signed. New ones have to be issued before Old.AcceptedUntil.
+	// Replace lists the valid credentials that the old key signed. Issue new credentials to their holders before
+	// Old.AcceptedUntil.
 	Replace []Issued
 }
 

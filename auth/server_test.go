@@ -484,8 +484,8 @@ func waitRefused(t *testing.T, s *testServer, c *auth.Credentials) {
 	})
 }
 
-// A server remembers each message of a client until its answer. Without a bound of ours it does so for two minutes, and a
-// flood of messages that nobody answers fills its memory.
+// A server remembers each message of a client until the answer comes, by default for up to two minutes. A flood of
+// messages that nobody answers would fill its memory, so the accounts set a shorter time.
 func TestAServerForgetsUnansweredMessagesSoon(t *testing.T) {
 	t.Parallel()
 	a, signed := newAuthority(t)

@@ -169,7 +169,7 @@ func notProven(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven, format, args...)
 }
 
-// judge returns why a message is not part of the history, or nil if it is.
+// judge returns nil if a message is part of the history, and otherwise an error with the reason.
 func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protocol.Proof, expected uint64,
 	known bool) error {
 	next := c.state.Sandbox.Sequence + 1
@@ -235,7 +235,7 @@ func (c *checker) fold(b *protocol.Batch, p *protocol.Proof) {
 	c.state.Trim(1)
 }
 
-// output adds the output of an exec to the report if the event has ended the exec.
+// output adds the output of an exec to the report if the event ended the exec and has a hash of its output.
 func (c *checker) output(e *protocol.Event) {
 	d := e.Exec
 	if d == nil || !d.State.Terminal() || d.StdoutSHA256 == "" && d.StderrSHA256 == "" {

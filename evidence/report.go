@@ -35,7 +35,7 @@ type Report struct {
 
 	State    protocol.SandboxState `json:"state"`    // of the sandbox after the last accepted message
 	Sequence uint64                `json:"sequence"` // number of the sandbox's last event
-	Writers  []Signer              `json:"writers"`  // who signed accepted messages
+	Writers  []Signer              `json:"writers"`  // the signers of accepted messages
 	Messages []Verdict             `json:"messages"`
 	Execs    []Output              `json:"execs,omitempty"` // ended execs whose output has a hash
 }
@@ -49,7 +49,7 @@ type Signer struct {
 // Verdict describes one message and its result.
 type Verdict struct {
 	Record uint64    `json:"record"`
-	At     time.Time `json:"at"`              // when it was stored, by the store's clock; not signed
+	At     time.Time `json:"at"`              // when it was stored, by the store's clock; no signature covers this time
 	First  uint64    `json:"first,omitempty"` // numbers of its first and last event; 0 if it cannot be decoded
 	Last   uint64    `json:"last,omitempty"`
 	Kinds  []string  `json:"kinds,omitempty"`

@@ -161,7 +161,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	}
 	renewals := locks.Of("w1")
 	after := assigned[1].Time.Sub(renewals[len(renewals)-1].Time)
-	t.Logf("lease %s: unreachable %s after the death, reassigned %s after the last renewal", lockTTL,
+	t.Logf("lease %s: unreachable %s after the worker's death, reassigned %s after its last renewal", lockTTL,
 		shown.Round(time.Millisecond), after.Round(time.Millisecond))
 	if after < lockTTL || after > lockTTL+15*time.Second {
 		t.Errorf("reassigned %s after the last renewal: before the lease ended, or long after", after)
@@ -348,7 +348,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	}
 	enough()
 	wg.Wait()
-	t.Logf("%d calls in all, %d of them a create and a delete", done.Load(), creates.Load())
+	t.Logf("%d calls, %d of them a create and its delete", done.Load(), creates.Load())
 
 	for i, s := range boxes {
 		if got := strings.Count(mustExec(ctx, t, s, script("cat /tmp/runs")), "x"); int64(got) != ran[i].Load() {

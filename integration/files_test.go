@@ -196,7 +196,7 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files,
+	t.Logf("50 MiB in %d files: first upload %s, second upload %s, create %s", files,
 		uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
 	got := mustExec(ctx, t, s,
 		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat "+

@@ -207,7 +207,8 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("%q, %q", serviceEvents(f.History("s"), "db"), serviceEvents(f.History("s"), "greedy"))
+	t.Logf("events of db: %q; events of greedy: %q", serviceEvents(f.History("s"), "db"),
+		serviceEvents(f.History("s"), "greedy"))
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -228,7 +228,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 		stderr.String() != "oops\n" {
 		t.Errorf("the output ends at %d of %d, stderr is %q", gaps, total, stderr.String())
 	}
-	t.Logf("%d of %d bytes were kept", stdout.Len(), gaps)
+	t.Logf("%d of %d bytes of the service's output were kept", stdout.Len(), gaps)
 	for _, err := range s.Logs(ctx, sdk.WithService("nobody")) {
 		if protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("the output of an unknown service: %v", err)

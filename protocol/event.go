@@ -14,8 +14,8 @@ type Kind string
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
 	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec
-	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; placed again: Error
-	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again on another host: Reason
+	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; waits for a host again: Error
+	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained; created again on another: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
 	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Phase.Boot
@@ -72,7 +72,7 @@ type Event struct {
 	Replay  bool   `json:"replay,omitempty"` // the event is older than the reader's subscription
 }
 
-// SandboxDetails is what a sandbox event adds to the state.
+// SandboxDetails holds the details that a sandbox event adds to the state.
 type SandboxDetails struct {
 	Phase string `json:"phase,omitempty"` // image, network, container, start
 	// Spec is the accepted spec. In an assignment it is the spec with the worker's defaults, if these defaults change
@@ -100,7 +100,7 @@ type SandboxDetails struct {
 	Name    string   `json:"name,omitempty"` // name of the accepted sandbox
 }
 
-// ExecDetails is what an exec event adds to the state.
+// ExecDetails holds the details that an exec event adds to the state.
 type ExecDetails struct {
 	ID          string    `json:"id"`
 	State       ExecState `json:"state"` // state of the exec after the event
@@ -114,7 +114,7 @@ type ExecDetails struct {
 	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was retained
 	// OOMKills counts the sandbox's processes that the kernel's OOM killer ended while the exec ran.
 	OOMKills int `json:"oom_kills,omitempty"`
-	// Inline reports that Stdout and Stderr hold the whole output and that the log stream has no output of the exec.
+	// Inline reports that Stdout and Stderr hold the whole output, and that the output log has none of it.
 	Inline bool   `json:"inline,omitempty"`
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
@@ -136,7 +136,7 @@ type PrimaryDetails struct {
 	OOMKills int `json:"oom_kills,omitempty"`
 }
 
-// ServiceDetails is what a service event adds to the state.
+// ServiceDetails holds the details that a service event adds to the state.
 type ServiceDetails struct {
 	Name     string `json:"name"`
 	Hook     int    `json:"hook,omitempty"`      // index in post_start, from 1
@@ -155,7 +155,7 @@ type Batch struct {
 	Version int     `json:"v"`
 	Tenant  string  `json:"tenant"`
 	Sandbox string  `json:"sandbox"`
-	ID      string  `json:"id"` // unique per append; by it a writer recognizes its batch after a lost answer
+	ID      string  `json:"id"` // unique per append; lets a writer recognize its batch after a lost answer
 	Writer  string  `json:"writer"`
 	Token   uint64  `json:"token,omitempty"`
 	Events  []Event `json:"events"`

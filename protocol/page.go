@@ -81,8 +81,8 @@ type StoredMessage struct {
 	Data    []byte              `json:"data"` // a [Batch] in msgpack
 }
 
-// WriterPage is the answer of the endpoint "writers". It says to whom keys belong, and what the deployment requires of
-// the messages in its event log.
+// WriterPage is the answer of the endpoint "writers". It names the owners of keys, and says which messages of the event
+// log must be signed.
 type WriterPage struct {
 	Deployment string             `json:"deployment"`       // id of the deployment; signatures contain it
 	Signed     bool               `json:"signed,omitempty"` // messages after the record Since must be signed
@@ -102,7 +102,7 @@ type RegisteredWriter struct {
 // Writer returns the writer without its key.
 func (w *RegisteredWriter) Writer() Writer { return Writer{Role: w.Role, Name: w.Name, Host: w.Host} }
 
-// Rules returns what the deployment requires.
+// Rules returns the deployment's rules for messages.
 func (w *WriterPage) Rules() Rules {
 	return Rules{Deployment: w.Deployment, Signed: w.Signed, Since: w.Since}
 }
@@ -110,10 +110,10 @@ func (w *WriterPage) Rules() Rules {
 // MaxKeys is the largest number of keys in a query of the endpoint "writers".
 const MaxKeys = 100
 
-// Upload is the answer to each message of an upload, and of the endpoint "uploaded".
+// Upload is the answer to each message of an upload, and the answer of the endpoint "uploaded".
 type Upload struct {
 	ID     string `json:"id,omitempty"`     // where to send the pieces, in the answer to the first message
-	Stored bool   `json:"stored,omitempty"` // the content is stored and will be kept for long enough to be used
+	Stored bool   `json:"stored,omitempty"` // the content is stored, and kept long enough for a create to use it
 }
 
 // MaxOutputPage is the maximum size of a page of output in bytes.

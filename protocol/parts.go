@@ -151,8 +151,8 @@ type ServiceStatus struct {
 	Hooks    int          `json:"hooks,omitempty"`   // how many post_start commands have ended since the service started
 	Since    time.Time    `json:"since,omitempty,omitzero"`
 
-	// Ends counts, according to the events, how often the command has ended since the container start that Boot
-	// names. LastExit is the exit code of the last run.
+	// Ends is how often the command has ended since the container start that Boot names, as far as events report it.
+	// LastExit is the exit code of the last run.
 	Ends     int    `json:"ends,omitempty"`
 	Boot     string `json:"boot,omitempty"`
 	LastExit *int   `json:"last_exit,omitempty"`
@@ -197,7 +197,8 @@ func (s *SandboxSpec) resolveParts() {
 	s.RequiredServices, s.OptionalServices = resolveServices(s.RequiredServices), resolveServices(s.OptionalServices)
 }
 
-// resolveServices returns a copy, because the caller of Resolve may share the map.
+// resolveServices returns a copy of the services with every default filled in. It does not change the map, which the
+// caller of Resolve may share.
 func resolveServices(services map[string]Service) map[string]Service {
 	resolved := maps.Clone(services)
 	for name, v := range resolved {

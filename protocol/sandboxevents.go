@@ -178,7 +178,7 @@ func (b *Sandbox) containerEnded(e *Event) {
 	setIf(&b.Reason, e.Reason)
 }
 
-// failed also starts the history of a create that failed before it was accepted.
+// failed folds a failure. The event may be the first of its history: a create can fail before it is accepted.
 func (b *Sandbox) failed(e *Event) {
 	if b.State == StateNone {
 		b.Tenant, b.ID, b.Request, b.Actor, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Actor, e.Time

@@ -38,8 +38,8 @@ func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Ev
 // Options: [WithFrom], [WithFollow]. Errors are those of [Sandbox.Events]; not_found also for an unknown exec.
 func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		// Ask a coordinator whether the exec exists. The history alone cannot show that the exec does not exist, and a
-		// follower would wait for it for ever. If no coordinator answers, read the history all the same.
+		// Ask whether the exec exists. The history alone cannot show that the exec does not exist, and a follower would
+		// wait for it for ever. On any other error, read the history all the same.
 		if !x.Info().State.Terminal() {
 			switch err := x.Refresh(ctx); protocol.CodeOf(err) {
 			case protocol.NotFound, protocol.InvalidArgument:

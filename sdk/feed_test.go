@@ -77,7 +77,7 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 }
 
 // If the leader of the log dies after storing an event and before publishing it, no connection breaks, and no later
-// event reveals the gap. In this test the stream publishes nothing.
+// event reveals the loss. In this test the stream publishes nothing.
 func TestAnUnpublishedEventIsFound(t *testing.T) {
 	t.Parallel()
 	c, server, ctx := connectedToItsOwnServer(t)

@@ -12,9 +12,8 @@ import (
 // reads them from the history later, so a slow reader uses a bounded amount of memory.
 const followerBuffer = 256
 
-// follower returns the batches of a sandbox's history after an event: in order, and each batch once. It never ends by
-// itself. Only one goroutine may use a follower. Only the methods push and mayHaveMissed, which the feed calls, are
-// safe for concurrent use.
+// follower returns the batches of a sandbox's history after an event: in order, and each batch once. Only one goroutine
+// may use a follower. Only the methods push and mayHaveMissed, which the feed calls, are safe for concurrent use.
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch

@@ -67,9 +67,9 @@ func unknownHost(field, name string, hosts []*Host) error {
 	return &Error{Code: protocol.NotFound, Field: field, Message: message}
 }
 
-// Cordon stops giving a host new work, including resumes of sandboxes that are stopped on it. Sandboxes and execs that
-// run on the host continue. The cordon survives restarts of the worker and lasts until [Hosts.Uncordon]. If ctx ends
-// first, the change may still be made; repeating the call is safe. Errors: not_found.
+// Cordon makes the fleet give a host no new work, not even resumes of sandboxes that are stopped on the host. Sandboxes
+// and execs that run on the host continue. The cordon survives restarts of the worker and lasts until [Hosts.Uncordon].
+// If ctx ends first, the change may still be made; repeating the call is safe. Errors: not_found.
 func (h *Hosts) Cordon(ctx context.Context, name string) error {
 	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned = true

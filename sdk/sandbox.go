@@ -21,7 +21,7 @@ type Sandbox struct {
 type known struct {
 	mu    sync.Mutex
 	id    string
-	found bool // id holds an id; if false, it may also hold a name or the beginning of an id
+	found bool // id holds an id; if false, id may hold a name or the beginning of an id
 	info  SandboxInfo
 	newer uint64 // newest event seen by calls on the handle or its execs; info may be older
 }

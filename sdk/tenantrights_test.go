@@ -186,7 +186,7 @@ func TestAnUploadBelongsToItsTenant(t *testing.T) {
 		return sent > 0
 	}
 	if !sends(alice) || sends(alice) || !sends(bob) {
-		t.Error("a tenant found an upload that another one sent, or not its own")
+		t.Error("a tenant found another tenant's upload, or did not find its own")
 	}
 }
 

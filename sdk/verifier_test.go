@@ -36,8 +36,8 @@ func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	}
 }
 
-// Old unsigned messages of a deployment that signs now are valid. A live batch is new, so without a signature it proves
-// nothing, and neither does a batch without a record.
+// Old unsigned messages of a deployment that signs now are valid. A live batch is new, so it proves nothing without a
+// signature. A batch without a record proves nothing either.
 func TestAClientBelievesNoUnsignedBatchOfADeploymentThatSigns(t *testing.T) {
 	t.Parallel()
 	w := &writers{read: time.Now(), rules: protocol.Rules{Signed: true, Since: 1000}}
@@ -55,7 +55,7 @@ func TestAClientBelievesNoUnsignedBatchOfADeploymentThatSigns(t *testing.T) {
 	}
 }
 
-// old is a sandbox whose history has three events, the last one of which ends exec x.
+// old is a sandbox whose history has three events; the last event ends exec x.
 type old struct {
 	t       *testing.T
 	client  *Client
@@ -108,7 +108,7 @@ func newOld(t *testing.T) *old {
 	return o
 }
 
-// copyOf returns batch i as if somebody had stored the batch again after the third one.
+// copyOf returns batch i as if somebody had stored the batch again after the third batch.
 func (o *old) copyOf(i int) *protocol.Batch {
 	b := *o.batches[i]
 	last := o.batches[len(o.batches)-1].Record

@@ -33,7 +33,7 @@ func measureExec(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, bare.remove(ctx)) }()
-	var plain *sdk.Sandbox // of a deployment without credentials
+	var plain *sdk.Sandbox // in a deployment without credentials
 	if !b.insecure {
 		r := b.role
 		r.Dir = b.dir + "/plain"
@@ -119,7 +119,7 @@ const withoutCredentials = ", without credentials"
 type execLoad struct {
 	measurement
 	parallel, over int         // how many execs run at once, and in how many sandboxes
-	without        measurement // of a deployment without credentials
+	without        measurement // the same in a deployment without credentials
 }
 
 // execRates counts the execs per second in several rounds. In each round it measures Boxfleet and then the bare Engine.

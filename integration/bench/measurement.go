@@ -40,8 +40,8 @@ type target struct {
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target for a measurement with the given size. If that size is not the one that the target was set for,
-// which is the parameter of, then at returns no target.
+// at returns the target for a measurement of this size, or no target if the target was set for another size. The
+// parameter of is the size that the target was set for.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}

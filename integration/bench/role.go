@@ -24,7 +24,7 @@ import (
 // roleVariable is the environment variable that passes a role to a process of the bench.
 const roleVariable = "BOXFLEET_BENCH_ROLE"
 
-// role is what a process of the deployment runs.
+// role says which parts of the deployment a process runs.
 type role struct {
 	Server     bool   `json:"server,omitempty"`  // NATS and a coordinator
 	NATS       bool   `json:"nats,omitempty"`    // NATS alone

@@ -21,7 +21,7 @@ const (
 )
 
 // MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. Only a test
-// that permanently breaks something may call it, and only if Boxfleet cannot clean up without that thing.
+// that permanently breaks something may call it, and only if Boxfleet cannot clean up without the broken part.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
 // remains finds and removes what a fleet leaves behind when its test ends.

@@ -158,7 +158,7 @@ func (m *measurement) creates(ctx context.Context) error {
 	}
 	m.line("accepted", "%d after %.1f s", m.sandboxes, time.Since(begin).Seconds())
 	if m.backlog {
-		before, _ = part.Busy(m.pids()...) // from now on the sandboxes are accepted and must still be placed
+		before, _ = part.Busy(m.pids()...) // all sandboxes are accepted now; measure their placement
 		if err := m.hostsCome(ctx); err != nil {
 			return err
 		}
