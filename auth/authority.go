@@ -70,7 +70,7 @@ type SigningKey struct {
 type Replace bool
 
 // Init makes an authority in a directory, with a new operator, and returns it. It makes the directory if it does not
-// exist. Servers that trust the new authority refuse all credentials of a replaced one, whose keys stay in the
+// exist. Servers that trust the new authority refuse all credentials of the replaced authority. Its keys stay in the
 // directory. Errors: already_exists if the directory has an authority and replace is false; failed_precondition if
 // users other than the directory's owner have access to the directory; invalid_argument with field dir.
 func Init(dir string, replace Replace) (*Authority, error) {

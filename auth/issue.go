@@ -68,9 +68,10 @@ type IssueOptions struct {
 // Issue makes a new key, and credentials for an identity with this key. id.Key must be empty. Servers accept the
 // credentials at once.
 //
-// Errors: those of [rights.Identity.Validate]; invalid_argument with field expires for a negative life; already_exists
-// if the identity has valid credentials, or if its name belongs to another role. A name is unique among the users and
-// viewers of a tenant, and among the holders of all other roles.
+// Errors: those of [rights.Identity.Validate]; invalid_argument with field key, or with field expires if o.Life is less
+// than a second and not 0; already_exists if the holder has valid credentials and o.Again is false, or if the name has
+// valid credentials for another role or another host. A name is unique among the users and viewers of a tenant, and
+// among the holders of all other roles.
 func (a *Authority) Issue(id rights.Identity, o IssueOptions) (*Credentials, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err

@@ -44,9 +44,9 @@ type Chain struct {
 
 // Verify decides whether readers accept a message. The message must have a valid signature of a writer that may append
 // it, and the signature must name the last accepted message. Messages from the time before the deployment required
-// signatures may be unsigned, unless an earlier message in the history is signed. state is the state before the
-// message, or nil if the history before the message has been purged. Error: permission_denied with reason not_proven;
-// readers then ignore the message.
+// signatures may be unsigned, unless an earlier message in the history is signed. Verify also accepts a message that a
+// coordinator has verified; see [Proof].Notified. state is the state before the message, or nil if the history before
+// the message has been purged. Error: permission_denied with reason not_proven; readers then ignore the message.
 func (c *Chain) Verify(r Rules, state *State, b *Batch, p *Proof) error {
 	switch {
 	case p.Notified:

@@ -153,7 +153,8 @@ func (b *Sandbox) assigned(e *Event, d *SandboxDetails) {
 	}
 }
 
-// ready sets the fields that describe the running container. A restart repeats only the details that changed.
+// ready sets the fields that describe the running container. A sandbox.restarted event has only the details that
+// changed.
 func (b *Sandbox) ready(e *Event, d *SandboxDetails) {
 	setIf(&b.Image, d.Image)
 	setIf(&b.Isolation, d.Isolation)

@@ -89,7 +89,7 @@ type Sandbox struct {
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
 	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
-	// last start or end of an exec, or time of becoming ready; idle_ttl counts from here
+	// when an exec was last accepted, started or ended, or when the sandbox became ready; idle_ttl counts from here
 	ActiveAt  time.Time `json:"active_at,omitempty,omitzero"`
 	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"` // when its ttl deletes it
 	// outcome of its on_delete command: done or failed; empty: it did not run

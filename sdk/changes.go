@@ -164,7 +164,7 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 
 // WaitReady waits until the sandbox is ready. It does not miss a change between the last call on this handle and this
 // call. Ending ctx ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason
-// sandbox_stopped or sandbox_deleted if the sandbox is stopped or deleted; not_found.
+// sandbox_stopped or sandbox_deleted if the sandbox is stopped, deleted or being deleted; not_found.
 func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
 
 // WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are the same as for [Sandbox.WaitReady].

@@ -85,7 +85,7 @@ func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 	}
 }
 
-// read reads the history after the last batch. It retries until it succeeds or ctx ends.
+// read reads the history after the last batch. It repeats a read that failed for a transient reason, until ctx ends.
 func (w *follower) read(ctx context.Context) error {
 	for {
 		batches, err := w.feed.client.history(ctx, w.feed.sandbox, w.record)

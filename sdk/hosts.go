@@ -92,7 +92,7 @@ func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 //
 // deadline counts from now. When it has passed, the remaining sandboxes are ended with reason drained: a sandbox with
 // on_host_loss replace is recreated on another host, a sandbox with fail fails, a sandbox with wait is stopped. A
-// deadline of 0 sets no limit. If the host is already being drained, the earlier deadline stays.
+// deadline of 0 sets no limit, but keeps the deadline of a drain that has already begun.
 //
 // Drain returns once the drain is recorded; [Hosts.WaitDrained] waits for its end. If ctx ends first, the change may
 // still be made; repeating the call is safe. Errors: invalid_argument; not_found.

@@ -47,7 +47,7 @@ func (s *Sandbox) ID() string {
 
 // Info returns the state of the sandbox as the last call on this handle learned it. Info does not change by itself;
 // [Sandbox.Refresh] reads the current state. Info().Sequence is the number of the last event that this state includes.
-// WaitReady, WaitStopped and WaitDeleted on the handle notice every later event.
+// WaitReady, WaitStopped and WaitDeleted on the handle miss no later event.
 func (s *Sandbox) Info() SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -118,7 +118,7 @@ func (m *measurement) goal() string {
 	return fmt.Sprintf("%s %s %s", m.Target.Of, relation, figure(m.Target.Bound))
 }
 
-// figure returns a number with three significant digits and without an exponent.
+// figure returns a number with about three significant digits.
 func figure(v float64) string {
 	switch {
 	case v >= 100:

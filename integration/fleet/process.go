@@ -95,7 +95,7 @@ const roleVariable = "BOXFLEET_TEST_ROLE"
 // readyLine is the line that a process prints when it is ready.
 const readyLine = "READY"
 
-// Process is a coordinator or a worker in its own process.
+// Process is a coordinator, a worker or the NATS server in its own process.
 type Process struct {
 	Name string
 	Role Role
@@ -322,7 +322,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Restart starts the ended process again, without the crash that its Role asks for.
+// Restart starts the ended process again, without the crash or panic that its Role asks for.
 func (p *Process) Restart() *Process {
 	p.f.TB.Helper()
 	<-p.exited

@@ -340,8 +340,8 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			// Warnings are always acceptable: they report temporary conditions. Errors are acceptable only if the run
-			// kills processes or the machine is too slow.
+			// Warnings are always acceptable: they report temporary conditions. Errors are acceptable only in runs that
+			// kill processes, and in short runs, which may use a slow machine.
 			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}
