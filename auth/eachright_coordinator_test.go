@@ -389,7 +389,7 @@ func TestACoordinatorNeedsEachOfItsRights(t *testing.T) {
 				if updates := "$JS.API.STREAM.UPDATE."; !strings.HasPrefix(lacks.subject, updates) {
 					return d.everything(ctx)
 				}
-				if err := d.root.Provision(ctx, jetstream.Assets{}); err != nil { // instead of the first start
+				if err := d.root.Provision(ctx, jetstream.Assets{}); err != nil { // takes the place of the first start
 					return err
 				}
 				return d.nextStart(ctx)

@@ -24,7 +24,7 @@ type Issued struct {
 
 	IssuedAt time.Time `json:"issued"`
 	Expires  time.Time `json:"expires,omitzero"` // zero: never
-	Revoked  time.Time `json:"revoked,omitzero"` // zero: they are not revoked
+	Revoked  time.Time `json:"revoked,omitzero"` // zero: not revoked
 
 	// Retired is true if servers no longer accept the signing key that signed these credentials.
 	Retired bool `json:"-"`

@@ -107,7 +107,7 @@ func TestAChangeDoesNotWaitForAClockThatIsFarBehind(t *testing.T) {
 	}
 	anna := someone(rights.User, "anna", "blue", "")
 	issue(t, a, anna)
-	synctest.Test(t, func(t *testing.T) { // its clock begins in the year 2000
+	synctest.Test(t, func(t *testing.T) { // the clock of a synctest bubble begins in the year 2000
 		if _, err := a.Revoke(anna); protocol.CodeOf(err) != protocol.FailedPrecondition ||
 			!strings.Contains(err.Error(), "set the clock") {
 			t.Errorf("got %v", err)

@@ -425,7 +425,7 @@ func TestStaticUsersHaveTheRightsOfTheirRoles(t *testing.T) {
 		}
 	}
 	if !u.maySubscribe(t, "boxfleet.v1.live.blue.>") || u.maySubscribe(t, "boxfleet.v1.live.>") {
-		t.Error("a user of a tenant must hear its tenant, and no other")
+		t.Error("a user must receive the live events of its tenant, and of no other tenant")
 	}
 	for _, login := range []nats.Option{nats.UserInfo("user.blue.anna", "wrong"), nats.Token("guess")} {
 		if _, err := connect(s, login); !errors.Is(err, nats.ErrAuthorization) {

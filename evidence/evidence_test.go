@@ -269,7 +269,7 @@ func TestTheUnsignedPartOfAHistoryIsMarked(t *testing.T) {
 	}
 	h.Evidence.Writers.Signed = false
 	if r := h.check(); r.Valid {
-		t.Error("a deployment that does not require signatures proves nothing, but the report is valid")
+		t.Error("the report is valid, but the deployment requires no signatures")
 	}
 }
 

@@ -438,7 +438,7 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	caller := runMeasured(t, exec.CommandContext(ctx, cli, append(f.Flags(), "sandbox", "create", "--id", "large",
 		"--image", fleet.Image, "--copy", dir+":/large")...))
 	worker := w.PeakMemory()
-	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB",
+	t.Logf("uploaded and created in %s; peak memory: worker %d MiB, caller %d MiB",
 		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
 	if worker > 300<<20 || caller > 200<<20 {
 		t.Errorf("the worker took %d MiB, the caller %d MiB", worker>>20, caller>>20)

@@ -80,7 +80,7 @@ func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 			t.Fatal(err)
 		}
 		took = time.Since(began)
-		r, _ = x.Wait(ctx) // err only says that the exec was cancelled
+		r, _ = x.Wait(ctx) // the error only says that the exec was cancelled
 		return took, r
 	}
 	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")

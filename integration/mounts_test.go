@@ -170,7 +170,7 @@ func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d created, %d refused, %d of them after the container had started; %d exchanges", made, refused, exchanged,
+	t.Logf("%d sandboxes created, %d refused (%d after the container's start), %d exchanges", made, refused, exchanged,
 		exchanges.Load())
 	if made == 0 || exchanges.Load() < 100 {
 		t.Errorf("%d sandboxes were created during %d swaps: the test proves nothing", made, exchanges.Load())

@@ -52,10 +52,10 @@ const (
 type Event struct {
 	Sequence uint64          `json:"seq"` // 1, 2, 3 … per sandbox, without gap or repeat
 	Kind     Kind            `json:"kind"`
-	Time     time.Time       `json:"time"` // by the store's clock, as the writer knows it
+	Time     time.Time       `json:"time"` // by the store's clock, as the writer estimates it
 	State    SandboxState    `json:"state"`
-	Request  string          `json:"request,omitempty"` // id of the request that caused it
-	Actor    string          `json:"actor,omitempty"`   // user whose request caused it
+	Request  string          `json:"request,omitempty"` // id of the request that caused the event
+	Actor    string          `json:"actor,omitempty"`   // user whose request caused the event
 	Reason   string          `json:"reason,omitempty"`
 	Error    *Error          `json:"error,omitempty"`
 	Phase    *SandboxDetails `json:"sandbox_details,omitempty"`
@@ -105,9 +105,9 @@ type ExecDetails struct {
 	ID          string    `json:"id"`
 	State       ExecState `json:"state"` // state of the exec after the event
 	Spec        *ExecSpec `json:"spec,omitempty"`
-	Boot        string    `json:"boot,omitempty"`             // supervisor boot that runs it
+	Boot        string    `json:"boot,omitempty"`             // supervisor boot in which the exec runs
 	ExitCode    *int      `json:"exit_code,omitempty"`        // nil: unknown; 128+n: killed by signal n
-	Started     time.Time `json:"started,omitempty,omitzero"` // by the store's clock, as the worker knows it
+	Started     time.Time `json:"started,omitempty,omitzero"` // by the store's clock, as the worker estimates it
 	Ended       time.Time `json:"ended,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // retained bytes, at most the output limit
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`
@@ -129,7 +129,7 @@ type ExecDetails struct {
 
 // PrimaryDetails describes one run of a sandbox's own command.
 type PrimaryDetails struct {
-	Boot     string `json:"boot"`                // supervisor boot that runs it
+	Boot     string `json:"boot"`                // supervisor boot in which the command runs
 	Restarts int    `json:"restarts,omitempty"`  // earlier runs in this boot
 	ExitCode *int   `json:"exit_code,omitempty"` // nil: unknown, or not ended; 128+n: killed by signal n
 	// OOMKills counts the sandbox's processes that the kernel's OOM killer ended during the run.

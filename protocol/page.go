@@ -38,7 +38,7 @@ type BatchPage struct {
 
 // StoredBatch is one message of the event log.
 type StoredBatch struct {
-	Record uint64 `json:"record"` // its sequence in the stream
+	Record uint64 `json:"record"` // stream sequence of the message
 	Data   []byte `json:"data"`   // for [DecodeBatch]
 }
 
@@ -46,7 +46,7 @@ type StoredBatch struct {
 // the answer of the endpoint "chunks". [OutputPage] is easier to read.
 type ChunkPage struct {
 	Chunks []StoredChunk `json:"chunks"` // in the order of their records
-	Next   uint64        `json:"next"`   // record of the last message that was read, for the next page's After
+	Next   uint64        `json:"next"`   // record of the last message of this page: After in the query of the next page
 	More   bool          `json:"more,omitempty"`
 
 	// Host is the id of the host that the sandbox is on; empty: the sandbox has no host. Only the worker of this host
@@ -75,7 +75,7 @@ type MessagePage struct {
 
 // StoredMessage is one message of the event log as it is stored.
 type StoredMessage struct {
-	Record  uint64              `json:"record"` // its sequence in the stream
+	Record  uint64              `json:"record"` // stream sequence of the message
 	At      time.Time           `json:"at"`     // when it was stored
 	Headers map[string][]string `json:"headers"`
 	Data    []byte              `json:"data"` // a [Batch] in msgpack

@@ -81,7 +81,7 @@ const (
 type Hook struct {
 	Command  []string `json:"command"`
 	Timeout  Duration `json:"timeout,omitempty"`   // default 1m
-	OnResume bool     `json:"on_resume,omitempty"` // run it again after a resume; not valid in on_delete
+	OnResume bool     `json:"on_resume,omitempty"` // run the hook again after a resume; not valid in on_delete
 }
 
 // Service is an additional container on the sandbox's network, reachable under its name.

@@ -256,8 +256,8 @@ type Host struct {
 
 	Cordoned bool           `json:"cordoned,omitempty"` // operator intent: no new work
 	Drain    *HostDrain     `json:"drain,omitempty"`    // operator intent: move or end what runs here
-	Holds    map[string]int `json:"holds,omitempty"`    // number of its sandboxes by state, across all tenants
-	Execs    int            `json:"execs,omitempty"`    // number of their execs that have not ended
+	Holds    map[string]int `json:"holds,omitempty"`    // number of sandboxes on the host by state, across all tenants
+	Execs    int            `json:"execs,omitempty"`    // number of execs on the host that have not ended
 }
 
 // Boxfleet reports a machine whose wall clock differs from the store's clock by more than MaxSkew. It makes no
@@ -303,7 +303,7 @@ type Heartbeat struct {
 // Reservation is the stored value of a reserved id.
 type Reservation struct {
 	Version     int       `json:"v"`
-	Request     string    `json:"request"`     // id of the request that reserved it
+	Request     string    `json:"request"`     // id of the request that reserved the id
 	Fingerprint string    `json:"fingerprint"` // fingerprint of the requested spec
 	Time        time.Time `json:"time"`
 }
@@ -384,7 +384,7 @@ func (r *Request) validate(verb string) error {
 type Status struct {
 	Version     int       `json:"v"`
 	Coordinator string    `json:"coordinator"`
-	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are decided
+	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are
 	Time        time.Time `json:"time"`
 
 	// Elected reports that the event log or the output log has a new leader. The old leader may not have published its

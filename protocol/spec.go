@@ -46,8 +46,8 @@ const (
 
 // What happens to a ready sandbox when its host is lost.
 const (
-	OnHostLossWait = "wait" // keep it, shown as unreachable, until the host comes back
-	OnHostLossFail = "fail" // fail it with reason host_lost when the host's lock lease expires
+	OnHostLossWait = "wait" // keep the sandbox, shown as unreachable, until the host comes back
+	OnHostLossFail = "fail" // fail the sandbox with reason host_lost when the host's lock lease expires
 	// Recreate it elsewhere from its spec, with the same id and the next generation, when the host's lock lease
 	// expires.
 	OnHostLossReplace = "replace"

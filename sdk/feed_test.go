@@ -112,7 +112,7 @@ func TestAnUnpublishedEventIsFound(t *testing.T) {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		t.Error("the end of the exec is not found")
+		t.Error("the client has not found the end of the exec")
 	}
 	for want := uint64(1); want <= 3; want++ {
 		select {
@@ -185,7 +185,7 @@ func TestRechecksBackOffWhileSilent(t *testing.T) {
 		t.Errorf("the pauses are %v", pauses)
 	}
 	if p.next(false) != minRecheck {
-		t.Error("an arrival does not restore the shortest pause")
+		t.Error("a batch that arrives does not restore the shortest pause")
 	}
 }
 

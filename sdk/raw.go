@@ -22,7 +22,7 @@ type Request struct {
 	Verb    string           // such as [protocol.VerbCreate]
 	Sandbox string           // the sandbox's id or, except for a create, its name
 	ID      string           // id of the request; empty: a new id
-	Payload protocol.Request // Submit sets the version in it
+	Payload protocol.Request // Submit sets its version
 
 	after uint64 // the request's effect comes after this record of the history; 0: not known
 }

@@ -136,8 +136,8 @@ func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// The client has not received the second and the third batch, and receives a copy of the second. It must still find the
-// third.
+// The client has not received the second and the third batch, and receives a copy of the second batch. The client must
+// still find the third batch.
 func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -146,7 +146,7 @@ func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// Batches that arrive before the feed knows where it begins are delivered once it knows, without a read of the history.
+// Batches may arrive before the feed knows where it begins. The feed delivers them later without a read of the history.
 func TestEarlyBatchesAreDelivered(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -176,8 +176,8 @@ func TestTooManyEarlyBatchesAreRead(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// The server publishes whatever it stores. A client believes a live batch only with a valid signature of a coordinator, or
-// of the worker of the sandbox's host.
+// The server publishes every batch that it stores. A client believes a live batch only if a coordinator or the worker
+// of the sandbox's host signed it.
 func TestAClientBelievesOnlyProvenBatches(t *testing.T) {
 	t.Parallel()
 	type signer struct {

@@ -40,7 +40,7 @@ type role struct {
 	Port int `json:"port,omitempty"` // port of NATS; 0: any free port
 	// Lazy makes NATS acknowledge messages before it writes them to disk. This fills the store faster.
 	Lazy     bool          `json:"lazy,omitempty"`
-	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
+	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: the default
 }
 
 // Names of the coordinator and the worker. They differ, because with credentials no two roles may have the same name.

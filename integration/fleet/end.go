@@ -63,7 +63,7 @@ func (f remains) checkLeaks() {
 		return
 	}
 	if len(late) > 0 {
-		f.TB.Logf("removed only after the last delete: %q", late)
+		f.TB.Logf("these objects were removed only after the last delete: %q", late)
 	}
 	f.TB.Logf("nothing is left: deleting took %s, cleaning up %s more",
 		deleted.Sub(began).Round(time.Millisecond), took)
@@ -107,7 +107,7 @@ func (f remains) revive() {
 		}
 	}
 	for _, p := range newest {
-		if p.Role.NATS != "" && !p.Exited() { // the test has closed its link between this process and NATS
+		if p.Role.NATS != "" && !p.Exited() { // the test has closed the link between this process and NATS
 			p.Kill()
 		}
 		p.Role.NATS = ""

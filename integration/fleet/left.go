@@ -71,7 +71,7 @@ func (f remains) leftInDirectories() []string {
 		seen[dir] = true
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil {
-				if os.IsNotExist(err) { // the worker has removed it in the meantime
+				if os.IsNotExist(err) { // the worker has removed the file in the meantime
 					return nil
 				}
 				return err

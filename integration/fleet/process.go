@@ -225,7 +225,7 @@ func (p *Process) AwaitReady(d time.Duration) {
 		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
 	case <-time.After(d):
 		select {
-		case <-p.ready: // if the test process was paused, both channels can be ready
+		case <-p.ready: // after a pause of the test process, both channels can be ready
 		default:
 			p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
 		}
@@ -239,7 +239,7 @@ func (p *Process) AwaitExit(d time.Duration) error {
 	case <-p.exited:
 		return p.err
 	case <-time.After(d):
-		if !p.Exited() { // if the test process was paused, both channels can be ready
+		if !p.Exited() { // after a pause of the test process, both channels can be ready
 			p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
 		}
 		return p.err
