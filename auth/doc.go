@@ -11,12 +11,12 @@
 //
 //	authority.go   the directory: making, opening, locking and writing it
 //	keys.go        seeds of keys
-//	account.go     signing the accounts from what the directory lists
+//	account.go     signing the accounts with the keys and revocations in the directory
 //	issue.go       credentials: issuing, listing, revoking
 //	keep.go        credentials of one process, made when they are missing or no longer valid
 //	rotate.go      replacing the signing key of a role
 //	server.go      the configuration of servers, and pushing changed accounts to them
 //	static.go      the alternative without an operator: users in a server's configuration
 //
-// Of this module it imports rights and protocol. It does not know the NATS client.
+// The package imports rights and protocol of this module, and does not know the NATS client.
 package auth

@@ -88,7 +88,7 @@ func (s *siege) hosts(t *testing.T) map[string]*protocol.Host {
 	return all
 }
 
-// send publishes a message of the hostile worker, and waits until the server has processed it.
+// send publishes a message of the hostile worker, and waits until the server has read the message.
 func (s *siege) send(t *testing.T, m *nats.Msg) {
 	t.Helper()
 	if err := s.hostile.PublishMsg(m); err != nil {

@@ -174,7 +174,7 @@ func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protoco
 	known bool) error {
 	next := c.state.Sandbox.Sequence + 1
 	begins := b.First() > next && known && expected > c.record
-	if begins { // a purged history has only its last message
+	if begins { // messages are missing before this one; of a purged history only the last message remains
 		if b.Events[len(b.Events)-1].Kind != protocol.SandboxDeleted || c.record != 0 {
 			c.problem("messages are missing between records %d and %d: record %d expects record %d before it",
 				c.record, m.Record, m.Record, expected)

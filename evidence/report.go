@@ -25,7 +25,7 @@ type Report struct {
 
 	// Valid is true if nothing is wrong: no message is refused or missing, and Problems is empty.
 	Valid    bool     `json:"valid"`
-	Problems []string `json:"problems,omitempty"` // sentences
+	Problems []string `json:"problems,omitempty"` // what is wrong, one sentence each
 
 	Proven   int `json:"proven"` // Proven, Unsigned and Refused count the messages with each result
 	Unsigned int `json:"unsigned"`

@@ -36,7 +36,7 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	first := f.Worker("first", fleet.Role{})
 	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
-	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: no wait for the end of the lease
+	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal comes at once
 	other := f.Worker("third", fleet.Role{NoWait: true})
 	refusedBy(t, other, 15*time.Second, "first (machine ")
 

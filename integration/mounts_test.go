@@ -203,7 +203,7 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.AwaitKilled(20 * time.Second)
-	// The path of the mount source now leads to another directory than the container's mount.
+	// The path of the mount source now leads to a directory that the container has not mounted.
 	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")),
 		os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
 	if err != nil {

@@ -161,7 +161,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	t.Parallel()
 	f := crashing(t)
 	ctx := f.Context(3 * time.Minute)
-	// Each of these services runs until it is told to end, again and again.
+	// Each of these services runs until the file /tmp/bad exists, and from then on ends soon after each start.
 	fragile := func(end string) protocol.Service {
 		return small("echo up; [ -e /tmp/bad ] || { while ! [ -e /tmp/bad ]; do sleep 0.1; done; }; echo going down; " + end)
 	}

@@ -26,8 +26,8 @@ const RequestTries = 3
 
 const defaultRequestTimeout = 10 * time.Second
 
-// Options says how a client reaches the fleet. The zero value connects to a `boxfleet up` on this machine that requires
-// no token.
+// Options says how a client reaches the fleet. The zero value connects to a NATS server on this machine that requires
+// neither credentials nor a token.
 type Options struct {
 	URL    string // NATS servers, separated by commas; default [DefaultURL]
 	Token  string // the server's token, if it requires one

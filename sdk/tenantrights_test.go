@@ -258,7 +258,8 @@ func TestNoNameEndsACoordinator(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A dead letter whose headers would exceed the server's limit.
+	// This request becomes a dead letter. With all headers of the request, the dead letter would exceed the server's
+	// limit.
 	m := nats.NewMsg(protocol.UserRequestSubject("acme", "alice", protocol.VerbStop, "x"))
 	m.Header.Set(protocol.HeaderContentType, "application/json;"+strings.Repeat("x", 60_000))
 	m.Header.Set(protocol.HeaderRequest, "r9")
