@@ -320,7 +320,7 @@ func trialWorkerSteps(ctx context.Context, c *trialConn, digest string) []step {
 	}
 }
 
-// In TestAWorkerThatGetsNoAnswerAsksWhetherJetStreamWorks, nobody answers the worker.
+// TestAWorkerThatGetsNoAnswerAsksWhetherJetStreamWorks lets a worker send a query that nobody answers.
 func TestAWorkerThatGetsNoAnswerAsksWhetherJetStreamWorks(t *testing.T) {
 	t.Parallel()
 	all := newMember(t, someone(rights.Worker, "w1", "", "HOSTA"), right{})

@@ -20,7 +20,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// deciding is a deployment in which a coordinator does everything that coordinators do. Everybody else has all rights.
+// deciding is a deployment in which a coordinator does everything that coordinators do. All other connections have all
+// rights.
 type deciding struct {
 	conn, root, anna *trialConn
 	user             *sdk.Client
@@ -42,7 +43,8 @@ func until(ctx context.Context, what string, holds func() bool) error {
 	return nil
 }
 
-// run runs a coordinator until stop is called. The coordinator drops segments older than maxAge; 0: none.
+// run runs a coordinator until stop is called. The coordinator drops segments older than maxAge. With maxAge 0 it drops
+// none.
 func (d *deciding) run(ctx context.Context, maxAge time.Duration) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ready, ended := make(chan struct{}), make(chan error, 1)
@@ -212,7 +214,7 @@ func (d *deciding) deleted(ctx context.Context) error {
 	})
 }
 
-// abandoned reserves an id and writes no history, like a coordinator that ends between the two.
+// abandoned reserves an id and writes no history, like a coordinator that ends after the reservation.
 func (d *deciding) abandoned(ctx context.Context) error {
 	if _, err := d.root.ReserveSandbox(ctx, "blue", "lost", protocol.Reservation{
 		Version: protocol.Version, Request: "r", Time: d.root.Now().Add(-time.Hour)}); err != nil {

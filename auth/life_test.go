@@ -20,7 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// push tells the server of the authority's present account.
+// push gives the server the authority's present accounts.
 func push(t *testing.T, a *auth.Authority, s *testServer) {
 	t.Helper()
 	credentials, err := a.SystemCredentials()

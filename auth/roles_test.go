@@ -381,7 +381,8 @@ func leaveSteps(ctx context.Context, worker *roleConn) []step {
 	}
 }
 
-// TestAUserWorksWithItsCredentials runs the SDK with the credentials of a user against a coordinator with its own.
+// TestAUserWorksWithItsCredentials runs the SDK with the credentials of a user. The coordinator also has credentials of
+// its role.
 func TestAUserWorksWithItsCredentials(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -45,7 +45,7 @@ func begin(call func() error) <-chan error {
 }
 
 // killAll kills the processes of a role that a subtest has not ended. A failed subtest then does not affect the next
-// one.
+// subtest.
 func killAll(f *fleet.Fleet, role string) {
 	for _, p := range f.Processes(role) {
 		p.Kill()

@@ -17,7 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A batch is stored after a repair has read the log, and arrives before the repair ends. The repair must deliver it.
+// A batch is stored after a repair has read the log, and arrives before the repair ends. The repair must deliver this
+// batch.
 func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
@@ -257,7 +258,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
 	t.Cleanup(func() { stop(); <-done; tail.close() })
 	go func() {
 		defer close(done)
-		// The log does not know the sandbox. The exec counts as running because its state says so.
+		// The log has no history of the sandbox. The exec counts as running because the given state says so.
 		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning,
 			Sequence: 1})
 		if reading.Err() == nil {

@@ -190,7 +190,7 @@ func TestAnUploadBelongsToItsTenant(t *testing.T) {
 	}
 }
 
-// If a request names another user's inbox for its answer, it is neither carried out nor answered.
+// A request that names another user's inbox for its answer is neither carried out nor answered.
 func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
