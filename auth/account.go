@@ -200,7 +200,7 @@ func (s *state) claims(of account, now time.Time) (*jwt.AccountClaims, error) {
 // does not know.
 var connections = jwt.StringList{jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket, jwt.ConnectionTypeInProcess}
 
-// sameAccount reports whether two accounts have the same content. It ignores when they were signed.
+// sameAccount reports whether two accounts have the same content. It ignores the time of signing.
 func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
 	texts := [2][]byte{}
 	for i, account := range []*jwt.AccountClaims{a, b} {

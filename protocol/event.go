@@ -63,7 +63,7 @@ type Event struct {
 	Service  *ServiceDetails `json:"service,omitempty"`
 	Primary  *PrimaryDetails `json:"primary,omitempty"`
 
-	// The reader fills these in from the message that carried the event.
+	// The reader fills in the fields below from the message that carried the event.
 	Tenant  string `json:"tenant,omitempty"`
 	Sandbox string `json:"sandbox,omitempty"`
 	Writer  string `json:"writer,omitempty"`
@@ -114,7 +114,7 @@ type ExecDetails struct {
 	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was retained
 	// OOMKills counts the sandbox's processes that the kernel's OOM killer ended while the exec ran.
 	OOMKills int `json:"oom_kills,omitempty"`
-	// Inline reports that Stdout and Stderr hold the whole output, and that the output log has none of it.
+	// Inline reports that Stdout and Stderr hold the whole output. The output log then has no output of the exec.
 	Inline bool   `json:"inline,omitempty"`
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
@@ -165,7 +165,7 @@ type Batch struct {
 }
 
 // DecodeBatch decodes a message of the event log and fills in its events as [Batch.Fill] does. record is the stream
-// sequence of the message. It returns the errors of [Decode] and [Batch.Check].
+// sequence of the message. DecodeBatch returns the errors of [Decode] and [Batch.Check].
 func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	b := &Batch{}
 	if err := Decode(data, b); err != nil {

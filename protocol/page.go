@@ -66,8 +66,8 @@ type StoredChunk struct {
 }
 
 // MessagePage is the answer of the endpoint "messages": a page of the messages of a sandbox's history, exactly as they
-// are stored. It includes messages that are not part of the history because their writer is not proven. Clients use it
-// to check signatures.
+// are stored. It includes messages that are not part of the history because their writer is not proven. Clients check
+// signatures with this page.
 type MessagePage struct {
 	Messages []StoredMessage `json:"messages"` // in the order of their records
 	More     bool            `json:"more,omitempty"`

@@ -17,7 +17,7 @@ import (
 // Limits on the parts of a sandbox.
 const (
 	MaxPorts    = 64
-	MaxServices = 12 // a sandbox's network has addresses for these and its primary container
+	MaxServices = 12 // a sandbox's network has addresses for these services and its primary container
 	MaxHooks    = 16
 	MaxTmpfs    = 16
 	MaxTools    = 32

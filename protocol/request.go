@@ -201,7 +201,7 @@ type Host struct {
 	// PIDs is the number of processes and threads that the kernel allows; 0: unknown.
 	PIDs int64 `json:"pids,omitempty"`
 	// Firewall is "nftables" if rules isolate the networks of sandboxes, and "off" if the operator has turned isolation
-	// off. It is empty if the worker cannot isolate them; then the host takes no sandboxes.
+	// off. It is empty if the worker cannot isolate these networks; then the host takes no sandboxes.
 	Firewall string `json:"firewall,omitempty"`
 	Images   bool   `json:"tells_images,omitempty"` // the worker reports its images in [HostImages]
 	Healthy  bool   `json:"healthy"`                // the engine answers
@@ -260,8 +260,8 @@ type Host struct {
 	Execs    int            `json:"execs,omitempty"`    // number of execs on the host that have not ended
 }
 
-// Boxfleet reports a machine whose wall clock differs from the store's clock by more than MaxSkew. It makes no
-// decisions by the machines' wall clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
+// Boxfleet reports a machine whose wall clock differs from the store's clock by more than MaxSkew. Boxfleet decides
+// nothing by the machines' wall clocks, but sandboxes see these clocks, and timestamps in the machine's logs are wrong.
 const MaxSkew = 5 * time.Second
 
 // Values of [Host.Firewall].
@@ -388,7 +388,7 @@ type Status struct {
 	Time        time.Time `json:"time"`
 
 	// Elected reports that the event log or the output log has a new leader. The old leader may not have published its
-	// last stored messages, so followers should read them from the log.
+	// last stored messages, so followers should read these messages from the log.
 	Elected bool `json:"elected,omitempty"`
 }
 
