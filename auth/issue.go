@@ -19,7 +19,7 @@ type Issued struct {
 	Name   string      `json:"name"`
 	Tenant string      `json:"tenant,omitempty"`
 	Host   string      `json:"host,omitempty"`
-	Key    string      `json:"key"`    // public key of the user; every file of credentials has its own
+	Key    string      `json:"key"`    // public key of the user; every file of credentials has its own key
 	Signer string      `json:"signer"` // public key of the role's key that signed these credentials
 
 	IssuedAt time.Time `json:"issued"`

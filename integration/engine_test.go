@@ -174,7 +174,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	f.Judge()
 }
 
-// unhealthy returns a check that the only host is listed with an engine that does not answer.
+// unhealthy returns a check: the fleet lists one host, and the engine of that host does not answer.
 func unhealthy(f *fleet.Fleet) func() error {
 	return func() error {
 		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(f.Context(2 * time.Second)))

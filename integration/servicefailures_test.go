@@ -129,8 +129,7 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// When the time limit of a service has passed, its error says what the service waited for, even if nothing waits for
-// the service.
+// When the time limit of an optional service has passed, the service's error says what the service waited for.
 func TestAnOptionalServiceThatIsNotReadyInTimeSaysWhy(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

@@ -209,7 +209,7 @@ func (m *measurement) latencies() {
 	m.line("assignments", "%s a second", figure(m.placing))
 }
 
-// judge reports everything that is wrong, according to the log, with the n created sandboxes.
+// judge reports each fault that the log shows of the n created sandboxes.
 func (m *measurement) judge(n int) error {
 	outcomes, onHost, messages, most := map[string]int{}, map[string]int{}, 0, 0
 	m.watch.each(func(id string, l *life) {
