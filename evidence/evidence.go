@@ -27,7 +27,7 @@ type Evidence struct {
 	Digest string `json:"digest"`
 }
 
-// Version is the version of the form of [Evidence].
+// Version is the version of the JSON form of [Evidence].
 const Version = 1
 
 // Seal sets the version and the digest.

@@ -111,8 +111,8 @@ func (b *bench) execRoundTrip(ctx context.Context, s, plain *sdk.Sandbox, bare *
 	return nil
 }
 
-// withoutCredentials is the suffix of the name of a measurement without credentials. Its samples alternate with those
-// of the same measurement with credentials.
+// withoutCredentials is the suffix of the name of a measurement without credentials. The samples of both measurements,
+// with and without credentials, alternate.
 const withoutCredentials = ", without credentials"
 
 // execLoad is one pattern of concurrent execs.
