@@ -104,7 +104,7 @@ func TestARequestOfAnotherTenantIsNotAnsweredToAStranger(t *testing.T) {
 	s.unchanged(t, before, "requests with the same ids", "boxfleet.v1.event.blue.", "$KV.boxfleet_ids.blue.")
 }
 
-// TestQueueGroupsTakeNothingFromOthers joins the queue groups of coordinators, and groups on subjects that others hear.
+// TestQueueGroupsTakeNothingFromOthers joins the queue groups of coordinators, and groups on subjects of other clients.
 func TestQueueGroupsTakeNothingFromOthers(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)
