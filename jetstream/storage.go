@@ -199,6 +199,11 @@ func filling(s *protocol.Storage) []string {
 	return warnings
 }
 
+// Server returns the version of the server that this process is connected to, and the size limit of its messages.
+func (h *StoreHealth) Server() (version string, maxPayload protocol.Bytes) {
+	return h.nc.ConnectedServerVersion(), protocol.Bytes(h.nc.MaxPayload())
+}
+
 // Durability describes what an acknowledged write survives now, as far as this process can tell.
 func (h *StoreHealth) Durability(s *protocol.Storage, syncAlways bool) string {
 	server := "NATS " + h.nc.ConnectedServerVersion()
