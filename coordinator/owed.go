@@ -15,7 +15,7 @@ import (
 // owed to their tenant, all others what is owed to any tenant.
 func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Checkup{SyncAlways: rd.cfg.SyncAlways, CredentialsExpire: rd.conn.CredentialsExpire()}
-	r.Server, r.MaxPayload = rd.conn.Server()
+	r.Server, r.Cluster, r.MaxPayload = rd.conn.Server()
 	if !rd.elected.Load() {
 		_, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})
 		r.Leaderless = protocol.AsError(err) != nil && protocol.AsError(err).Reason == protocol.ReasonNoLeader

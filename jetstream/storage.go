@@ -199,9 +199,10 @@ func filling(s *protocol.Storage) []string {
 	return warnings
 }
 
-// Server returns the version of the server that this process is connected to, and the size limit of its messages.
-func (h *StoreHealth) Server() (version string, maxPayload protocol.Bytes) {
-	return h.nc.ConnectedServerVersion(), protocol.Bytes(h.nc.MaxPayload())
+// Server describes the server that this process is connected to: its version, the name of its cluster, and the size
+// limit of its messages. The name is empty if the server is alone.
+func (h *StoreHealth) Server() (version, cluster string, maxPayload protocol.Bytes) {
+	return h.nc.ConnectedServerVersion(), h.nc.ConnectedClusterName(), protocol.Bytes(h.nc.MaxPayload())
 }
 
 // Durability describes what an acknowledged write survives now, as far as this process can tell.

@@ -7,6 +7,8 @@ type Checkup struct {
 	Server     string `json:"server"`      // version of the coordinator's NATS server
 	MaxPayload Bytes  `json:"max_payload"` // size limit of a message on that server
 
+	Cluster string `json:"cluster,omitempty"` // name of the cluster of this server; empty: it is alone
+
 	// SyncAlways says that this server writes to disk before it acknowledges. False: unknown.
 	SyncAlways bool `json:"sync_always,omitempty"`
 

@@ -284,7 +284,7 @@ func goldenValues() map[string]any {
 		"host-doctor-parts": &Host{Version: 1, Worker: "w1", CredentialsExpire: at, LeaseTTL: Duration(12 * time.Second),
 			LeaseMargin: &skew, DiskFree: 5, DiskSize: 9},
 		"heartbeat-doctor-parts": &Heartbeat{Version: 1, Worker: "w1", LeaseMargin: &skew, DiskFree: 5, DiskSize: 9},
-		"reply-checkup-parts": &Reply{Version: 1, Checkup: &Checkup{Server: "2.12.1", MaxPayload: 1 << 20, SyncAlways: true,
+		"reply-checkup-parts": &Reply{Version: 1, Checkup: &Checkup{Server: "2.12.1", MaxPayload: 1 << 20, Cluster: "n", SyncAlways: true,
 			Leaderless: true, CredentialsExpire: at, OwedCount: 2, Owed: []Owed{{Kind: OwedExecEnd, Tenant: "default",
 				Sandbox: "sb-1", Exec: "ex-1", Worker: "w1", Since: at}}}},
 		"batch":               batch,
