@@ -125,7 +125,7 @@ var kinds = []Kind{
 	{StorageSync, Note, "the streams have one replica on a server that may acknowledge before it writes to disk",
 		"set sync_interval: always in the jetstream section of the NATS server, or use a cluster of 3 servers"},
 	{StorageDead, Note, "some requests could not be processed and were set aside",
-		"read why in the logs of the coordinators, and remove the messages of the stream {subject} once they are understood"},
+		"read why in the logs of the coordinators; NATS removes the messages of {subject} after 30 days"},
 
 	{ClockCoordinator, Warning, "the clock of a coordinator differs by more than 5 s from that of the store",
 		"synchronize the clock of that machine and of the NATS servers, for example with chrony"},

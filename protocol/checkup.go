@@ -38,7 +38,7 @@ type Owed struct {
 // OwedKind says what is owed.
 type OwedKind string
 
-// What can be owed.
+// The kinds of what is owed.
 const (
 	OwedPlacement OwedKind = "placement"  // a pending sandbox has no host
 	OwedCreate    OwedKind = "create"     // its worker has not made it ready

@@ -165,7 +165,7 @@ func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	}
 	beat := &protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Skew: &skew, LeaseMargin: &margin,
 		DiskFree: 1 << 30, DiskSize: 10 << 30, Full: "no memory"}
-	beating(t, conn, beat)
+	stop := beating(t, conn, beat)
 	expect(t, "host cordon w1", 0, "")
 	want := []string{"clock.host", "host.cordoned", "host.disk", "host.expires", "host.firewall_off", "host.full",
 		"host.lease", "host.seccomp", "version.worker"}
@@ -174,16 +174,22 @@ func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 		got = slices.DeleteFunc(codesOf(examine(t)), func(code string) bool { return !slices.Contains(want, code) })
 		return slices.Equal(got, want)
 	})
+	stop()
+	host.Build = "9.9.10"
+	host.SeenAt = time.Now()
 	if err := conn.RegisterHost(t.Context(), host); err != nil { // a worker registers every 15 s
 		t.Fatal(err)
 	}
+	eventually.Holds(t, patience, "the coordinator has read the registration", func() bool {
+		return examine(t).Fleet.Workers["9.9.10"] == 1
+	})
 	if got := codesOf(examine(t)); !slices.Contains(got, "host.lease") || !slices.Contains(got, "host.disk") {
 		t.Errorf("after the worker registered again: %q", got)
 	}
 }
 
-// beating sends a heartbeat every 100 ms until the end of the test.
-func beating(t *testing.T, conn *jetstream.Conn, beat *protocol.Heartbeat) {
+// beating sends a heartbeat every 100 ms until stop is called.
+func beating(t *testing.T, conn *jetstream.Conn, beat *protocol.Heartbeat) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -199,5 +205,7 @@ func beating(t *testing.T, conn *jetstream.Conn, beat *protocol.Heartbeat) {
 			}
 		}
 	}()
-	t.Cleanup(func() { cancel(); <-done })
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
 }

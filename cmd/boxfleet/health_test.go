@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -43,6 +44,7 @@ func TestACoordinatorIsNotReadyWhileItsLogTakesNoWork(t *testing.T) {
 	t.Setenv("BOXFLEET_NATS", server.ClientURL())
 	r := startRole(t, "coordinator")
 	r.await(t, http.StatusOK, "places sandboxes")
+	r.turns(t, 2)
 	if err := server.DisableJetStream(); err != nil {
 		t.Fatal(err)
 	}
@@ -56,12 +58,22 @@ func TestAWorkerIsNotReadyWhileItsEngineDoesNotAnswer(t *testing.T) {
 	stop := relayEngine(t, socket)
 	r := startRole(t, "worker", "--engine", "unix://"+socket, "--state-dir", t.TempDir(), "--name", "w1")
 	r.await(t, http.StatusOK, "the engine answers")
+	r.turns(t, 2)
 	stop()
 	r.await(t, http.StatusServiceUnavailable, "worker: ")
 	relayEngine(t, socket)
 	r.await(t, http.StatusOK, "the engine answers")
 	removeHostMark(t)
 	r.ends(t, 20*time.Second)
+}
+
+// turns checks how many main loops of the role turn.
+func (r *role) turns(t *testing.T, want int) {
+	t.Helper()
+	code, text := r.ask("/healthz")
+	if code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("main loops that turn: %d", want)) {
+		t.Errorf("/healthz says %d %s, want %d loops", code, text, want)
+	}
 }
 
 // relayEngine makes the engine reachable at another socket until stop is called.
