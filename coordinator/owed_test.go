@@ -68,7 +68,8 @@ func TestWhatIsOwedToASandboxFollowsFromItsState(t *testing.T) {
 	}
 }
 
-// The worker of the sandboxes does nothing. Each thing that it owes is listed, to the tenant's own user and to operators.
+// The worker of the sandboxes does nothing. Each thing that it owes is listed, to the tenant's own user and to
+// operators.
 func TestACheckupListsWhatIsOwed(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

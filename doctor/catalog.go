@@ -152,8 +152,8 @@ var kinds = []Kind{
 	{HostEngine, Error, "the engine of a host does not answer",
 		"on the host of {subject}, check that the Docker Engine runs: systemctl status docker, docker info"},
 	{HostUnisolated, Error, "a host cannot isolate the networks of sandboxes, so it takes none",
-		"on the host of {subject}, give the worker root's rights and the kernel nftables; the worker's log names what is missing"},
-	{HostFirewallOff, Warning, "a host does not isolate the networks of its sandboxes: its operator turned the firewall off",
+		"on the host of {subject}, give the worker root's rights and the kernel nftables: the worker's log says more"},
+	{HostFirewallOff, Warning, "a host does not isolate the networks of its sandboxes: its firewall is turned off",
 		"start the worker of {subject} with firewall: required, unless the network around the host isolates its sandboxes"},
 	{HostProblem, Warning, "a host reports a problem",
 		"follow the message, and read the log of the worker {subject}"},
@@ -164,8 +164,8 @@ var kinds = []Kind{
 	{HostLease, Warning, "a worker renews the lock of its host late, and must soon stop its work",
 		"check the connection from {subject} to NATS, and that JetStream answers quickly; the worker's log has each failure"},
 	{HostExpires, Warning, "the credentials of a worker expire within 3 days",
-		"make new ones with boxfleet auth add worker {subject} --host ID --again (host list -o json has the ID), and replace the " +
-			"file: no restart is needed"},
+		"make new ones with boxfleet auth add worker {subject} --host ID --again (host list -o json has the ID), and " +
+			"replace the file: no restart is needed"},
 	{HostSeccomp, Warning, "the engine of a host filters no system calls",
 		"set the default seccomp profile in the engine's daemon.json on {subject}, and restart the engine"},
 	{HostPosture, Note, "a host isolates its sandboxes less well than it could",

@@ -14,7 +14,7 @@ import (
 type Finding struct {
 	Code     Code     `json:"code"`
 	Severity Severity `json:"severity"`
-	Subject  string   `json:"subject,omitempty"` // the worker, coordinator, stream or sandbox; empty: the fleet or the client
+	Subject  string   `json:"subject,omitempty"` // a worker, coordinator, stream or sandbox; empty: the fleet or client
 	Problem  string   `json:"problem"`           // one sentence
 	Do       string   `json:"do"`                // one sentence
 }
@@ -33,7 +33,8 @@ type Fleet struct {
 	AnsweredBy   protocol.CoordinatorInfo   `json:"answered_by"`
 	Coordinators []protocol.CoordinatorInfo `json:"coordinators,omitempty"` // absent: not visible
 	Server       string                     `json:"nats_server,omitempty"`  // version of the NATS server
-	Durability   string                     `json:"durability"`             // what an acknowledged write survives, in words
+	MaxPayload   protocol.Bytes             `json:"max_payload,omitempty"`  // size limit of a message on that server
+	Durability   string                     `json:"durability"`             // what a stored write survives, in words
 	Class        Class                      `json:"durability_class"`
 	Stored       protocol.Bytes             `json:"stored"`               // size of one replica of all streams
 	StoreMax     protocol.Bytes             `json:"store_max,omitempty"`  // limit of the account; 0: none
@@ -109,7 +110,7 @@ func (e *examination) fleet() *Fleet {
 		f.Stored, f.StoreMax = protocol.Bytes(p.Storage.Bytes), protocol.Bytes(p.Storage.MaxBytes)
 	}
 	if e.Checkup != nil {
-		f.Server, f.OwedCount = e.Checkup.Server, e.Checkup.OwedCount
+		f.Server, f.MaxPayload, f.OwedCount = e.Checkup.Server, e.Checkup.MaxPayload, e.Checkup.OwedCount
 	}
 	for _, h := range e.Hosts {
 		f.Hosts[string(h.State)]++

@@ -17,16 +17,16 @@ func healthy() Facts {
 	stream := protocol.StreamStorage{Name: protocol.StreamEvents, Leader: "n1", Replicas: 3, InSync: 3, MaxBytes: 1 << 30}
 	return Facts{
 		Version: "1.2.0", Wall: now,
-		You: You{Login: LoginCredentials, Role: rights.Operator, Name: "ops", Tenant: "default", Issued: now.AddDate(0, -1, 0),
-			Expires: now.AddDate(0, 1, 0)},
+		You: You{Login: LoginCredentials, Role: rights.Operator, Name: "ops", Tenant: "default",
+			Issued: now.AddDate(0, -1, 0), Expires: now.AddDate(0, 1, 0)},
 		Ping: &protocol.Ping{Version: "1.2.0", Coordinator: "c1", Deployment: "d", Durability: "good", Hosts: 1, Time: now,
 			Storage: &protocol.Storage{Streams: []protocol.StreamStorage{stream}, Bytes: 1 << 20, MaxBytes: 1 << 40}},
 		Checkup:      &protocol.Checkup{Server: "2.12.1", Cluster: "n", MaxPayload: 1 << 20},
 		Coordinators: []protocol.CoordinatorInfo{{Name: "c1", Version: "1.2.0"}, {Name: "c2", Version: "1.2.0"}},
 		Hosts: []*protocol.Host{{Worker: "w1", HostID: "h1", Build: "1.2.0", Engine: "28.5.2", Healthy: true,
-			State: protocol.HostReady, Firewall: protocol.FirewallNFTables, SeenAt: now, LeaseTTL: protocol.Duration(30 * time.Second),
-			DiskFree: 15 << 30, DiskSize: 100 << 30, CredentialsExpire: now.AddDate(0, 1, 0),
-			Posture: &protocol.Posture{Seccomp: "default"}}},
+			State: protocol.HostReady, Firewall: protocol.FirewallNFTables, SeenAt: now,
+			LeaseTTL: protocol.Duration(30 * time.Second), DiskFree: 15 << 30, DiskSize: 100 << 30,
+			CredentialsExpire: now.AddDate(0, 1, 0), Posture: &protocol.Posture{Seccomp: "default"}}},
 	}
 }
 
@@ -115,7 +115,9 @@ func ofStore() []ill {
 
 func ofHosts() []ill {
 	drain := func(deadline time.Time) func(f *Facts) {
-		return onHost(func(h *protocol.Host) { h.Sandboxes, h.Drain = 2, &protocol.HostDrain{Since: now, Deadline: deadline} })
+		return onHost(func(h *protocol.Host) {
+			h.Sandboxes, h.Drain = 2, &protocol.HostDrain{Since: now, Deadline: deadline}
+		})
 	}
 	second := func(state protocol.HostState, problem string) func(f *Facts) {
 		return func(f *Facts) {

@@ -51,8 +51,8 @@ func (e *examination) since(h *protocol.Host) string {
 func (e *examination) intent(h *protocol.Host) {
 	switch {
 	case h.Drain != nil && !h.Drain.Deadline.IsZero() && h.Sandboxes > 0 && e.now().Sub(h.Drain.Deadline) > time.Minute:
-		e.find(HostDrainLate, h.Worker, "the host of worker %s has %d sandboxes, %s after the deadline of its drain", h.Worker,
-			h.Sandboxes, e.now().Sub(h.Drain.Deadline).Round(time.Second))
+		e.find(HostDrainLate, h.Worker, "the host of worker %s has %d sandboxes, %s after the deadline of its drain",
+			h.Worker, h.Sandboxes, e.now().Sub(h.Drain.Deadline).Round(time.Second))
 	case h.Drain != nil:
 		e.find(HostDraining, h.Worker, "the host of worker %s is drained, and has %d sandboxes", h.Worker, h.Sandboxes)
 	case h.Cordoned:

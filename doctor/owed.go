@@ -41,8 +41,8 @@ func (e *examination) owed() {
 		if o.Worker != "" {
 			by = ", on worker " + o.Worker
 		}
-		e.find(l.code, subject, "%s%s has waited %s for %s%s", whose, subject, e.now().Sub(o.Since).Round(time.Second), l.what,
-			by)
+		e.find(l.code, subject, "%s%s has waited %s for %s%s", whose, subject, e.now().Sub(o.Since).Round(time.Second),
+			l.what, by)
 	}
 	if more := e.Checkup.OwedCount - len(e.Checkup.Owed); more > 0 {
 		e.find(OwedMore, "", "%d more sandboxes and execs are late", more)

@@ -14,8 +14,8 @@ const needPayload = protocol.Bytes(1 << 20)
 // coordinators examines the coordinators and their NATS server.
 func (e *examination) coordinators() {
 	if e.Ping.Refused > 0 {
-		e.find(CoordinatorRefused, e.Ping.Coordinator, "coordinator %s refused %d messages of the event log since its start, "+
-			"because their writers are not proven", e.Ping.Coordinator, e.Ping.Refused)
+		e.find(CoordinatorRefused, e.Ping.Coordinator, "coordinator %s refused %d messages of the event log since its "+
+			"start, because their writers are not proven", e.Ping.Coordinator, e.Ping.Refused)
 	}
 	if replicas := e.replicas(); replicas > 1 && len(e.Coordinators) == 1 {
 		e.find(CoordinatorAlone, e.Coordinators[0].Name, "coordinator %s is the only one, and the streams have %d replicas",

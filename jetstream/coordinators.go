@@ -18,8 +18,8 @@ const (
 	answersQuiet  = 500 * time.Millisecond
 )
 
-// Coordinators asks all coordinators for their names and versions, and returns those that answer, by name. It takes half
-// a second. Only operators may ask. Errors: permission_denied; unavailable if no coordinator answers within 2 s.
+// Coordinators asks all coordinators for their names and versions, and returns those that answer, by name. It takes
+// half a second. Only operators may ask. Errors: permission_denied; unavailable if no coordinator answers within 2 s.
 func (r *Queries) Coordinators(ctx context.Context) (found []protocol.CoordinatorInfo, err error) {
 	subject := micro.APIPrefix + "." + micro.InfoVerb.String() + "." + protocol.ServiceName
 	ctx, end := r.await(ctx, subject)

@@ -146,9 +146,9 @@ func (l *hostLock) ttl() protocol.Duration {
 	return 0
 }
 
-// lowMargin returns how long the lock may still be trusted without a renewal if that is less than a third of its time to
-// live, else nil. The worker renews the lock when half of its time to live is left, so a low margin means that renewals
-// failed.
+// lowMargin returns how long the lock may still be trusted without a renewal if that is less than a third of its time
+// to live, else nil. The worker renews the lock when half of its time to live is left, so a low margin means that
+// renewals failed.
 func (l *hostLock) lowMargin() *protocol.Duration {
 	lease := l.lease.Load()
 	if lease == nil {

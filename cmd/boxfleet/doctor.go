@@ -149,6 +149,9 @@ func printExamination(w io.Writer, r doctor.Report) {
 			}
 			rows = append(rows, []any{"coordinators", strings.Join(names, ", ")})
 		}
+		if f.Server != "" {
+			rows = append(rows, []any{"nats", fmt.Sprintf("%s, messages of up to %s", f.Server, f.MaxPayload)})
+		}
 		limit := ""
 		if f.StoreMax > 0 {
 			limit = " of " + f.StoreMax.String()

@@ -56,7 +56,8 @@ func TestDoctorFindsNothingWrongWithUp(t *testing.T) {
 	if len(bad) > 0 || r.Fleet.Class != doctor.Synced || r.Fleet.Hosts["ready"] != 1 || len(r.Fleet.Coordinators) != 1 {
 		t.Errorf("%+v", r)
 	}
-	if r.You.Role != "operator" || r.You.Tenant != "default" || !slices.Contains(r.You.May, "cordon, drain and forget hosts") {
+	if r.You.Role != "operator" || r.You.Tenant != "default" ||
+		!slices.Contains(r.You.May, "cordon, drain and forget hosts") {
 		t.Errorf("%+v", r.You)
 	}
 	_, stdout, _ := call(t.Context(), "", "doctor")
@@ -141,6 +142,37 @@ func TestDoctorExaminesAFleetWithoutCredentials(t *testing.T) {
 	}
 }
 
+func TestDoctorSeesHowManyReplicasAClusterHas(t *testing.T) {
+	clean(t)
+	servers, err := embedded.StartCluster(t.TempDir(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range servers {
+		t.Cleanup(s.Stop)
+	}
+	t.Setenv("BOXFLEET_NATS", servers[0].ClientURL())
+	startCoordinator(t)
+	finds := func(code string, class doctor.Class) {
+		t.Helper()
+		var r doctor.Report
+		defer func() {
+			if t.Failed() {
+				t.Logf("%+v", r)
+			}
+		}()
+		eventually.Holds(t, patience, "doctor finds "+code, func() bool {
+			r = examine(t)
+			return r.Fleet != nil && slices.Contains(codesOf(r), code) && r.Fleet.Class == class
+		})
+	}
+	finds("storage.unreplicated", doctor.Single)
+	expect(t, "storage grow --replicas 3", 0, "")
+	finds("coordinator.alone", doctor.Replicated)
+	servers[2].Stop()
+	finds("storage.problem", doctor.Replicated)
+}
+
 // A worker reports its host in the table of hosts and in heartbeats. What it reports reaches doctor.
 func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	clean(t)
@@ -163,8 +195,8 @@ func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	if err := conn.RegisterHost(t.Context(), host); err != nil {
 		t.Fatal(err)
 	}
-	beat := &protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Skew: &skew, LeaseMargin: &margin,
-		DiskFree: 1 << 30, DiskSize: 10 << 30, Full: "no memory"}
+	beat := &protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Skew: &skew,
+		LeaseMargin: &margin, DiskFree: 1 << 30, DiskSize: 10 << 30, Full: "no memory"}
 	stop := beating(t, conn, beat)
 	expect(t, "host cordon w1", 0, "")
 	want := []string{"clock.host", "host.cordoned", "host.disk", "host.expires", "host.firewall_off", "host.full",
