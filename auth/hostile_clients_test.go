@@ -53,6 +53,7 @@ func TestNoReadShowsAnotherTenant(t *testing.T) {
 			protocol.EndpointUploaded: {{Digest: digestOf("content")}},
 			protocol.EndpointAwaited:  {{Images: []string{"docker.io/library/i:latest", "i"}}},
 			protocol.EndpointTenant:   {{}},
+			protocol.EndpointCheckup:  {{}},
 			protocol.EndpointTenants:  {{}},
 		} {
 			for _, q := range queries {

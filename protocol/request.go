@@ -47,6 +47,7 @@ type Reply struct {
 	Tenants   []*Tenant    `json:"tenants,omitempty"`
 	Writers   *WriterPage  `json:"writers,omitempty"`
 	Messages  *MessagePage `json:"messages,omitempty"`
+	Checkup   *Checkup     `json:"checkup,omitempty"`
 }
 
 // Query is the request of every endpoint of the read service. An endpoint rejects fields that it does not use.
@@ -96,6 +97,8 @@ const (
 
 	EndpointTenant  = "tenant"  // no fields
 	EndpointTenants = "tenants" // Limit, Page; for operators and fleet viewers
+
+	EndpointCheckup = "checkup" // no fields; what is owed is that of the tenant, or of all for operators and fleet viewers
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
@@ -239,6 +242,12 @@ type Host struct {
 	// log retains the whole history of its sandboxes.
 	ReadsSegments bool `json:"reads_segments,omitempty"`
 
+	// CredentialsExpire is when NATS stops accepting the worker's credentials; zero: never, or it has none.
+	CredentialsExpire time.Time `json:"credentials_expire,omitempty,omitzero"`
+
+	// LeaseTTL is how long the lock of the host lasts without renewal; 0: an older worker.
+	LeaseTTL Duration `json:"lease_ttl,omitempty"`
+
 	// The coordinator fills in State and all following fields.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`
@@ -253,6 +262,11 @@ type Host struct {
 	// ClockOff reports that the clocks differ by more than [MaxSkew].
 	Skew     *Duration `json:"skew,omitempty"`
 	ClockOff bool      `json:"clock_off,omitempty"`
+
+	// LeaseMargin, DiskFree and DiskSize are those of the last [Heartbeat].
+	LeaseMargin *Duration `json:"lease_margin,omitempty"`
+	DiskFree    Bytes     `json:"disk_free,omitempty"`
+	DiskSize    Bytes     `json:"disk_size,omitempty"`
 
 	Cordoned bool           `json:"cordoned,omitempty"` // operator intent: no new work
 	Drain    *HostDrain     `json:"drain,omitempty"`    // operator intent: move or end what runs here
@@ -298,6 +312,15 @@ type Heartbeat struct {
 	// Skew is how far the worker's wall clock is ahead of the store's; nil: unknown. The worker measures it,
 	// because a heartbeat that arrives late says nothing about clocks.
 	Skew *Duration `json:"skew,omitempty"`
+
+	// LeaseMargin is how long the worker may still trust the host's lock without a renewal. Nil: for at least a third of
+	// the lock's time to live, or an older worker.
+	LeaseMargin *Duration `json:"lease_margin,omitempty"`
+
+	// Free space and size of the fullest of the disks of the engine and the worker; 0: unknown. DiskFree is rounded to a
+	// hundredth of the disk, so that most heartbeats are equal.
+	DiskFree Bytes `json:"disk_free,omitempty"`
+	DiskSize Bytes `json:"disk_size,omitempty"`
 }
 
 // Reservation is the stored value of a reserved id.

@@ -138,6 +138,29 @@ func (l *hostLock) token() uint64 {
 	return 0
 }
 
+// ttl returns how long the lock lasts without renewal, or 0 if the lock is not held.
+func (l *hostLock) ttl() protocol.Duration {
+	if lease := l.lease.Load(); lease != nil {
+		return protocol.Duration(lease.TTL())
+	}
+	return 0
+}
+
+// lowMargin returns how long the lock may still be trusted without a renewal if that is less than a third of its time
+// to live, else nil. The worker renews the lock when half of its time to live is left, so a low margin means that
+// renewals failed.
+func (l *hostLock) lowMargin() *protocol.Duration {
+	lease := l.lease.Load()
+	if lease == nil {
+		return nil
+	}
+	margin := protocol.Duration(lease.Margin().Round(100 * time.Millisecond))
+	if margin.Std() >= lease.TTL()/3 {
+		return nil
+	}
+	return &margin
+}
+
 // release gives the lease up. It waits at most three seconds for NATS.
 func (l *hostLock) release(ctx context.Context, lease *jetstream.Lease) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)

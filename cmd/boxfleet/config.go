@@ -28,7 +28,7 @@ type config struct {
 	Output, LogLevel                                string
 	Deadline                                        time.Duration
 	DataDir                                         string
-	Health                                          string
+	HealthListen                                    string
 	Listen                                          string
 	ListenGiven, TenantGiven                        bool // these settings were given, perhaps with their default values
 	ListenInsecurely                                bool

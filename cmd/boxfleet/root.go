@@ -94,7 +94,8 @@ func (p *program) addCommands(root *cobra.Command) {
 			p.servers.upCommand(), p.servers.coordinatorCommand(), p.servers.workerCommand(),
 			storageCommands{p.servers}.group(), authCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
 		{groupOperate, "", roleClient, []*cobra.Command{
-			pingCommands{p.client}.pingCommand(), auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
+			pingCommands{p.client}.pingCommand(), doctorCommands{p.client}.doctorCommand(),
+			auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
 			versionCommand(p.console)}},
 	} {
 		if g.title != "" {

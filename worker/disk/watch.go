@@ -50,6 +50,7 @@ type Watch struct {
 	copies     map[*copying]bool
 
 	full     atomic.Pointer[string] // why the host takes no sandboxes; nil if it takes them
+	fullest  atomic.Pointer[room]   // the disk with the smallest part free; nil: unknown
 	allKnown atomic.Bool            // all containers that ran before this worker started are tracked
 
 	// The following fields are used only by the goroutine of Run.
@@ -170,6 +171,19 @@ func (d *Watch) Full() string {
 	return ""
 }
 
+// Fullest returns the free space and the size of the disk of which the smallest part is free, or zeros if that is
+// unknown. The free space is rounded down to a hundredth of the disk.
+func (d *Watch) Fullest() (free, size protocol.Bytes) {
+	if d == nil {
+		return 0, 0
+	}
+	r := d.fullest.Load()
+	if r == nil || r.size < 100 {
+		return 0, 0
+	}
+	return protocol.Bytes(r.free - r.free%(r.size/100)), protocol.Bytes(r.size)
+}
+
 // Run watches until ctx ends.
 func (d *Watch) Run(ctx context.Context) {
 	for {
@@ -225,10 +239,15 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 // readRooms reads the free space of all disks. It takes the reserve if the worker's disk has enough free space.
 func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64) {
 	free = map[uint64]int64{}
+	var fullest *room
+	defer func() { d.fullest.Store(fullest) }()
 	for i, dir := range d.dirs {
 		r, ok := readRoom(dir)
 		if !ok {
 			continue
+		}
+		if fullest == nil || float64(r.free)/float64(r.size) < float64(fullest.free)/float64(fullest.size) {
+			fullest = &r
 		}
 		lost := int64(0)
 		if was, known := d.free[r.device]; known {
