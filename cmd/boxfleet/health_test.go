@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
@@ -67,13 +68,13 @@ func TestAWorkerIsNotReadyWhileItsEngineDoesNotAnswer(t *testing.T) {
 	r.ends(t, 20*time.Second)
 }
 
-// turns checks how many main loops of the role turn.
+// turns waits until as many main loops of the role turn as the parameter want says. A loop begins soon after the role is ready.
 func (r *role) turns(t *testing.T, want int) {
 	t.Helper()
-	code, text := r.ask("/healthz")
-	if code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("main loops that turn: %d", want)) {
-		t.Errorf("/healthz says %d %s, want %d loops", code, text, want)
-	}
+	eventually.Holds(t, patience, fmt.Sprintf("%d main loops turn", want), func() bool {
+		code, text := r.ask("/healthz")
+		return code == http.StatusOK && strings.Contains(text, fmt.Sprintf("main loops that turn: %d", want))
+	})
 }
 
 // relayEngine makes the engine reachable at another socket until stop is called.
