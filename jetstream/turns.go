@@ -14,7 +14,7 @@ type turns[J any] struct {
 
 	mu      sync.Mutex
 	running int
-	waiting amount              // the jobs of all lines
+	waiting amount              // in all lines
 	lines   map[string]*line[J] // those with a job that runs or waits
 	order   []string            // the lines with a waiting job, the next one first
 }
