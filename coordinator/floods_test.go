@@ -185,7 +185,7 @@ func TestP1_ACoordinatorThatDiesInAFloodLosesNoRequest(t *testing.T) {
 	stop := d.run(Config{Name: "k1", Conn: d.connectAs(jetstream.Config{InProcess: broken, Name: "k1"})})
 	defer stop()
 	defer d.coordinator("k2", Timing{})()
-	if err := f.send(25_000); err != nil {
+	if err := f.send(6_000); err != nil {
 		t.Fatal(err)
 	}
 	d.eventually("both coordinators have requests", func() bool {
