@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"runtime/debug"
 	"slices"
@@ -41,6 +42,7 @@ type readService struct {
 	subs      []*nats.Subscription
 	mu        sync.Mutex
 	endpoints []*micro.EndpointStats
+	refused   map[*micro.EndpointStats]int // queries that found no room to wait
 }
 
 const serviceDescription = "Boxfleet: reads"
@@ -58,6 +60,7 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 	s := &readService{
 		queries: r,
 		started: time.Now().UTC(),
+		refused: map[*micro.EndpointStats]int{},
 		identity: micro.ServiceIdentity{
 			Name:     protocol.ServiceName,
 			ID:       nuid.Next(),
@@ -109,7 +112,8 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 		QueueGroup: micro.DefaultQueueGroup,
 	}
 	s.endpoints = append(s.endpoints, stats)
-	queue := newTurns(func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
+	answer := func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) }
+	queue := newTurns(answer, func(m *nats.Msg) { s.refuse(m, stats) }, s.queries.log)
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
 		if err := s.subscribe(subject, stats.QueueGroup, queue.add); err != nil {
 			return err
@@ -169,6 +173,7 @@ func (s *readService) stats() any {
 	stats := micro.Stats{ServiceIdentity: s.identity, Type: micro.StatsResponseType, Started: s.started}
 	for _, e := range s.endpoints {
 		now := *e
+		now.Data = json.RawMessage(fmt.Sprintf(`{"refused":%d}`, s.refused[e]))
 		if now.NumRequests > 0 {
 			now.AverageProcessingTime = now.ProcessingTime / time.Duration(now.NumRequests)
 		}
@@ -188,18 +193,25 @@ func (s *readService) count(e *micro.EndpointStats, began time.Time, failed *pro
 	}
 }
 
-func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint, stats *micro.EndpointStats) {
-	began := time.Now()
-	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+// mayAnswer reports whether the query is from the client that it names and asks for an answer in that client's inbox.
+func (s *readService) mayAnswer(m *nats.Msg, tenant, user string) bool {
 	known := user == "" || protocol.ValidateUser("user", user) == nil
 	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
 		s.queries.log.Warn("dropped a query: the reply subject is not in the user's inbox, or a stream republished the query",
 			"subject", m.Subject, "reply", m.Reply)
+		return false
+	}
+	return true
+}
+
+func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint, stats *micro.EndpointStats) {
+	began := time.Now()
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if !s.mayAnswer(m, tenant, user) {
 		return
 	}
-	contentType := headerOf(m.Header, protocol.HeaderContentType)
 	q := &protocol.Query{}
-	err := protocol.DecodeStrict(contentType, m.Data, q)
+	err := protocol.DecodeStrict(headerOf(m.Header, protocol.HeaderContentType), m.Data, q)
 	if err == nil {
 		err = protocol.CheckVersion(q.Version)
 	}
@@ -210,8 +222,29 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	if err != nil {
 		reply = &protocol.Reply{Error: protocol.AsError(err)}
 	}
+	s.reply(m, reply, stats, began)
+}
+
+// refuse answers a query that has no room to wait. The client pays with one query for each answer, and only the
+// client's own inbox gets the answer. Without an answer, the client would wait until its time is up.
+func (s *readService) refuse(m *nats.Msg, stats *micro.EndpointStats) {
+	began := time.Now()
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if !s.mayAnswer(m, tenant, user) {
+		return
+	}
+	s.mu.Lock()
+	s.refused[stats]++
+	s.mu.Unlock()
+	s.reply(m, &protocol.Reply{Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+		"too many queries of the tenant wait already for %q: try again later, with fewer queries at once", stats.Name)},
+		stats, began)
+}
+
+// reply sends the answer to a query, if the client asked for an answer, and counts the query.
+func (s *readService) reply(m *nats.Msg, reply *protocol.Reply, stats *micro.EndpointStats, began time.Time) {
 	reply.Version = protocol.Version
-	contentType = answerType(contentType, m.Data)
+	contentType := answerType(headerOf(m.Header, protocol.HeaderContentType), m.Data)
 	data := protocol.EncodeRead(contentType, reply, stats.Name)
 	if most := s.queries.nc.MaxPayload(); int64(len(data)) > most-min(headerRoom, most/4) {
 		reply = &protocol.Reply{Version: protocol.Version, Error: answerTooLarge(contentType, stats.Name, len(data), most)}

@@ -3,6 +3,7 @@ package jetstream_test
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -244,7 +245,7 @@ func TestAFloodOfQueriesAndAPanicAffectNoOtherQuery(t *testing.T) {
 		t.Errorf("%d queries ran concurrently, want at most 500", n)
 	}
 	release()
-	if _, err := c.Query(t.Context(), d.tenant, protocol.EndpointList, &protocol.Query{}); err != nil {
+	if _, err := c.TenantReads(d.tenant).Query(t.Context(), protocol.EndpointList, protocol.Query{}); err != nil {
 		t.Errorf("a query after the flood failed: %v", err)
 	}
 }
@@ -287,5 +288,64 @@ func TestAFloodOfOneTenantsQueriesDelaysNoOtherTenant(t *testing.T) {
 	must(t, nc.PublishMsg(m))
 	if _, err := answers.NextMsg(10 * time.Second); err != nil {
 		t.Errorf("a query of a worker in the name of the hostile tenant: %v", err)
+	}
+}
+
+// Queries without room to wait are answered, counted and logged, but not each of them is logged.
+func TestQueriesWithoutRoomToWaitAreRefused(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	var log lines
+	k, err := jetstream.Connect(t.Context(),
+		jetstream.Config{URL: d.url(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	must(t, err)
+	t.Cleanup(k.Close)
+	must(t, k.Open(t.Context()))
+	nc := d.raw(t)
+	serving, proceed := make(chan struct{}), make(chan struct{})
+	defer close(proceed)
+	background(t, func(ctx context.Context) error {
+		return k.ServeReads(ctx, "1.2.3", map[string]jetstream.Endpoint{
+			protocol.EndpointGet: func(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
+				<-proceed
+				return &protocol.Reply{}, nil
+			},
+		}, func() { close(serving) })
+	})
+	receive(t, 10*time.Second, "the start of the read service", serving)
+	subject := protocol.UserAPISubject("hostile", "eve", protocol.EndpointGet)
+	answers, err := nc.SubscribeSync("_INBOX.hostile.eve.x")
+	must(t, err)
+	const flood = 3000
+	for range flood {
+		must(t, nc.PublishRequest(subject, answers.Subject, []byte(`{"v":1}`)))
+	}
+	m, err := answers.NextMsg(10 * time.Second)
+	must(t, err)
+	if code := m.Header.Get(micro.ErrorCodeHeader); code != string(protocol.ResourceExhausted) ||
+		!strings.Contains(string(m.Data), protocol.ReasonTooManyReads) {
+		t.Errorf("a query without room to wait is answered with %s %s", code, m.Data)
+	}
+	eventually.Holds(t, 10*time.Second, "the refused queries are counted", func() bool {
+		m, err := nc.Request("$SRV.STATS.boxfleet", nil, 5*time.Second)
+		must(t, err)
+		var stats micro.Stats
+		must(t, json.Unmarshal(m.Data, &stats))
+		var data struct{ Refused int }
+		must(t, json.Unmarshal(stats.Endpoints[0].Data, &data))
+		return data.Refused > flood/3 && stats.Endpoints[0].NumErrors == data.Refused
+	})
+	text := log.String()
+	if n := strings.Count(text, "refused queries"); n < 1 || n > 3 ||
+		!strings.Contains(text, "tenant=hostile") || !strings.Contains(text, "endpoint=get") {
+		t.Errorf("%d lines about the refused queries, want one, or a few on a slow machine:\n%s", n, text)
+	}
+	stranger, err := nc.SubscribeSync("_INBOX.other.ann.x")
+	must(t, err)
+	must(t, nc.PublishRequest(subject, stranger.Subject, []byte(`{"v":1}`)))
+	must(t, nc.PublishRequest(subject, answers.Subject, []byte(`{"v":1}`)))
+	must(t, k.Flush(t.Context()))
+	if m, err := stranger.NextMsg(200 * time.Millisecond); err == nil {
+		t.Errorf("the inbox of another user gets %s", m.Data)
 	}
 }

@@ -1,9 +1,11 @@
 package jetstream
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -14,21 +16,26 @@ const (
 	// answersAtOnce is how many queries of one endpoint are answered concurrently, tenantsAnswers how many of one tenant.
 	answersAtOnce  = 256
 	tenantsAnswers = answersAtOnce * 3 / 4
-	// Further queries of a tenant to one endpoint wait, up to these limits. Queries beyond them are dropped: the client
-	// asks again.
+	// Further queries of a tenant to one endpoint wait, up to these limits. Queries beyond them are refused.
 	waitingQueries = 1024
 	waitingBytes   = 8 << 20
+
+	refusedQueriesAgain = 5 * time.Second // pause between two log lines about refused queries of one endpoint
 )
 
 // turns answers the queries to one endpoint. While queries wait, the tenants take turns, so that a flood of one
 // tenant's queries delays no other tenant. The NATS client would queue and drop the queries of all tenants together.
 type turns struct {
 	answer func(*nats.Msg)
+	refuse func(*nats.Msg)
+	log    *slog.Logger
 
 	mu      sync.Mutex
 	running int
 	tenants map[string]*tenantsTurns // those with a query that runs or waits
 	order   []string                 // the tenants with a waiting query, the next one first
+	refused map[string]int           // refused queries by tenant, since the last log line
+	said    time.Time                // when the last log line was written
 }
 
 // tenantsTurns are the queries of one tenant.
@@ -38,16 +45,23 @@ type tenantsTurns struct {
 	bytes   int // of the waiting queries
 }
 
-func newTurns(answer func(*nats.Msg)) *turns {
-	return &turns{answer: answer, tenants: map[string]*tenantsTurns{}}
+func newTurns(answer, refuse func(*nats.Msg), log *slog.Logger) *turns {
+	return &turns{answer: answer, refuse: refuse, log: log, tenants: map[string]*tenantsTurns{}, refused: map[string]int{}}
 }
 
-// add answers a query when it is its tenant's turn. It does not block.
+// add answers a query when it is its tenant's turn, or refuses it at once. It does not wait for answers.
 func (t *turns) add(m *nats.Msg) {
 	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
 	if strings.HasPrefix(user, "@") { // workers and operators query in a tenant's name, but do not share its turns
 		tenant += " @"
 	}
+	if !t.queue(m, tenant) {
+		t.refuse(m)
+	}
+}
+
+// queue makes a query wait for its tenant's turn. It returns false if too many queries of the tenant wait already.
+func (t *turns) queue(m *nats.Msg, tenant string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.tenants[tenant]
@@ -55,7 +69,8 @@ func (t *turns) add(m *nats.Msg) {
 		of = &tenantsTurns{}
 	}
 	if len(of.waiting) >= waitingQueries || of.bytes+m.Size() > waitingBytes {
-		return
+		t.refusedLocked(m.Subject, tenant)
+		return false
 	}
 	t.tenants[tenant] = of
 	if len(of.waiting) == 0 {
@@ -67,6 +82,22 @@ func (t *turns) add(m *nats.Msg) {
 		t.running++
 		go t.run()
 	}
+	return true
+}
+
+// refusedLocked logs refused queries, but not each of them.
+func (t *turns) refusedLocked(subject, tenant string) {
+	t.refused[tenant]++
+	if time.Since(t.said) < refusedQueriesAgain {
+		return
+	}
+	t.said = time.Now()
+	_, _, endpoint, _ := protocol.SplitAPISubject(subject)
+	for tenant, queries := range t.refused {
+		t.log.Warn("refused queries of a tenant: too many of them wait already", "endpoint", endpoint, "tenant", tenant,
+			"queries since the last such line", queries)
+	}
+	clear(t.refused)
 }
 
 // run answers queries until it is the turn of none.
