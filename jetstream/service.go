@@ -36,13 +36,13 @@ func UserOf(ctx context.Context) string {
 // services either answers the queries of an endpoint one after another, or counts neither errors nor times. Boxfleet
 // therefore implements the protocol of services itself.
 type readService struct {
-	queries   *Queries
-	identity  micro.ServiceIdentity
-	started   time.Time
-	subs      []*nats.Subscription
-	mu        sync.Mutex
-	endpoints []*micro.EndpointStats
-	refused   map[*micro.EndpointStats]int // queries that found no room to wait
+	queries    *Queries
+	subscriber *nats.Conn // receives the queries
+	identity   micro.ServiceIdentity
+	started    time.Time
+	mu         sync.Mutex
+	endpoints  []*micro.EndpointStats
+	refused    map[*micro.EndpointStats]int // queries that found no room to wait
 }
 
 const serviceDescription = "Boxfleet: reads"
@@ -68,6 +68,11 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 			Metadata: map[string]string{},
 		},
 	}
+	own, err := r.another(ctx, "reads")
+	if err != nil {
+		return err
+	}
+	s.subscriber = own.nc
 	defer s.drain()
 	for _, name := range slices.Sorted(maps.Keys(endpoints)) {
 		if err := s.serveEndpoint(ctx, name, endpoints[name]); err != nil {
@@ -77,7 +82,7 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 	if err := s.serveDiscovery(); err != nil {
 		return err
 	}
-	if err := r.Flush(ctx); err != nil && ctx.Err() == nil {
+	if err := own.Flush(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
 	if serving != nil {
@@ -88,19 +93,15 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 }
 
 func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) error {
-	sub, err := s.queries.nc.QueueSubscribe(subject, queue, handle)
-	if err == nil {
-		s.subs = append(s.subs, sub)
-	}
+	_, err := s.subscriber.QueueSubscribe(subject, queue, handle)
 	return translate(err, "serve reads")
 }
 
-// drain ends all subscriptions.
+// drain ends all subscriptions, and closes their connection when the queries that have arrived were taken.
 func (s *readService) drain() {
-	for _, sub := range s.subs {
-		if err := sub.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-			s.queries.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
-		}
+	if err := s.subscriber.Drain(); err != nil {
+		s.queries.log.Warn("could not take the last queries of clients, which ask again", "error", err)
+		s.subscriber.Close()
 	}
 }
 
@@ -113,7 +114,7 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 	}
 	s.endpoints = append(s.endpoints, stats)
 	answer := func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) }
-	queue := newTurns(answer, func(m *nats.Msg) { s.refuse(m, stats) }, s.queries.log)
+	queue := newTurns(answer, func(m *nats.Msg, tell bool) { s.refuse(m, stats, tell) }, s.queries.log)
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
 		if err := s.subscribe(subject, stats.QueueGroup, queue.add); err != nil {
 			return err
@@ -225,17 +226,17 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	s.reply(m, reply, stats, began)
 }
 
-// refuse answers a query that has no room to wait. The client pays with one query for each answer, and only the
-// client's own inbox gets the answer. Without an answer, the client would wait until its time is up.
-func (s *readService) refuse(m *nats.Msg, stats *micro.EndpointStats) {
+// refuse counts a query that has no room to wait. If tell is set, it also answers the query. Without an answer, the
+// client waits until its time is up.
+func (s *readService) refuse(m *nats.Msg, stats *micro.EndpointStats, tell bool) {
 	began := time.Now()
-	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
-	if !s.mayAnswer(m, tenant, user) {
-		return
-	}
 	s.mu.Lock()
 	s.refused[stats]++
 	s.mu.Unlock()
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if !tell || !s.mayAnswer(m, tenant, user) {
+		return
+	}
 	s.reply(m, &protocol.Reply{Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
 		"too many queries of the tenant wait already for %q: try again later, with fewer queries at once", stats.Name)},
 		stats, began)

@@ -20,6 +20,10 @@ const (
 	waitingQueries = 1024
 	waitingBytes   = 8 << 20
 
+	// The client learns of at most this many refusals a second. To answer all queries of a flood would take longer than
+	// to receive them, and queries of other tenants would wait behind them.
+	toldRefusals = 100
+
 	refusedQueriesAgain = 5 * time.Second // pause between two log lines about refused queries of one endpoint
 )
 
@@ -27,7 +31,7 @@ const (
 // tenant's queries delays no other tenant. The NATS client would queue and drop the queries of all tenants together.
 type turns struct {
 	answer func(*nats.Msg)
-	refuse func(*nats.Msg)
+	refuse func(m *nats.Msg, tell bool)
 	log    *slog.Logger
 
 	mu      sync.Mutex
@@ -43,9 +47,12 @@ type tenantsTurns struct {
 	running int
 	waiting []*nats.Msg
 	bytes   int // of the waiting queries
+
+	told   int       // refusals that the client was told of since second
+	second time.Time // at most a second ago, once told is above 0
 }
 
-func newTurns(answer, refuse func(*nats.Msg), log *slog.Logger) *turns {
+func newTurns(answer func(*nats.Msg), refuse func(m *nats.Msg, tell bool), log *slog.Logger) *turns {
 	return &turns{answer: answer, refuse: refuse, log: log, tenants: map[string]*tenantsTurns{}, refused: map[string]int{}}
 }
 
@@ -55,13 +62,14 @@ func (t *turns) add(m *nats.Msg) {
 	if strings.HasPrefix(user, "@") { // workers and operators query in a tenant's name, but do not share its turns
 		tenant += " @"
 	}
-	if !t.queue(m, tenant) {
-		t.refuse(m)
+	if waits, tell := t.queue(m, tenant); !waits {
+		t.refuse(m, tell)
 	}
 }
 
-// queue makes a query wait for its tenant's turn. It returns false if too many queries of the tenant wait already.
-func (t *turns) queue(m *nats.Msg, tenant string) bool {
+// queue makes a query wait for its tenant's turn. If too many queries of the tenant wait already, waits is false, and
+// tell says whether the client is told so.
+func (t *turns) queue(m *nats.Msg, tenant string) (waits, tell bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.tenants[tenant]
@@ -70,7 +78,7 @@ func (t *turns) queue(m *nats.Msg, tenant string) bool {
 	}
 	if len(of.waiting) >= waitingQueries || of.bytes+m.Size() > waitingBytes {
 		t.refusedLocked(m.Subject, tenant)
-		return false
+		return false, of.tell()
 	}
 	t.tenants[tenant] = of
 	if len(of.waiting) == 0 {
@@ -82,7 +90,16 @@ func (t *turns) queue(m *nats.Msg, tenant string) bool {
 		t.running++
 		go t.run()
 	}
-	return true
+	return true, false
+}
+
+// tell reports whether the client is told of a refusal now.
+func (of *tenantsTurns) tell() bool {
+	if time.Since(of.second) >= time.Second {
+		of.second, of.told = time.Now(), 0
+	}
+	of.told++
+	return of.told <= toldRefusals
 }
 
 // refusedLocked logs refused queries, but not each of them.
