@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/nats-io/nuid"
 
@@ -327,6 +328,10 @@ func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protoco
 	defer done()
 	answer, err := r.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
+		if r.jetStreamDisabled() { // a coordinator that starts waits for JetStream
+			return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings,
+				"no coordinator answers. NATS: %s", whyNoJetStream(jetstream.ErrJetStreamNotEnabled))
+		}
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
 	if err != nil {

@@ -111,13 +111,19 @@ func (s *submission) whyWaiting() *Error {
 
 // explain adds a reason to the error of a call that gave up: why the fleet has not decided the request.
 func (s *submission) explain(err error) error {
-	why := s.whyWaiting()
+	why, state := s.whyWaiting(), "the request is stored and will be decided; it waits"
+	if refused := s.refused.Load(); refused != nil && !isContextEnd(refused) {
+		state = "the last attempt to store the request failed"
+		if why == nil {
+			why = refused
+		}
+	}
 	if why == nil || !isContextEnd(err) {
 		return err
 	}
 	typed := *protocol.AsError(err)
 	typed.Reason = why.Reason
-	typed.Message += ": the request is stored and will be decided; it waits: " + why.Message
+	typed.Message += ": " + state + ": " + why.Message
 	return &typedError{&typed, err}
 }
 
@@ -174,6 +180,10 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			s.failed <- err
 			return
 		case err != nil:
+			if why := c.status.refusal(s.request.Verb); why != nil { // coordinators know why nothing is stored
+				s.refuse(ctx, why)
+				return
+			}
 			if !backoff.Sleep(ctx, retryPause) {
 				return
 			}
