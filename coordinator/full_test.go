@@ -3,8 +3,10 @@ package coordinator
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -350,6 +353,72 @@ func TestP1_AFullDiskKeepsAcknowledgedRequests(t *testing.T) {
 }
 
 // fillDisk writes to a file until the disk is full.
+// lockedLog is a log that several goroutines write.
+type lockedLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedLog) Write(data []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(data)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// A server whose disk is full may disable its JetStream. Only a restart enables it again. A client without the right to
+// ask JetStream learns from the coordinators what has happened.
+func TestClientsLearnThatJetStreamIsDisabled(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	var log lockedLog
+	conn, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.server.ClientURL(), Name: "c1",
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	stop := d.run(Config{Name: "c1", Conn: conn})
+	defer func() { stop() }()
+	user := d.connectAs(jetstream.Config{URL: d.server.ClientURL(), Name: "user", WithoutStreams: true})
+	var waiting atomic.Pointer[protocol.Error]
+	unfollow, err := user.FollowStatus(func(s *protocol.Status) { waiting.Store(s.Waiting) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unfollow()
+	if err := d.server.ShutdownJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	explains := func(text string) bool {
+		return strings.Contains(text, "JetStream is disabled") && strings.Contains(text, "restart the server")
+	}
+	eventually.Holds(t, 20*time.Second, "a client hears why nothing is decided", func() bool {
+		why := waiting.Load()
+		return why != nil && explains(why.Message)
+	})
+	reply, err := user.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+	if err != nil || len(reply.Ping.Storage.Problems) == 0 || !explains(reply.Ping.Storage.Problems[0]) {
+		t.Errorf("a ping is answered with %+v, %v", reply, err)
+	}
+	if !explains(log.String()) {
+		t.Errorf("the coordinator's log does not say what to do:\n%s", log.String())
+	}
+	stop()
+	stop = func() {}
+	late := d.connectAs(jetstream.Config{URL: d.server.ClientURL(), Name: "late", WithoutStreams: true})
+	_, err = late.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+	if err == nil || !strings.Contains(err.Error(), "no coordinator answers") ||
+		!strings.Contains(err.Error(), "JetStream is disabled") {
+		t.Errorf("without a coordinator, the ping is answered with %v", err)
+	}
+}
+
 func fillDisk(path string) error {
 	f, err := os.Create(path)
 	if err != nil {

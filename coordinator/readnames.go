@@ -14,14 +14,12 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 	for name, read := range endpoints {
 		all[name] = func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 			asked := q.Sandbox
-			if q.Sandbox != "" && protocol.ValidateID("tenant", tenant) == nil {
-				hold, err := rd.names.nameHold(ctx, key{Tenant: tenant, ID: q.Sandbox})
+			if protocol.ValidateID("tenant", tenant) == nil && protocol.ValidateID("sandbox", q.Sandbox) == nil {
+				release, err := rd.resolveName(ctx, tenant, q)
 				if err != nil {
 					return nil, err
 				}
-				if hold != nil {
-					q.Sandbox = hold.Sandbox
-				}
+				defer release()
 			}
 			reply, err := read(ctx, tenant, q)
 			return reply, withMissing(err, asked, q.Exec)
@@ -41,4 +39,29 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 		return get(ctx, tenant, &protocol.Query{Version: q.Version, Sandbox: id})
 	}, "sandbox")
 	return all
+}
+
+// resolveName replaces a sandbox's name in a query by the sandbox's id. If memory has neither the id nor the name,
+// resolveName and the read ask NATS whether the sandbox exists: another coordinator may just have created it, or its
+// history may be purged. Clients can ask for any number of such ids, so these reads need a slot. The caller must call
+// release after the read.
+func (rd *reader) resolveName(ctx context.Context, tenant string, q *protocol.Query) (release func(), err error) {
+	k := key{Tenant: tenant, ID: q.Sandbox}
+	if rd.projection.read.knows(k) {
+		return func() {}, nil
+	}
+	release, err = rd.unknown.take(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	hold, err := rd.names.nameHold(ctx, k)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	if hold != nil {
+		release()
+		q.Sandbox, release = hold.Sandbox, func() {}
+	}
+	return release, nil
 }

@@ -23,13 +23,16 @@ type reader struct {
 	getting, listing *readSlots // limit reads of past execs
 	paging           *readSlots // limits reads of events and output
 	following        *readSlots // limits reads by clients that follow a history or output
+	reporting        *readSlots // limits reads of tenants' use, which the leader answers
+	unknown          *readSlots // limits reads that ask NATS whether a sandbox exists
 }
 
 func newReader(c *coordinator) *reader {
 	return &reader{
 		coordinator: c, names: &nameRegistry{c},
 		getting: newReadSlots(getsAtOnce), listing: newReadSlots(listsAtOnce), paging: newReadSlots(pagesAtOnce),
-		following: newReadSlots(followersAtOnce),
+		following: newReadSlots(followersAtOnce), reporting: newReadSlots(reportsAtOnce),
+		unknown: newReadSlots(unknownAtOnce),
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Limits of concurrent reads of the log. Each read holds a few messages of at most a megabyte each.
+// Limits of concurrent reads of the log and of the leader's sums. Each read of the log holds a few messages of at most a
+// megabyte each.
 const (
 	getsAtOnce    = 16
 	listsAtOnce   = 4
@@ -17,6 +18,8 @@ const (
 	recordsAtOnce = 8 // records of one list
 
 	followersAtOnce = 16 // reads by clients that follow a history or output
+	unknownAtOnce   = 16 // reads of sandboxes that memory does not have
+	reportsAtOnce   = 8  // reads of tenants' use; the leader has slots for those of eight coordinators
 
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 
@@ -64,7 +67,7 @@ func (s *readSlots) take(ctx context.Context, tenant string) (release func(), er
 		err = ctx.Err()
 	case <-over.C:
 		err = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"%d reads of the log are running, at most %d for one tenant, and the tenant got no turn within %s: "+
+			"%d reads of this kind are running, at most %d for one tenant, and the tenant got no turn within %s: "+
 				"try again later, with fewer reads at once", s.most, s.share(), readWithin)
 	}
 	release()

@@ -109,6 +109,32 @@ func TestAFloodOfReadsOfOneTenantDelaysNobodyElse(t *testing.T) {
 	}
 }
 
+// Each read of a sandbox that memory does not have asks NATS. A tenant can name any number of such sandboxes.
+func TestReadsOfUnknownSandboxesAreLimited(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	var c *coordinator
+	defer d.run(Config{Name: "c1", made: func(made *coordinator) { c = made }})()
+	d.ready("a")
+	unknown := c.reads.unknown
+	taken(t, unknown, "hostile", unknown.share())
+	endpoints := []string{protocol.EndpointGet, protocol.EndpointExecs, protocol.EndpointEvents}
+	for _, endpoint := range endpoints {
+		for _, sandbox := range []string{"name", "01jx2g3h4j5k6m7n8p9qrstvwx"} {
+			_, err := d.conn.Query(t.Context(), "hostile", endpoint, &protocol.Query{Sandbox: sandbox})
+			wantCode(t, err, protocol.ResourceExhausted, protocol.ReasonTooManyReads, "")
+			_, err = d.conn.Query(t.Context(), "other", endpoint, &protocol.Query{Sandbox: sandbox})
+			if code := protocol.CodeOf(err); err != nil && code != protocol.NotFound {
+				t.Errorf("%s: the read of another tenant is answered with %v", endpoint, err)
+			}
+		}
+	}
+	taken(t, unknown, "default", unknown.most-unknown.share())
+	for _, endpoint := range endpoints {
+		d.mustQuery(endpoint, protocol.Query{Sandbox: "a"})
+	}
+}
+
 // A read that takes too long ends and frees its slot.
 func TestASlowReadIsRefused(t *testing.T) {
 	t.Parallel()

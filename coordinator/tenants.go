@@ -80,6 +80,11 @@ func tenantToken(tenant string) string { return fmt.Sprintf("%020d.%s", 0, tenan
 // readTenant answers with the quota and the use of a tenant. Only the leader knows the sizes of stored output and
 // uploads. If no leader answers, readTenant leaves them out.
 func (rd *reader) readTenant(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
+	release, err := rd.reporting.take(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if rd.admitter.Load() == nil {
 		reply, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})
 		if err == nil && len(reply.Tenants) == 1 {

@@ -1,7 +1,9 @@
 package coordinator
 
 import (
+	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,4 +100,46 @@ func held(busy bool) int {
 func (c *coordinator) living() int {
 	_, living, _ := c.counts()
 	return living
+}
+
+// A coordinator that does not lead asks the leader about the use of a tenant. A tenant that asks very often gets a few
+// of the leader's answers at a time, and other tenants are answered meanwhile.
+func TestAFloodOfOneTenantsQueriesAsksTheLeaderFewTimesAtOnce(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	if err := d.conn.Provision(t.Context(), jetstream.Assets{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	defer d.coordinator("c1", Timing{})()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	serving, proceed, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	var asked atomic.Int64
+	go func() {
+		ended <- d.conn.ServeLeader(ctx, func(q *protocol.LeaderQuery) *protocol.LeaderReply {
+			if q.Tenant == "hostile" {
+				asked.Add(1)
+				<-proceed
+			}
+			return &protocol.LeaderReply{Tenants: []*protocol.Tenant{{Tenant: q.Tenant}}}
+		}, func() { close(serving) })
+	}()
+	defer func() { close(proceed); stop(); <-ended }()
+	<-serving
+	nc := d.wire().nc
+	for range 500 {
+		if err := nc.Publish(protocol.APISubject("hostile", protocol.EndpointTenant), []byte(`{"v":1}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.eventually("the leader is asked", func() bool { return asked.Load() > 0 })
+	if got := d.tenant("polite"); got.Tenant != "polite" {
+		t.Errorf("the other tenant gets %+v", got)
+	}
+	if n := asked.Load(); n > reportsAtOnce {
+		t.Errorf("the leader was asked %d times at once, want at most %d", n, reportsAtOnce)
+	}
 }

@@ -85,6 +85,7 @@ type Conn struct {
 // embedded a connection, Conn would have the methods of connection twice at the same depth, and calls on Conn would not
 // compile.
 type connection struct {
+	cfg     Config
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	log     *slog.Logger
@@ -175,7 +176,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 // newConn builds a Conn and its parts without connecting.
 func newConn(cfg Config) *Conn {
 	c := &Conn{core: core{connection: connection{
-		log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
 		onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]call{},
 	}}}
 	if c.log == nil {
@@ -216,6 +217,15 @@ func newConn(cfg Config) *Conn {
 	c.StoreHealth, c.Provisioner = &StoreHealth{streams: s}, &Provisioner{s}
 	c.Growth = &Growth{s, c.Provisioner}
 	return c
+}
+
+// another opens a connection for messages that clients send whenever they like. The server sends the messages of a
+// connection one after another, so a flood of queries would delay the answers of JetStream, such as those to the renewals
+// of locks. what goes into the connection's name.
+func (c *connection) another(ctx context.Context, what string) (*Conn, error) {
+	cfg := c.cfg
+	cfg.Name, cfg.OnState, cfg.WithoutStreams = cfg.Name+" "+what, nil, true
+	return Connect(ctx, cfg)
 }
 
 func (c *core) options(cfg Config) ([]nats.Option, error) {

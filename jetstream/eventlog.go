@@ -75,8 +75,17 @@ func (l *EventLog) LastRecord(ctx context.Context) (uint64, error) {
 
 // BatchBetween reports whether the log has a batch after one record and up to another one. It skips the messages that
 // [EventLog.FollowEvents] does not deliver.
-func (l *EventLog) BatchBetween(ctx context.Context, after, last uint64) (bool, error) {
-	for {
+func (l *EventLog) BatchBetween(ctx context.Context, after, last uint64) (found bool, err error) {
+	visit := func(m *stored) bool {
+		after = m.sequence
+		found = after <= last && entryOf(m).batch != nil
+		return !found && after < last
+	}
+	// A worker can store any number of messages that are no batches, so read them in pages.
+	err = l.scan(ctx, protocol.StreamEvents, protocol.EventFilter, after+1, func(m *stored) (bool, error) {
+		return visit(m), nil
+	})
+	for err == nil && !found && after < last { // the replica that answered may not have the newest messages
 		m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventFilter, after+1)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			return false, nil
@@ -84,10 +93,9 @@ func (l *EventLog) BatchBetween(ctx context.Context, after, last uint64) (bool, 
 		if err != nil {
 			return false, err
 		}
-		if after = m.sequence; after > last || entryOf(m).batch != nil {
-			return after <= last, nil
-		}
+		visit(m)
 	}
+	return found, err
 }
 
 // FollowEvents reads the batches of all histories from a record on, in the order of the log, and then new batches,

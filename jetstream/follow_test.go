@@ -222,3 +222,37 @@ func TestALostLastMessageIsReadAgain(t *testing.T) {
 		t.Fatalf("read %d pages, want 1; the message was lost on its way: %t", read, lost)
 	}
 }
+
+// A worker can store messages that are no batches. A new leader asks whether a batch is among the last messages of the
+// log, and reads many such messages with each request.
+func TestMessagesThatAreNoBatchesAreReadInPages(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, nc := d.opened(t), d.raw(t)
+	readySandbox(t, c, d.tenant, "s1")
+	last := func() uint64 {
+		record, err := c.LastRecord(t.Context())
+		must(t, err)
+		return record
+	}
+	from := last()
+	const garbage = 700
+	for range garbage {
+		_, err := nc.Request(protocol.AppendSubject("w1", d.tenant, "s1"), []byte("garbage"), 10*time.Second)
+		must(t, err)
+	}
+	end := last()
+	readySandbox(t, c, d.tenant, "s2")
+	asked, err := nc.SubscribeSync("$JS.API.STREAM.MSG.GET." + protocol.StreamEvents)
+	must(t, err)
+	must(t, nc.Flush())
+	for to, want := range map[uint64]bool{end: false, end + 1: true} {
+		if more, err := c.BatchBetween(t.Context(), from, to); err != nil || more != want {
+			t.Errorf("a batch between %d and %d: %t, %v", from, to, more, err)
+		}
+	}
+	must(t, nc.Flush())
+	if n, _, err := asked.Pending(); err != nil || n > 10 {
+		t.Errorf("%d messages were read one by one, of %d: %v", n, garbage, err)
+	}
+}

@@ -43,6 +43,24 @@ func TestTheFileOfAReimportedImageStays(t *testing.T) {
 	})
 }
 
+// Two imported images may have the same file. The file stays as long as one of them is wanted.
+func TestTheFileOfAWantedImageStays(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader("content")))
+		for _, ref := range []string{d.tenant, d.tenant + "-copy"} {
+			must(t, c.WantImage(ctx, &protocol.WantedImage{Ref: ref, Digest: d.tenant, Format: protocol.ImageRootFS}))
+		}
+		must(t, c.UnwantImage(ctx, d.tenant))
+		r, err := c.ImageFile(ctx, d.tenant)
+		must(t, err)
+		defer r.Close()
+		must(t, c.UnwantImage(ctx, d.tenant+"-copy"))
+		_, err = c.ImageFile(ctx, d.tenant)
+		wantError(t, err, protocol.NotFound, "")
+	})
+}
+
 // A file that is stored again between the check and its removal stays.
 func TestAFileThatIsStoredAgainIsNotRemoved(t *testing.T) {
 	t.Parallel()

@@ -10,9 +10,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// leaderAnswers is how many queries of other coordinators a leader answers at a time. Further queries wait in the
-// leader's NATS client.
-const leaderAnswers = 256
+// A leader answers at most leaderClaims claims and leaderReports other queries at a time. Clients cause the other
+// queries when they ask for their tenant's use. Further claims wait in the leader's NATS client, so further reports are
+// refused: they would delay the claims behind them.
+const (
+	leaderClaims  = 256
+	leaderReports = 64
+)
 
 // askLeader is how long a coordinator waits for the leader's answer.
 const askLeader = time.Second
@@ -23,12 +27,29 @@ const askLeader = time.Second
 func (n *Notifications) ServeLeader(
 	ctx context.Context, answer func(*protocol.LeaderQuery) *protocol.LeaderReply, serving func(),
 ) error {
-	slots := make(chan struct{}, leaderAnswers)
+	claims, reports := make(chan struct{}, leaderClaims), make(chan struct{}, leaderReports)
 	sub, err := n.nc.Subscribe(protocol.LeaderSubject, func(m *nats.Msg) {
+		q := &protocol.LeaderQuery{}
+		err := protocol.DecodeAs(protocol.ContentMsgpack, m.Data, q)
+		if err == nil {
+			err = protocol.CheckVersion(q.Version)
+		}
+		slots := claims
+		if q.Tenant != "" || q.Tenants {
+			slots = reports
+		}
+		if err == nil && slots == reports && len(reports) == leaderReports { // only this function takes slots
+			err = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+				"the leader answers %d queries about the use of tenants already: try again later", leaderReports)
+		}
+		if err != nil {
+			n.sendLeadersReply(m, &protocol.LeaderReply{Error: protocol.AsError(err)})
+			return
+		}
 		slots <- struct{}{}
 		go func() {
 			defer func() { <-slots }()
-			n.answerAsLeader(m, answer)
+			n.sendLeadersReply(m, answer(q))
 		}()
 	})
 	if err != nil {
@@ -43,16 +64,8 @@ func (n *Notifications) ServeLeader(
 	return ctx.Err()
 }
 
-func (n *Notifications) answerAsLeader(m *nats.Msg, answer func(*protocol.LeaderQuery) *protocol.LeaderReply) {
-	q := &protocol.LeaderQuery{}
-	err := protocol.DecodeAs(protocol.ContentMsgpack, m.Data, q)
-	if err == nil {
-		err = protocol.CheckVersion(q.Version)
-	}
-	reply := &protocol.LeaderReply{Error: protocol.AsError(err)}
-	if err == nil {
-		reply = answer(q)
-	}
+// sendLeadersReply answers a query of another coordinator, unless the reply is nil.
+func (n *Notifications) sendLeadersReply(m *nats.Msg, reply *protocol.LeaderReply) {
 	if reply == nil || m.Reply == "" || !protocol.MayReply(m.Reply, "", "") {
 		return
 	}

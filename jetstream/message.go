@@ -142,7 +142,7 @@ const (
 	directsAtOnce = 6
 )
 
-// scan reads the messages of one literal subject from a sequence on, in order, until visit returns false. It uses
+// scan reads the messages of one subject from a sequence on, in order, until visit returns false. It uses
 // batched direct gets and no consumer. In a cluster a replica that is behind may answer, so the newest messages may be
 // missing.
 func (s *streams) scan(ctx context.Context, stream, subject string, from uint64,

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -151,8 +152,9 @@ func whyNoJetStream(err error) string {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
 		return "JetStream is not enabled for this account: give it jetstream: enabled"
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, nats.ErrNoResponders):
-		return "JetStream is disabled on every server that can be reached: " +
-			"give each jetstream { store_dir, max_file_store }, and look for disk errors in its log"
+		return "JetStream is disabled on every server that can be reached. A server disables it when its disk is full or " +
+			"fails: make room on the disk, and restart the server. A server that never had JetStream needs " +
+			"jetstream { store_dir, max_file_store }"
 	case errors.As(err, &api) && api.Code == 503:
 		return "JetStream has no leader: a majority of its servers is unreachable, or has JetStream disabled"
 	}
@@ -189,7 +191,7 @@ func (q *quorum) rememberServers() {
 func (q *quorum) tryServer(server string) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
 	defer cancel()
-	if !greets(ctx, server) {
+	if greeted, _ := greets(ctx, server); !greeted {
 		return
 	}
 	q.mu.Lock()
@@ -226,7 +228,10 @@ func (q *quorum) knownServers(ctx context.Context) []string {
 func (q *quorum) reachable(ctx context.Context, servers []string) int {
 	greeted := make(chan bool, len(servers))
 	for _, s := range servers {
-		go func() { greeted <- greets(ctx, s) }()
+		go func() {
+			ok, _ := greets(ctx, s)
+			greeted <- ok
+		}()
 	}
 	n := 0
 	for range servers {
@@ -237,22 +242,50 @@ func (q *quorum) reachable(ctx context.Context, servers []string) int {
 	return n
 }
 
-func greets(ctx context.Context, server string) bool {
+// greets reports whether a server greets a client, and whether it says in its greeting that it has no JetStream.
+func greets(ctx context.Context, server string) (greeted, withoutJetStream bool) {
 	u, err := url.Parse(server)
 	if err != nil || u.Port() == "" {
-		return true // without a port to try, assume that the server can be reached
+		return true, false // without a port to try, assume that the server can be reached
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer conn.Close()
 	if u.Scheme != "nats" { // with other schemes the client speaks first
-		return true
+		return true, false
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = conn.SetReadDeadline(deadline) // fails only if the connection is closed
 	}
 	line, err := bufio.NewReader(conn).ReadString('\n')
-	return err == nil && strings.HasPrefix(line, "INFO ")
+	said, isInfo := strings.CutPrefix(line, "INFO ")
+	if err != nil || !isInfo {
+		return false, false
+	}
+	var info struct{ JetStream bool }
+	return true, json.Unmarshal([]byte(said), &info) == nil && !info.JetStream
+}
+
+// jetStreamDisabled reports whether all servers that can be reached say in their greetings that they have no JetStream.
+// The API of JetStream does not tell: a server that disabled JetStream does not answer. Clients without a right to the
+// API can read greetings too.
+func (c *connection) jetStreamDisabled() bool {
+	if c.cfg.InProcess != nil {
+		here, _ := c.nc.ConnectedServerJetStream()
+		return c.nc.IsConnected() && !here
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
+	defer cancel()
+	disabled := false
+	for _, server := range c.nc.Servers() {
+		switch greeted, without := greets(ctx, server); {
+		case greeted && !without:
+			return false
+		case greeted:
+			disabled = true
+		}
+	}
+	return disabled
 }

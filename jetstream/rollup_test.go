@@ -3,6 +3,7 @@ package jetstream_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,6 +51,29 @@ func TestEveryStreamRefusesRollups(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A message of a history or of a bucket cannot be removed by itself. What is written once cannot be purged either.
+func TestStreamsRefuseDeletesAndPurges(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	once := []string{protocol.StreamWriters, "KV_" + protocol.BucketIDs}
+	for name := range streamConfigs(t, d) {
+		stream, err := js.Stream(t.Context(), name)
+		must(t, err)
+		if name == protocol.StreamEvents || slices.Contains(once, name) || strings.HasPrefix(name, "KV_") {
+			if err := stream.DeleteMsg(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "delete not permitted") {
+				t.Errorf("%s: a delete returns %v, want a refusal", name, err)
+			}
+		}
+		if slices.Contains(once, name) {
+			if err := stream.Purge(t.Context()); err == nil || !strings.Contains(err.Error(), "purge not permitted") {
+				t.Errorf("%s: a purge returns %v, want a refusal", name, err)
+			}
+		}
+	}
 }
 
 // Buckets of earlier versions allowed rollups. A coordinator that starts forbids rollups in these buckets, and no

@@ -98,7 +98,7 @@ func (k *roomState) suspected() bool {
 func (h *StoreHealth) LogRoom(ctx context.Context) (Room, error) {
 	k := &h.room
 	k.mu.Lock()
-	fresh := time.Since(k.at) <= roomFresh
+	fresh := time.Since(k.at) <= roomFresh || k.failed != "" // a log that accepts no writes may not answer either
 	k.mu.Unlock()
 	if !fresh { // concurrent callers may all ask: the answers are the same
 		info, err := h.streamInfo(ctx, protocol.StreamEvents)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
 	"runtime/debug"
 	"slices"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/nats-io/nuid"
 
@@ -35,12 +38,13 @@ func UserOf(ctx context.Context) string {
 // services either answers the queries of an endpoint one after another, or counts neither errors nor times. Boxfleet
 // therefore implements the protocol of services itself.
 type readService struct {
-	queries   *Queries
-	identity  micro.ServiceIdentity
-	started   time.Time
-	subs      []*nats.Subscription
-	mu        sync.Mutex
-	endpoints []*micro.EndpointStats
+	queries    *Queries
+	subscriber *nats.Conn // receives the queries
+	identity   micro.ServiceIdentity
+	started    time.Time
+	mu         sync.Mutex
+	endpoints  []*micro.EndpointStats
+	refused    map[*micro.EndpointStats]int // queries that found no room to wait
 }
 
 // metadataCoordinator is the key of a coordinator's name in the description of its read service.
@@ -61,6 +65,7 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 	s := &readService{
 		queries: r,
 		started: time.Now().UTC(),
+		refused: map[*micro.EndpointStats]int{},
 		identity: micro.ServiceIdentity{
 			Name:     protocol.ServiceName,
 			ID:       nuid.Next(),
@@ -68,6 +73,11 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 			Metadata: map[string]string{metadataCoordinator: strings.TrimPrefix(r.user, "@")},
 		},
 	}
+	own, err := r.another(ctx, "reads")
+	if err != nil {
+		return err
+	}
+	s.subscriber = own.nc
 	defer s.drain()
 	for _, name := range slices.Sorted(maps.Keys(endpoints)) {
 		if err := s.serveEndpoint(ctx, name, endpoints[name]); err != nil {
@@ -77,7 +87,7 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 	if err := s.serveDiscovery(); err != nil {
 		return err
 	}
-	if err := r.Flush(ctx); err != nil && ctx.Err() == nil {
+	if err := own.Flush(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
 	if serving != nil {
@@ -88,23 +98,19 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 }
 
 func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) error {
-	sub, err := s.queries.nc.QueueSubscribe(subject, queue, handle)
-	if err == nil {
-		s.subs = append(s.subs, sub)
-	}
+	_, err := s.subscriber.QueueSubscribe(subject, queue, handle)
 	return translate(err, "serve reads")
 }
 
-// drain ends all subscriptions.
+// drain ends all subscriptions, and closes their connection when the queries that have arrived were taken.
 func (s *readService) drain() {
-	for _, sub := range s.subs {
-		if err := sub.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-			s.queries.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
-		}
+	if err := s.subscriber.Drain(); err != nil {
+		s.queries.log.Warn("could not take the last queries of clients, which ask again", "error", err)
+		s.subscriber.Close()
 	}
 }
 
-// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time. The tenants take turns.
+// serveEndpoint answers the queries of an endpoint. The tenants take turns.
 func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint Endpoint) error {
 	stats := &micro.EndpointStats{
 		Name:       name,
@@ -112,10 +118,14 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 		QueueGroup: micro.DefaultQueueGroup,
 	}
 	s.endpoints = append(s.endpoints, stats)
+	refusals := &queryRefusals{endpoint: name, told: map[string]int{}, unsaid: map[string]int{}, log: s.queries.log}
 	queue := newTurns(queryTurns, func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
 	add := func(m *nats.Msg) {
 		tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
-		queue.add(lineOf(tenant, user), m, amount{1, m.Size()}) // clients repeat queries that are dropped
+		line := lineOf(tenant, user)
+		for _, dropped := range queue.add(line, m, amount{1, m.Size()}) {
+			s.refuse(dropped, stats, refusals.note(line))
+		}
 	}
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
 		if err := s.subscribe(subject, stats.QueueGroup, add); err != nil {
@@ -127,6 +137,47 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 
 // queryTurns limits the queries to one endpoint.
 var queryTurns = turnLimits{running: 256, ofOneLine: 192, waiting: amount{jobs: 2048, bytes: 16 << 20}}
+
+const (
+	// toldRefusals is how many refusals of queries of one line to one endpoint are answered each second. To answer all
+	// queries of a flood would take longer than to receive them, and queries of other tenants would wait behind them.
+	toldRefusals = 100
+
+	refusedQueriesAgain = 5 * time.Second // pause between two log lines about refused queries of one endpoint
+)
+
+// queryRefusals decides which refusals of queries to one endpoint are answered, and logs how many there were.
+type queryRefusals struct {
+	endpoint string
+	log      *slog.Logger
+
+	mu     sync.Mutex
+	told   map[string]int // refusals that were answered since second, by line
+	second time.Time
+	unsaid map[string]int // refusals since the last log line, by line
+	said   time.Time      // when the last log line was written
+}
+
+// note counts a refusal of a line's query, and reports whether the client is told.
+func (r *queryRefusals) note(line string) (tell bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.second) >= time.Second {
+		r.second = time.Now()
+		clear(r.told)
+	}
+	r.told[line]++
+	r.unsaid[line]++
+	if time.Since(r.said) >= refusedQueriesAgain {
+		r.said = time.Now()
+		for line, queries := range r.unsaid {
+			r.log.Warn("refused queries of a tenant: too many of them wait already", "endpoint", r.endpoint, "tenant", line,
+				"queries since the last such line", queries)
+		}
+		clear(r.unsaid)
+	}
+	return r.told[line] <= toldRefusals
+}
 
 // serveDiscovery answers the questions that `nats service` asks all services, all instances of this service, or this
 // instance.
@@ -179,6 +230,7 @@ func (s *readService) stats() any {
 	stats := micro.Stats{ServiceIdentity: s.identity, Type: micro.StatsResponseType, Started: s.started}
 	for _, e := range s.endpoints {
 		now := *e
+		now.Data = json.RawMessage(fmt.Sprintf(`{"refused":%d}`, s.refused[e]))
 		if now.NumRequests > 0 {
 			now.AverageProcessingTime = now.ProcessingTime / time.Duration(now.NumRequests)
 		}
@@ -198,18 +250,25 @@ func (s *readService) count(e *micro.EndpointStats, began time.Time, failed *pro
 	}
 }
 
-func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint, stats *micro.EndpointStats) {
-	began := time.Now()
-	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+// mayAnswer reports whether the query is from the client that it names and asks for an answer in that client's inbox.
+func (s *readService) mayAnswer(m *nats.Msg, tenant, user string) bool {
 	known := user == "" || protocol.ValidateUser("user", user) == nil
 	if !known || m.Reply != "" && !protocol.MayReply(m.Reply, tenant, user) || isRepublished(m.Header) {
 		s.queries.log.Warn("dropped a query: the reply subject is not in the user's inbox, or a stream republished the query",
 			"subject", m.Subject, "reply", m.Reply)
+		return false
+	}
+	return true
+}
+
+func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint, stats *micro.EndpointStats) {
+	began := time.Now()
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if !s.mayAnswer(m, tenant, user) {
 		return
 	}
-	contentType := headerOf(m.Header, protocol.HeaderContentType)
 	q := &protocol.Query{}
-	err := protocol.DecodeStrict(contentType, m.Data, q)
+	err := protocol.DecodeStrict(headerOf(m.Header, protocol.HeaderContentType), m.Data, q)
 	if err == nil {
 		err = protocol.CheckVersion(q.Version)
 	}
@@ -220,8 +279,29 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	if err != nil {
 		reply = &protocol.Reply{Error: protocol.AsError(err)}
 	}
+	s.reply(m, reply, stats, began)
+}
+
+// refuse counts a query that has no room to wait. If tell is set, it also answers the query. Without an answer, the
+// client waits until its time is up.
+func (s *readService) refuse(m *nats.Msg, stats *micro.EndpointStats, tell bool) {
+	began := time.Now()
+	s.mu.Lock()
+	s.refused[stats]++
+	s.mu.Unlock()
+	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+	if !tell || !s.mayAnswer(m, tenant, user) {
+		return
+	}
+	s.reply(m, &protocol.Reply{Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+		"too many queries of the tenant wait already for %q: try again later, with fewer queries at once", stats.Name)},
+		stats, began)
+}
+
+// reply sends the answer to a query, if the client asked for an answer, and counts the query.
+func (s *readService) reply(m *nats.Msg, reply *protocol.Reply, stats *micro.EndpointStats, began time.Time) {
 	reply.Version = protocol.Version
-	contentType = answerType(contentType, m.Data)
+	contentType := answerType(headerOf(m.Header, protocol.HeaderContentType), m.Data)
 	data := protocol.EncodeRead(contentType, reply, stats.Name)
 	if most := s.queries.nc.MaxPayload(); int64(len(data)) > most-min(headerRoom, most/4) {
 		reply = &protocol.Reply{Version: protocol.Version, Error: answerTooLarge(contentType, stats.Name, len(data), most)}
@@ -303,6 +383,10 @@ func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protoco
 	defer done()
 	answer, err := r.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
+		if r.jetStreamDisabled() { // a coordinator that starts waits for JetStream
+			return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings,
+				"no coordinator answers. NATS: %s", whyNoJetStream(jetstream.ErrJetStreamNotEnabled))
+		}
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
 	if err != nil {

@@ -3,6 +3,8 @@ package jetstream_test
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -244,7 +246,7 @@ func TestAFloodOfQueriesAndAPanicAffectNoOtherQuery(t *testing.T) {
 		t.Errorf("%d queries ran concurrently, want at most 500", n)
 	}
 	release()
-	if _, err := c.Query(t.Context(), d.tenant, protocol.EndpointList, &protocol.Query{}); err != nil {
+	if _, err := c.TenantReads(d.tenant).Query(t.Context(), protocol.EndpointList, protocol.Query{}); err != nil {
 		t.Errorf("a query after the flood failed: %v", err)
 	}
 }
@@ -287,5 +289,108 @@ func TestAFloodOfOneTenantsQueriesDelaysNoOtherTenant(t *testing.T) {
 	must(t, nc.PublishMsg(m))
 	if _, err := answers.NextMsg(10 * time.Second); err != nil {
 		t.Errorf("a query of a worker in the name of the hostile tenant: %v", err)
+	}
+}
+
+// Queries without room to wait are counted. Some of them are answered and logged.
+func TestQueriesWithoutRoomToWaitAreRefused(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	var log lines
+	k, err := jetstream.Connect(t.Context(),
+		jetstream.Config{URL: d.url(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	must(t, err)
+	t.Cleanup(k.Close)
+	must(t, k.Open(t.Context()))
+	nc := d.raw(t)
+	serving, proceed := make(chan struct{}), make(chan struct{})
+	defer close(proceed)
+	background(t, func(ctx context.Context) error {
+		return k.ServeReads(ctx, "1.2.3", map[string]jetstream.Endpoint{
+			protocol.EndpointGet: func(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
+				<-proceed
+				return &protocol.Reply{}, nil
+			},
+		}, func() { close(serving) })
+	})
+	receive(t, 10*time.Second, "the start of the read service", serving)
+	subject := protocol.UserAPISubject("hostile", "eve", protocol.EndpointGet)
+	answers, err := nc.SubscribeSync("_INBOX.hostile.eve.x")
+	must(t, err)
+	const flood = 3000
+	for range flood {
+		must(t, nc.PublishRequest(subject, answers.Subject, []byte(`{"v":1}`)))
+	}
+	m, err := answers.NextMsg(10 * time.Second)
+	must(t, err)
+	if code := m.Header.Get(micro.ErrorCodeHeader); code != string(protocol.ResourceExhausted) ||
+		!strings.Contains(string(m.Data), protocol.ReasonTooManyReads) {
+		t.Errorf("a query without room to wait is answered with %s %s", code, m.Data)
+	}
+	eventually.Holds(t, 10*time.Second, "the refused queries are counted", func() bool {
+		m, err := nc.Request("$SRV.STATS.boxfleet", nil, 5*time.Second)
+		must(t, err)
+		var stats micro.Stats
+		must(t, json.Unmarshal(m.Data, &stats))
+		var data struct{ Refused int }
+		must(t, json.Unmarshal(stats.Endpoints[0].Data, &data))
+		told := stats.Endpoints[0].NumErrors
+		return data.Refused > flood/3 && told > 0 && told < data.Refused
+	})
+	text := log.String()
+	if n := strings.Count(text, "refused queries"); n < 1 || n > 3 ||
+		!strings.Contains(text, "tenant=hostile") || !strings.Contains(text, "endpoint=get") {
+		t.Errorf("%d lines about the refused queries, want one, or a few on a slow machine:\n%s", n, text)
+	}
+	stranger, err := nc.SubscribeSync("_INBOX.other.ann.x")
+	must(t, err)
+	must(t, nc.PublishRequest(subject, stranger.Subject, []byte(`{"v":1}`)))
+	must(t, nc.PublishRequest(subject, answers.Subject, []byte(`{"v":1}`)))
+	must(t, k.Flush(t.Context()))
+	if m, err := stranger.NextMsg(200 * time.Millisecond); err == nil {
+		t.Errorf("the inbox of another user gets %s", m.Data)
+	}
+}
+
+// slowly reads from a connection at most a MiB per second.
+type slowly struct{ net.Conn }
+
+func (slowly) Dial(network, address string) (net.Conn, error) {
+	c, err := net.Dial(network, address)
+	return slowly{c}, err
+}
+
+func (s slowly) Read(data []byte) (int, error) {
+	n, err := s.Conn.Read(data[:min(len(data), 16<<10)])
+	time.Sleep(time.Duration(n) * time.Second >> 20)
+	return n, err
+}
+
+// The process receives queries more slowly than a client sends them. JetStream's answers do not wait behind the queries.
+func TestAFloodOfQueriesDelaysNoAnswerOfJetStream(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	k, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.url(), Logger: quiet,
+		Options: func(o *nats.Options) { o.CustomDialer = slowly{} }})
+	must(t, err)
+	t.Cleanup(k.Close)
+	must(t, k.Open(t.Context()))
+	serving := make(chan struct{})
+	background(t, func(ctx context.Context) error {
+		return k.ServeReads(ctx, "1.2.3",
+			map[string]jetstream.Endpoint{protocol.EndpointGet: emptyReply}, func() { close(serving) })
+	})
+	receive(t, 10*time.Second, "the start of the read service", serving)
+	nc := d.raw(t)
+	query := make([]byte, 64<<10)
+	for range 160 {
+		must(t, nc.Publish(protocol.APISubject("hostile", protocol.EndpointGet), query))
+	}
+	must(t, nc.Flush())
+	began := time.Now()
+	_, err = k.LastRecord(t.Context())
+	must(t, err)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("JetStream's answer came after %s, behind queries for 10 s", took)
 	}
 }

@@ -96,6 +96,9 @@ func (h *StoreHealth) jetStreamAnswers(ctx context.Context) (*jetstream.AccountI
 			return info, ""
 		}
 		if !backoff.Sleep(ctx, retryPause) {
+			if h.jetStreamDisabled() {
+				err = jetstream.ErrJetStreamNotEnabled
+			}
 			return nil, "NATS: " + whyNoJetStream(err)
 		}
 	}

@@ -70,11 +70,13 @@ func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Conte
 
 // RecoverStore recovers an event log that refuses writes although it has room. If restart is not nil, it calls restart.
 // If restart is nil and the servers form a cluster, it asks the log's leader to hand over to another server. Error:
-// failed_precondition with reason server_settings if there is only one server; the message names the server, which a
-// person must restart.
+// failed_precondition with reason server_settings if a person must restart a server; the message says which.
 func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)
+	}
+	if h.jetStreamDisabled() {
+		return settings("%s", whyNoJetStream(jetstream.ErrJetStreamNotEnabled))
 	}
 	info, err := h.streamInfo(ctx, protocol.StreamEvents)
 	if err != nil {
@@ -92,7 +94,7 @@ func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Con
 }
 
 // probeLog purges a subject without messages. A store that refuses writes also refuses the purge, and any other store
-// answers immediately. known is false if there was no answer.
+// answers immediately. known is false if there was no answer, unless JetStream is disabled.
 func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
@@ -102,6 +104,9 @@ func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	}
 	if err == nil {
 		return "", true
+	}
+	if h.jetStreamDisabled() {
+		return "NATS: " + whyNoJetStream(jetstream.ErrJetStreamNotEnabled), true
 	}
 	if !isOneOf(translate(err, "probe"), protocol.Internal, protocol.ResourceExhausted) {
 		return "", false

@@ -37,7 +37,7 @@ func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
 			return "", err
 		}
 		if !backoff.Sleep(ctx, retryPause) {
-			return "", ctxEnded(ctx.Err(), "find sandbox "+ref)
+			return "", s.client.status.explain(ctxEnded(ctx.Err(), "find sandbox "+ref))
 		}
 	}
 }

@@ -31,6 +31,18 @@ func (s *fleetStatus) waiting() *Error {
 	return r.waiting
 }
 
+// explain adds to the error of a call whose time ran out why coordinators decide no requests, if they do not.
+func (s *fleetStatus) explain(err error) error {
+	why := s.waiting()
+	if why == nil {
+		return err
+	}
+	typed := *protocol.AsError(err)
+	typed.Reason = why.Reason
+	typed.Message += ": coordinators report: " + why.Message
+	return &typedError{&typed, err}
+}
+
 // refusal returns an error if the event log is full and the request is a create or an exec: the client does not send
 // such a request. It sends all other requests, because they free room. While the log is not full, refusal returns nil,
 // even if coordinators decide no requests.

@@ -132,16 +132,23 @@ func (s *submission) whyWaiting() *Error {
 
 // explain adds a reason to the error of a call that gave up: why the fleet has not decided the request.
 func (s *submission) explain(err error) error {
-	why, said := s.notAccepted(), ": "
-	if why == nil {
-		why, said = s.whyWaiting(), ": the request is stored and will be decided; it waits: "
+	why, state := s.whyWaiting(), "the request is stored and will be decided; it waits: "
+	refused := s.refused.Load()
+	switch {
+	case s.notAccepted() != nil:
+		why, state = refused, ""
+	case refused != nil && !isContextEnd(refused):
+		state = "the last attempt to store the request failed: "
+		if why == nil {
+			why = refused
+		}
 	}
 	if why == nil || !isContextEnd(err) {
 		return err
 	}
 	typed := *protocol.AsError(err)
 	typed.Reason = why.Reason
-	typed.Message += said + why.Message
+	typed.Message += ": " + state + why.Message
 	return &typedError{&typed, err}
 }
 
@@ -207,6 +214,10 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			s.failed <- err
 			return
 		case err != nil:
+			if why := c.status.refusal(s.request.Verb); why != nil { // coordinators know why nothing is stored
+				s.refuse(ctx, why)
+				return
+			}
 			if !backoff.Sleep(ctx, retryPause) {
 				return
 			}

@@ -39,6 +39,11 @@ func tenantRights(tenant, user string) *server.Permissions {
 // their tenants. users maps each user to a tenant; the name of the tenant is also the user's password.
 func serverWithRights(t *testing.T, users map[string]string) (url string) {
 	t.Helper()
+	return runWithRights(t, users).ClientURL()
+}
+
+func runWithRights(t *testing.T, users map[string]string) *server.Server {
+	t.Helper()
 	opts := &server.Options{
 		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
 		Users: []*server.User{{Username: "coordinator", Password: "secret"}},
@@ -75,7 +80,31 @@ func serverWithRights(t *testing.T, users map[string]string) (url string) {
 	case err := <-ended:
 		t.Fatal(err)
 	}
-	return s.ClientURL()
+	return s
+}
+
+// A server whose disk is full may disable JetStream until it is restarted. A user has no right to ask JetStream, and
+// learns it all the same.
+func TestAUserLearnsThatJetStreamIsDisabled(t *testing.T) {
+	t.Parallel()
+	s := runWithRights(t, map[string]string{"anna": "blue"})
+	c := asUser(t, s.ClientURL(), "blue", "anna")
+	if err := s.ShutdownJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := c.Create(ctx, sdk.SandboxSpec{Image: "i"}, sdk.WithWait(false))
+	if text := fmt.Sprint(err); ctx.Err() != nil || !strings.Contains(text, "JetStream is disabled") ||
+		!strings.Contains(text, "restart the server") {
+		t.Errorf("a create fails with %v", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	err = c.Sandbox("web").Extend(ctx, time.Hour)
+	if text := fmt.Sprint(err); !strings.Contains(text, "JetStream is disabled") {
+		t.Errorf("an extend fails with %v", err)
+	}
 }
 
 // asUser connects a user and fails the test if the server refuses the user a subject.
