@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"strings"
+	"time"
 )
 
 // Names of the tags of credentials. A tag is a name, a colon and a value. [Template] refers to the last two.
@@ -16,22 +17,8 @@ const (
 // FromCredentials returns the identity that a NATS credentials file names. It checks no signature: servers do that. ok
 // is false if package auth did not write the file, for example because another operator wrote it.
 func FromCredentials(file []byte) (id Identity, ok bool) {
-	parts := strings.Split(tokenOf(string(file)), ".")
-	if len(parts) != 3 {
-		return Identity{}, false
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return Identity{}, false
-	}
-	var claims struct {
-		Subject string `json:"sub"`
-		Name    string `json:"name"`
-		NATS    struct {
-			Tags []string `json:"tags"`
-		} `json:"nats"`
-	}
-	if err := json.Unmarshal(payload, &claims); err != nil {
+	claims, ok := claimsOf(file)
+	if !ok {
 		return Identity{}, false
 	}
 	id = Identity{Name: claims.Name, Key: claims.Subject}
@@ -54,6 +41,36 @@ func FromCredentials(file []byte) (id Identity, ok bool) {
 		}
 	}
 	return id, id.Validate() == nil
+}
+
+// ExpiryOf returns when the credentials in a file expire; zero: never, or the file does not say so. It checks no
+// signature.
+func ExpiryOf(file []byte) time.Time {
+	claims, ok := claimsOf(file)
+	if !ok || claims.Expires == 0 {
+		return time.Time{}
+	}
+	return time.Unix(claims.Expires, 0)
+}
+
+// claims is the part of a JWT that Boxfleet reads.
+type claims struct {
+	Subject string `json:"sub"`
+	Name    string `json:"name"`
+	Expires int64  `json:"exp"` // Unix time in seconds; 0: never
+	NATS    struct {
+		Tags []string `json:"tags"`
+	} `json:"nats"`
+}
+
+// claimsOf decodes the JWT of a credentials file.
+func claimsOf(file []byte) (c claims, ok bool) {
+	parts := strings.Split(tokenOf(string(file)), ".")
+	if len(parts) != 3 {
+		return claims{}, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	return c, err == nil && json.Unmarshal(payload, &c) == nil
 }
 
 // tokenOf returns the JWT of a credentials file: the line below the first line of dashes.
