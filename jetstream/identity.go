@@ -112,6 +112,9 @@ func (cfg *Config) whyRefused(err error) (field, why string) {
 	case cfg.Token != "":
 		return "token", "the server has another token, or none"
 	}
+	if _, inURL, same := SplitLogin(cfg.URL); !same || inURL != (Login{}) {
+		return "nats", "the server does not accept the login in the URL"
+	}
 	return "creds", "name a file with credentials, which boxfleet auth add makes"
 }
 
