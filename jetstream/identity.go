@@ -68,10 +68,6 @@ func (cfg *Config) explain(err error, doing string) error {
 		explained.Message = doing + ": " + problem.Message
 		return &explained
 	}
-	if errors.Is(err, nats.ErrNkeysNotSupported) {
-		return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonServerSettings, Field: "nkey",
-			Message: doing + ": the server has no users with NKeys"}
-	}
 	refusal := protocol.AsError(translate(err, doing))
 	if refusal.Code != protocol.PermissionDenied {
 		return refusal

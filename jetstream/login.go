@@ -398,7 +398,8 @@ func (k *credentials) note(unread error) {
 
 // isRefusal reports whether a server refused the credentials.
 func isRefusal(err error) bool {
-	refusals := []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired}
+	refusals := []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired,
+		nats.ErrNkeysNotSupported}
 	for _, refusal := range refusals {
 		if errors.Is(err, refusal) {
 			return true
@@ -407,10 +408,10 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// failed records why an attempt to connect again failed, if the client reports it in no other way: TLS failed, or the seed
-// could not be read.
+// failed records why an attempt to connect again failed, if the credentials or TLS are the cause. The client reports some
+// of these errors in no other way.
 func (k *credentials) failed(nc *nats.Conn, err error) {
-	if err != nil && (k.tls(err) != nil || k.isUnread()) {
+	if err != nil && (k.tls(err) != nil || isRefusal(err) || k.isUnread()) {
 		k.refuse(nc, err)
 	}
 }
