@@ -164,6 +164,7 @@ type credentials struct {
 	longest  time.Duration // longest pause after such a failure
 	again    bool          // the credentials were refused or unreadable, or TLS failed, since the last pause
 	tried    string        // fingerprint before the last attempts
+	held     string        // fingerprint before the attempts that led to the present or last connection
 	seed     *signer       // of the seed file that the client presents; nil: none
 	refusals int           // number of successive pauses that followed a refusal
 	said     time.Time     // when the refusal was last logged
@@ -177,6 +178,7 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	k.explain, k.tls = cfg.explain, cfg.TLS.explain
 	k.fingerprint = cfg.fingerprint
 	k.tried = k.fingerprint()
+	k.held = k.tried
 	options := []nats.Option{
 		// Without this option, the client closes the connection for good when a server refuses it twice.
 		nats.IgnoreAuthErrorAbort(),
@@ -436,6 +438,7 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	case isRefusal(err):
 		why = k.explain(err, "NATS refuses the credentials")
 	}
+	now := k.fingerprint()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if why == nil {
@@ -445,6 +448,10 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	if !k.watched {
 		k.watched = true
 		go k.watch(nc)
+	}
+	if ended := errors.Is(err, nats.ErrAuthRevoked) || errors.Is(err, nats.ErrAuthExpired); ended && now != k.held {
+		k.log.Info("NATS refuses the previous credentials of this process; trying the new ones", "error", err)
+		return
 	}
 	if time.Since(k.said) < refusedAgain {
 		return
@@ -496,7 +503,7 @@ func (k *credentials) watch(nc *nats.Conn) {
 func (k *credentials) accepted() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.unread, k.refused, k.again, k.refusals, k.said = nil, nil, false, 0, time.Time{}
+	k.unread, k.refused, k.again, k.refusals, k.said, k.held = nil, nil, false, 0, time.Time{}, k.tried
 }
 
 // problem returns nil unless the credentials were refused or unreadable since the connection was lost.

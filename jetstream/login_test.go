@@ -171,7 +171,9 @@ func TestARevokedConnectionContinuesAtOnceWithTheNewFile(t *testing.T) {
 	i.issue(t, file, time.Hour)
 	copyFile(t, file, old)
 	states := make(chan time.Time, 10)
-	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file, Logger: quiet,
+	var log lines
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		OnState: func(bool) { states <- time.Now() }})
 	must(t, err)
 	defer c.Close()
@@ -183,6 +185,9 @@ func TestARevokedConnectionContinuesAtOnceWithTheNewFile(t *testing.T) {
 		t.Errorf("the connection was away for %s", took)
 	}
 	must(t, c.Flush(t.Context()))
+	if text := log.String(); strings.Contains(text, "level=ERROR") || !strings.Contains(text, "trying the new ones") {
+		t.Errorf("the rotation was logged as\n%s", text)
+	}
 
 	i.revoke(t, file) // a revocation before the rotation
 	eventually.Holds(t, 10*time.Second, "health says that the credentials were revoked", func() bool {

@@ -44,11 +44,11 @@ func (s *secured) config(t testing.TB, life time.Duration, hosts ...string) *tls
 	t.Helper()
 	cert, key, err := s.ca.Issue(s.dir, "server", life, hosts...)
 	must(t, err)
-	var clients *certs.CA
+	var clients []*certs.CA
 	if s.mutual {
-		clients = s.ca
+		clients = append(clients, s.ca)
 	}
-	c, err := certs.Server(cert, key, clients)
+	c, err := certs.Server(cert, key, clients...)
 	must(t, err)
 	return c
 }

@@ -64,17 +64,28 @@ func (ca *CA) Issue(dir, name string, life time.Duration, hosts ...string) (cert
 	return cert, key, replace(key, "PRIVATE KEY", secret)
 }
 
-// Server returns the configuration of a server with a certificate. If clients is not nil, the server demands a
-// certificate of that authority from each client.
-func Server(cert, key string, clients *CA) (*tls.Config, error) {
+// Bundle writes the certificates of several authorities to one file.
+func Bundle(file string, authorities ...*CA) error {
+	var all [][]byte
+	for _, ca := range authorities {
+		all = append(all, ca.cert.Raw)
+	}
+	return replace(file, "CERTIFICATE", all...)
+}
+
+// Server returns the configuration of a server with a certificate. With authorities of clients, the server demands a
+// certificate of one of them from each client.
+func Server(cert, key string, clients ...*CA) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
 		return nil, err
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
-	if clients != nil {
+	if len(clients) > 0 {
 		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-		c.ClientCAs.AddCert(clients.cert)
+	}
+	for _, ca := range clients {
+		c.ClientCAs.AddCert(ca.cert)
 	}
 	return c, nil
 }
@@ -98,8 +109,11 @@ func sign(t, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (der []byte,
 }
 
 // replace replaces a file atomically. Only this user can read the file.
-func replace(file, kind string, der []byte) error {
-	text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+func replace(file, kind string, blocks ...[]byte) error {
+	var text []byte
+	for _, der := range blocks {
+		text = append(text, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})...)
+	}
 	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
 		return err
 	}
