@@ -346,7 +346,7 @@ type seedDialer struct {
 	file string
 }
 
-// Dial implements [nats.CustomDialer]. The client calls it before it reads its options, in the same goroutine and under
+// Dial dials for the client. The client calls it before it reads its options, in the same goroutine and under
 // the same lock.
 func (d seedDialer) Dial(network, address string) (net.Conn, error) {
 	if nc := d.k.nc.Load(); nc != nil {
