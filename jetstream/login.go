@@ -267,8 +267,8 @@ func (cfg *Config) checkSecrets(log *slog.Logger) error {
 		return protocol.Invalid("nkey", "must not be set together with creds: a connection has one key")
 	case hasKey && login.User != "":
 		return protocol.Invalid("login", "must not be set together with %s: a connection has one identity", where)
-	case cfg.NKey != "" && cfg.Token+login.Token+login.TokenFile != "":
-		return protocol.Invalid("token", "must not be set together with nkey: a connection has one identity")
+	case hasKey && cfg.Token+login.Token+login.TokenFile != "":
+		return protocol.Invalid("token", "must not be set together with %s: a connection has one identity", where)
 	case (hasKey || login.User != "") && cfg.InProcess == nil && (!same || inURL != Login{}):
 		return protocol.Invalid("nats", "a URL contains a login, which must not be set together with login, creds or nkey")
 	}

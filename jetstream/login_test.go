@@ -173,7 +173,7 @@ func TestARevokedConnectionContinuesAtOnceWithTheNewFile(t *testing.T) {
 	states := make(chan time.Time, 10)
 	var log lines
 	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
-		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Logger:  slog.New(slog.NewTextHandler(&log, nil)),
 		OnState: func(bool) { states <- time.Now() }})
 	must(t, err)
 	defer c.Close()

@@ -81,6 +81,7 @@ func TestSettingsThatContradictEachOtherAreRefused(t *testing.T) {
 		{"--nkey FILE --creds " + file, "", "nkey: must not be set together with creds"},
 		{"--login k --creds " + file, "BOXFLEET_PASSWORD=geheim", "login: must not be set together with creds"},
 		{"--login k --nkey FILE", "BOXFLEET_PASSWORD=geheim", "login: must not be set together with nkey"},
+		{"--creds " + file + " --token t", "", "token: must not be set together with creds"},
 		{"--nkey FILE --token t", "", "token: must not be set together with nkey"},
 		{"--login k --token t", "BOXFLEET_PASSWORD=geheim", "token: must not be set together with login"},
 		{"--login k", "", "password: is missing"},

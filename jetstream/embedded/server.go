@@ -33,7 +33,7 @@ type Config struct {
 
 	// TLS is the configuration of TLS that clients must use, except in-process clients; nil: no TLS. The routes of a cluster
 	// never use TLS.
-	TLS *tls.Config
+	TLS *tls.Config `json:"-"`
 
 	ClusterName string   // name of the server's cluster; empty for a single server
 	ClusterPort int      // port to listen on for the other members
