@@ -292,13 +292,13 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 	pause := backoff.New(100*time.Millisecond, time.Second)
 	for {
 		nc, err := connectOnce(ctx, opts)
-		problem := cfg.TLS.explain(err)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return nil, cmp.Or(last, err)
-		case err == nil || isRefusal(err) || !bounded && !cfg.Wait,
-			problem != nil && problem.Code != protocol.Unavailable:
+		case err == nil || cfg.isHopeless(err):
 			return nc, err
+		case !bounded && !cfg.Wait:
+			return nil, cmp.Or(cfg.hopelessServer(ctx, opts), err)
 		}
 		last = err
 		if cfg.Wait {
@@ -315,6 +315,31 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 			}
 		}
 	}
+}
+
+// isHopeless reports whether another attempt to connect is of no use before somebody changes a configuration.
+func (cfg *Config) isHopeless(err error) bool {
+	problem := cfg.TLS.explain(err)
+	return isRefusal(err) || problem != nil && problem.Code != protocol.Unavailable
+}
+
+// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports only
+// the error of the server that it tried last.
+func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error {
+	all := opts.Servers
+	if len(all) < 2 {
+		return nil
+	}
+	for _, server := range all {
+		opts.Servers = []string{server}
+		nc, err := connectOnce(ctx, opts)
+		if err == nil {
+			nc.Close()
+		} else if cfg.isHopeless(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 // connectOnce tries each server once. It abandons the attempt when ctx ends. The client itself would wait 2 s for each

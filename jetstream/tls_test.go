@@ -8,8 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/integration/certs"
@@ -144,6 +147,57 @@ func TestAFailureOfTLSIsExplainedAtOnce(t *testing.T) {
 				t.Errorf("the error came after %s", took)
 			}
 		})
+	}
+}
+
+// TestTheFailureOfOneServerIsNotHiddenByAnotherThatIsDown connects once. The client tries the servers in random order.
+func TestTheFailureOfOneServerIsNotHiddenByAnotherThatIsDown(t *testing.T) {
+	t.Parallel()
+	s := startSecured(t, false, -time.Hour)
+	for range 10 {
+		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: "nats://127.0.0.1:1," + s.url(), Logger: quiet,
+			TLS: jetstream.TLS{CA: s.ca.File}})
+		wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerCertificate)
+	}
+}
+
+func TestAWebsocketUsesTLS(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ca, err := certs.NewCA(dir, "ca")
+	must(t, err)
+	var present atomic.Pointer[tls.Certificate] // to each new connection
+	renew := func(life time.Duration) {
+		cert, key, err := ca.Issue(dir, "server", life)
+		must(t, err)
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		must(t, err)
+		present.Store(&pair)
+	}
+	renew(time.Hour)
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+		JetStream: true, StoreDir: t.TempDir(), Websocket: server.WebsocketOpts{Host: "127.0.0.1", Port: server.RANDOM_PORT,
+			TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12,
+				GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return present.Load(), nil }}}})
+	must(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the server is not ready after 10 s")
+	}
+	url := s.WebsocketURL()
+	_, err = jetstream.Connect(t.Context(), jetstream.Config{URL: url, Logger: quiet})
+	wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerCertificate)
+	for _, url := range []string{url, strings.Replace(url, "wss:", "ws:", 1)} {
+		renew(time.Hour)
+		c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, TLS: jetstream.TLS{CA: ca.File}, Logger: quiet})
+		must(t, err)
+		defer c.Close()
+		renew(-time.Hour)
+		must(t, c.Reconnect())
+		awaitHealth(t, c, protocol.ReasonServerCertificate, "")
+		renew(time.Hour)
+		awaitHealth(t, c, "", "")
 	}
 }
 
