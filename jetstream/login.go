@@ -163,8 +163,7 @@ type credentials struct {
 	refused  error         // why the last attempt failed, if a refusal or TLS is the cause; nil: neither
 	longest  time.Duration // longest pause after such a failure
 	again    bool          // the credentials were refused or unreadable, or TLS failed, since the last pause
-	tried    string        // fingerprint before the last attempts
-	held     string        // fingerprint before the attempts that led to the present or last connection
+	held     string        // fingerprint of the credentials and certificates when the server accepted them
 	seed     *signer       // of the seed file that the client presents; nil: none
 	refusals int           // number of successive pauses that followed a refusal
 	said     time.Time     // when the refusal was last logged
@@ -177,8 +176,7 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	}
 	k.explain, k.tls = cfg.explain, cfg.TLS.explain
 	k.fingerprint = cfg.fingerprint
-	k.tried = k.fingerprint()
-	k.held = k.tried
+	k.held = k.fingerprint()
 	options := []nats.Option{
 		// Without this option, the client closes the connection for good when a server refuses it twice.
 		nats.IgnoreAuthErrorAbort(),
@@ -501,9 +499,10 @@ func (k *credentials) watch(nc *nats.Conn) {
 
 // accepted records that a server accepted the credentials.
 func (k *credentials) accepted() {
+	held := k.fingerprint()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.unread, k.refused, k.again, k.refusals, k.said, k.held = nil, nil, false, 0, time.Time{}, k.tried
+	k.unread, k.refused, k.again, k.refusals, k.said, k.held = nil, nil, false, 0, time.Time{}, held
 }
 
 // problem returns nil unless the credentials were refused or unreadable since the connection was lost.
@@ -525,13 +524,10 @@ func (k *credentials) pause() time.Duration {
 	if nc := k.nc.Load(); nc != nil {
 		k.failed(nc, nc.LastError())
 	}
-	now := k.fingerprint()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	changed := now != k.tried
-	k.tried = now
-	if !k.again || changed { // changed credentials deserve an attempt at once
-		k.again, k.refusals = false, 0
+	if !k.again {
+		k.refusals = 0
 		return awayPause + rand.N(awayJitter)
 	}
 	k.again = false

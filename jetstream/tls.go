@@ -79,8 +79,22 @@ func (t TLS) roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// certificate reads the client's certificate and its key.
+// replacing is how long the replacement of a certificate and its key may take, file by file.
+const replacing = 200 * time.Millisecond
+
+// certificate reads the client's certificate and its key. If they do not belong together, somebody may have replaced only
+// one of them so far, so it reads them again.
 func (t TLS) certificate() (tls.Certificate, error) {
+	pair, err := t.pair()
+	if err != nil {
+		time.Sleep(replacing)
+		pair, err = t.pair()
+	}
+	return pair, err
+}
+
+// pair reads the client's certificate and its key once.
+func (t TLS) pair() (tls.Certificate, error) {
 	cert, err := os.ReadFile(t.Cert)
 	if err != nil {
 		return tls.Certificate{}, unreadable("tls.cert", t.Cert, err)

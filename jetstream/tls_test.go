@@ -232,6 +232,23 @@ func TestCertificatesAreReadAgainAtEachConnection(t *testing.T) {
 	}
 }
 
+// TestAClientMayStartWhileItsCertificateIsReplaced replaces the certificate some time before its key.
+func TestAClientMayStartWhileItsCertificateIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := startSecured(t, true, time.Hour)
+	files, next := s.client(t, s.ca, time.Hour), s.client(t, s.ca, time.Hour)
+	copyFile(t, next.Cert, files.Cert)
+	replaced := make(chan struct{})
+	time.AfterFunc(50*time.Millisecond, func() {
+		defer close(replaced)
+		copyFile(t, next.Key, files.Key)
+	})
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: s.url(), TLS: files, Logger: quiet})
+	<-replaced
+	must(t, err)
+	c.Close()
+}
+
 func TestAnExpiredCertificateOfAServerNeedsNoRestartOfItsClients(t *testing.T) {
 	t.Parallel()
 	s := startSecured(t, false, time.Hour)
