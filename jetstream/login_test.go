@@ -252,6 +252,24 @@ func TestARefusalSaysWhatTheClientKnows(t *testing.T) {
 	}
 }
 
+func TestASecretThatEveryUserCanReadIsReported(t *testing.T) {
+	t.Parallel()
+	i := startIssuer(t)
+	file := filepath.Join(t.TempDir(), "k.creds")
+	i.issue(t, file, time.Hour)
+	for mode, warned := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true} {
+		must(t, os.Chmod(file, mode))
+		var log lines
+		c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
+			Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		must(t, err)
+		c.Close()
+		if got := strings.Contains(log.String(), "file="+file); got != warned {
+			t.Errorf("mode %o: warned %v:\n%s", mode, got, log.String())
+		}
+	}
+}
+
 func TestALoginIsSeparatedFromURLs(t *testing.T) {
 	t.Parallel()
 	for urls, want := range map[string]struct {

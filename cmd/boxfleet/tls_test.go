@@ -67,6 +67,14 @@ func TestEveryRoleAndCommandWorksWithTLSAndAPassword(t *testing.T) {
 	worker.ends(t, 20*time.Second)
 }
 
+func TestUpSaysThatItIgnoresTheSettingsOfTLS(t *testing.T) {
+	clean(t)
+	_, _, stderr := call(t.Context(), "", "up", "--tls-ca", "ca.pem", "--listen", "0.0.0.0") // refused: it is no loopback
+	if !strings.Contains(stderr, "up ignores the settings tls.*") {
+		t.Errorf("no warning: %s", stderr)
+	}
+}
+
 func TestSettingsThatContradictEachOtherAreRefused(t *testing.T) {
 	clean(t)
 	s := newNATS(t, `user: k, password: "geheim"`)

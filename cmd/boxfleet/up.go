@@ -48,13 +48,13 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	defer unlock()
-	host, port, err := listenAt(srv.config.Listen, !srv.config.ListenGiven, srv.config.ListenInsecurely)
-	if err != nil {
-		return err
-	}
 	if srv.config.TLS != (jetstream.TLS{}) {
 		slog.Warn("up ignores the settings tls.*, because its own NATS has no TLS; clients that have them cannot connect to it",
 			"do", "remove them, or run a NATS server with TLS, a coordinator and a worker")
+	}
+	host, port, err := listenAt(srv.config.Listen, !srv.config.ListenGiven, srv.config.ListenInsecurely)
+	if err != nil {
+		return err
 	}
 	h := &health{}
 	stop, err := srv.serveHealth(h)
