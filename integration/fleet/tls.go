@@ -1,10 +1,13 @@
 package fleet
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -125,6 +128,11 @@ func (f *Fleet) Cut() {
 	}
 	f.Eventually(30*time.Second, "all clients have connected again", func() error {
 		now := f.connections()
+		for id := range before {
+			if now[id] != "" {
+				return fmt.Errorf("connection %d has not ended", id)
+			}
+		}
 		if len(now) < len(before) {
 			return fmt.Errorf("%d of %d connections", len(now), len(before))
 		}
@@ -132,16 +140,16 @@ func (f *Fleet) Cut() {
 	})
 }
 
-// connections returns the ids of all connections.
-func (f *Fleet) connections() map[uint64]bool {
+// connections returns the users of all connections by their ids. The user is the key of the credentials.
+func (f *Fleet) connections() map[uint64]string {
 	f.TB.Helper()
-	found, err := f.Servers[0].Connz(&server.ConnzOptions{Limit: 10000})
+	found, err := f.Servers[0].Connz(&server.ConnzOptions{Limit: 10000, Username: true})
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	all := map[uint64]bool{}
+	all := map[uint64]string{}
 	for _, c := range found.Conns {
-		all[c.Cid] = true
+		all[c.Cid] = cmp.Or(c.AuthorizedUser, "anonymous")
 	}
 	return all
 }
@@ -160,6 +168,11 @@ func (f *Fleet) ReplaceCredentials() {
 		}
 	}
 	for _, file := range files {
+		old, _, err := jetstream.CredentialsIdentity(file)
+		if err != nil {
+			f.TB.Fatal(err)
+		}
+		used := slices.Contains(slices.Collect(maps.Values(f.connections())), old.Key)
 		revoke, err := f.access.Replace(file)
 		if err != nil {
 			f.TB.Fatal(err)
@@ -173,5 +186,19 @@ func (f *Fleet) ReplaceCredentials() {
 				f.TB.Fatal(err)
 			}
 		}
+		if !used {
+			f.TB.Errorf("no connection used the credentials in %s", file)
+		}
+		next, _, err := jetstream.CredentialsIdentity(file)
+		if err != nil {
+			f.TB.Fatal(err)
+		}
+		f.Eventually(30*time.Second, "a connection uses the new credentials in "+file, func() error {
+			users := slices.Collect(maps.Values(f.connections()))
+			if slices.Contains(users, old.Key) || !slices.Contains(users, next.Key) {
+				return fmt.Errorf("connections belong to %q", users)
+			}
+			return nil
+		})
 	}
 }
