@@ -139,7 +139,7 @@ func (t TLS) explain(err error) *protocol.Error {
 		return settings("the server's port does not speak TLS as NATS does: %v", err)
 	case errors.Is(err, nats.ErrTLS) && isClosed(err):
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonClientCertificate,
-			"the server closed the connection after the TLS handshake, without saying why: %s", t.ownCertificate())
+			"the server closed the connection in or after the TLS handshake, without saying why: %s", t.ownCertificate())
 	}
 	return nil
 }
