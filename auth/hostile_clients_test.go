@@ -53,6 +53,7 @@ func TestNoReadShowsAnotherTenant(t *testing.T) {
 			protocol.EndpointUploaded: {{Digest: digestOf("content")}},
 			protocol.EndpointAwaited:  {{Images: []string{"docker.io/library/i:latest", "i"}}},
 			protocol.EndpointTenant:   {{}},
+			protocol.EndpointCheckup:  {{}},
 			protocol.EndpointTenants:  {{}},
 		} {
 			for _, q := range queries {
@@ -104,7 +105,7 @@ func TestARequestOfAnotherTenantIsNotAnsweredToAStranger(t *testing.T) {
 	s.unchanged(t, before, "requests with the same ids", "boxfleet.v1.event.blue.", "$KV.boxfleet_ids.blue.")
 }
 
-// TestQueueGroupsTakeNothingFromOthers joins the queue groups of coordinators, and groups on subjects that others hear.
+// TestQueueGroupsTakeNothingFromOthers joins the queue groups of coordinators, and groups on subjects of other clients.
 func TestQueueGroupsTakeNothingFromOthers(t *testing.T) {
 	t.Parallel()
 	s := besieged(t)

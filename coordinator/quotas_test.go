@@ -44,6 +44,18 @@ func (d *deployment) leads(c *coordinator) {
 	d.eventually("the coordinator leads", func() bool { return c.admitter.Load() != nil })
 }
 
+// ledByTheFirst runs two coordinators with the same quotas until stop is called. The first of them leads.
+func (d *deployment) ledByTheFirst(f *file) (stop func()) {
+	d.t.Helper()
+	first, stopFirst := d.inMemory(f.config("c1"))
+	d.leads(first)
+	stopSecond := d.run(f.config("c2"))
+	return func() {
+		stopSecond()
+		stopFirst()
+	}
+}
+
 // tenant reads a tenant's quota and use.
 func (d *deployment) tenant(name string) *protocol.Tenant {
 	d.t.Helper()
@@ -514,11 +526,7 @@ func TestUploadsBeyondAQuotaAreRefused(t *testing.T) {
 	t.Parallel()
 	const size, limit, uploads = 300 << 10, 1 << 20, 12
 	d := newDeployment(t)
-	f := quotasOf(fmt.Sprintf("acme: {uploads: %d}", limit))
-	c1, stop := d.inMemory(f.config("c1"))
-	defer stop()
-	d.leads(c1)
-	defer d.run(f.config("c2"))()
+	defer d.ledByTheFirst(quotasOf(fmt.Sprintf("acme: {uploads: %d}", limit)))()
 	stored, group := atomic.Int64{}, sync.WaitGroup{}
 	for i := range uploads {
 		group.Go(func() {

@@ -118,11 +118,7 @@ func TestUploadsOfOneInventedDigestStoreAtMostTheQuota(t *testing.T) {
 	t.Parallel()
 	const limit, uploads = 8 * chunkBytes, 20
 	d := newDeployment(t)
-	f := quotasOf(fmt.Sprintf("acme: {uploads: %d}", limit))
-	c1, stop := d.inMemory(f.config("c1"))
-	defer stop()
-	d.leads(c1)
-	defer d.run(f.config("c2"))()
+	defer d.ledByTheFirst(quotasOf(fmt.Sprintf("acme: {uploads: %d}", limit)))()
 	most, sampled := 0, make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -167,11 +163,7 @@ func TestEqualUploadsCountOnceInTheEnd(t *testing.T) {
 	t.Parallel()
 	const size, limit, uploads = 100 << 10, 1 << 20, 8
 	d := newDeployment(t)
-	f := quotasOf(fmt.Sprintf("acme: {uploads: %d}", limit))
-	c1, stop := d.inMemory(f.config("c1"))
-	defer stop()
-	d.leads(c1)
-	defer d.run(f.config("c2"))()
+	defer d.ledByTheFirst(quotasOf(fmt.Sprintf("acme: {uploads: %d}", limit)))()
 	var group sync.WaitGroup
 	for range uploads {
 		group.Go(func() {

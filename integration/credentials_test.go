@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -17,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAWorkerWorksWithItsCredentials lets a worker do its work on its Docker host before and after it is killed, and
-// before and after NATS is lost. The fleet fails a test in which NATS refuses anything to one of its processes.
+// TestAWorkerWorksWithItsCredentials lets a worker do its work, kills the worker, restarts NATS, and each time lets the
+// worker work again. The fleet fails a test in which NATS refuses anything to one of the fleet's processes.
 func TestAWorkerWorksWithItsCredentials(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Killable: true})
@@ -92,15 +91,7 @@ func importsAnImage(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	if text, err := exec.Command("docker", "-H", host, "save", "-o", archive, fleet.Image).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	content, err := os.Open(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer content.Close()
-	want, err := f.Operator.Images().Import(ctx, ref, content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := importArchive(ctx, t, f, archive, ref)
 	if _, err := f.Operator.Images().Wait(ctx, want, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,8 @@ import (
 func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	w := f.Worker("w1", fleet.Role{})
+	const execs = 5
+	w := f.Worker("w1", fleet.Role{CrashAt: "after-exec-end", CrashAfter: execs}) // before it forgets the last exec
 	s := f.Create("kept")
 	ctx := f.Context(time.Minute)
 	left := func() []string {
@@ -34,14 +35,13 @@ func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 		}
 		return files
 	}
-	const execs = 5
 	for range execs {
 		if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"head", "-c", "100000",
 			"/dev/zero"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.Kill()
+	w.AwaitKilled(10 * time.Second)
 	if n := len(left()); n == 0 {
 		t.Fatal("no files were kept when the worker was killed")
 	}

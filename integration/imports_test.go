@@ -3,6 +3,7 @@ package integration
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -55,29 +56,16 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	docker(t, host, "save", "-o", archive, same)
 	docker(t, host, "import", root, theirs)
 	was := id(theirs)
-	imports := func(ref string) *protocol.WantedImage {
-		t.Helper()
-		content, err := os.Open(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer content.Close()
-		want, err := f.Operator.Images().Import(ctx, ref, content)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return want
-	}
 	f.Worker("w1", fleet.Role{StateDir: state}).Stop() // the worker creates its state directory
 	found, err := filepath.Glob(filepath.Join(state, f.Conn.Deployment(), "*"))
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)
 	}
-	// An older version gave an imported image its name directly and recorded this. Of two such images, one got a name
-	// that was free. The other got a name that it took from a user's image.
+	// An older version tagged an imported image with its plain name and recorded the image. Here are two such images:
+	// the name of the first was free, and the second took its name from a user's image.
 	wants := map[string]*protocol.WantedImage{}
 	for _, ref := range []string{same, theirs, ours, older, lost} {
-		wants[ref] = imports(ref)
+		wants[ref] = importArchive(ctx, t, f, archive, ref)
 	}
 	records := map[string]any{}
 	for _, ref := range []string{older, lost} {
@@ -139,6 +127,21 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	if id(theirs) != was || id(same) == "" || id(lost) == "" {
 		t.Errorf("of the host's names there are %q (was %q), %q and %q", id(theirs), was, id(same), id(lost))
 	}
+}
+
+// importArchive imports an archive of an image under a name.
+func importArchive(ctx context.Context, t *testing.T, f *fleet.Fleet, archive, ref string) *protocol.WantedImage {
+	t.Helper()
+	content, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	want, err := f.Operator.Images().Import(ctx, ref, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return want
 }
 
 // An import in a fleet without hosts does not wait. A host that joins later gets the image.

@@ -87,10 +87,7 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, nc := d.opened(t), d.raw(t)
 		readySandbox(t, c, d.tenant, "s1")
-		heard := make(chan *protocol.Batch, 10)
-		stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { heard <- b })
-		must(t, err)
-		defer stop()
+		heard := liveBatches(t, c, d.tenant, "s1")
 		followed := make(chan *protocol.Batch, 1000)
 		background(t, func(ctx context.Context) error {
 			return c.FollowEvents(ctx, 0, func(b *protocol.Batch) {
@@ -108,7 +105,7 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		e.Sequence, e.Kind, e.State = 4, protocol.SandboxFailed, protocol.StateFailed
 		m := nats.NewMsg(protocol.AppendSubject("evil", d.tenant, "s1"))
 		m.Data = forged.Encode()
-		_, err = nc.RequestMsg(m, 5*time.Second)
+		_, err := nc.RequestMsg(m, 5*time.Second)
 		must(t, err)
 
 		// Readers ignore the forged batch, and the history continues after it.

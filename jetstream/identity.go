@@ -121,5 +121,6 @@ func expiry(file string) time.Time {
 		return time.Time{} // the next attempt to connect reports the error
 	}
 	defer clear(text)
-	return rights.ExpiryOf(text)
+	_, expires := rights.Life(text)
+	return expires
 }

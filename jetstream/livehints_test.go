@@ -6,8 +6,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
+
+// liveBatches returns a channel of the live batches of a sandbox, until the test ends.
+func liveBatches(t *testing.T, c *jetstream.Conn, tenant, sandbox string) <-chan *protocol.Batch {
+	t.Helper()
+	heard := make(chan *protocol.Batch, 10)
+	stop, err := c.Live(tenant, sandbox, func(b *protocol.Batch) { heard <- b })
+	must(t, err)
+	t.Cleanup(stop)
+	return heard
+}
 
 // The server stores the headers of a publisher unchanged, and appends its own headers when it republishes the message.
 // A publisher can set headers with the same names first, or hide the server's headers behind an empty line.
@@ -15,10 +26,7 @@ func TestALiveBatchWhoseRecordIsForgedIsOnlyAHint(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, nc := d.opened(t), d.raw(t)
 		readySandbox(t, c, d.tenant, "s1")
-		heard := make(chan *protocol.Batch, 10)
-		stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { heard <- b })
-		must(t, err)
-		defer stop()
+		heard := liveBatches(t, c, d.tenant, "s1")
 		must(t, c.Flush(t.Context()))
 		must(t, nc.Flush())
 

@@ -43,6 +43,9 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
+// metadataCoordinator is the key of a coordinator's name in the description of its read service.
+const metadataCoordinator = "coordinator"
+
 const serviceDescription = "Boxfleet: reads"
 
 // Queries serves and sends the queries of the read service.
@@ -62,7 +65,7 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 			Name:     protocol.ServiceName,
 			ID:       nuid.Next(),
 			Version:  version,
-			Metadata: map[string]string{},
+			Metadata: map[string]string{metadataCoordinator: strings.TrimPrefix(r.user, "@")},
 		},
 	}
 	defer s.drain()

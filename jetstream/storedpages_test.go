@@ -63,9 +63,7 @@ func TestAPageThatTakesTooLongHasThePartThatWasRead(t *testing.T) {
 // The largest message of a history fits into an answer in msgpack. In JSON it does not, and the error says what to do.
 func TestTheLargestMessageIsReadInMsgpack(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	large := strings.Repeat("x", jetstream.MaxBatchBytes-2000)
 	withReason := func(s *protocol.State, at time.Time) ([]protocol.Event, error) {
 		events, err := becomeReady(s, at)

@@ -173,9 +173,7 @@ func (e *then) Read([]byte) (int, error) { e.f(); return 0, io.EOF }
 // A client that vanishes in the middle of an upload leaves nothing, and can upload again.
 func TestAClientThatVanishesLeavesNothingOfItsUpload(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	content, digest := randomBlob(1 << 20)
 	begun(t, d, digest, content[:1<<19])
 	nothingStored(t, d)
@@ -188,9 +186,7 @@ func TestAClientThatVanishesLeavesNothingOfItsUpload(t *testing.T) {
 // Very many small uploads, one after another, never need more slots than one upload.
 func TestManySmallUploadsInARow(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, _ := startReceiver(t)
 	reads := d.opened(t).TenantReads("acme")
 	for range smallUploads {
 		content, digest := randomBlob(100)

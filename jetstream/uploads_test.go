@@ -20,6 +20,15 @@ import (
 // uploadLimits are the limits of the coordinators in tests. Idle is long compared with the pauses of a busy machine.
 var uploadLimits = jetstream.UploadLimits{MaxBytes: 16 << 20, Idle: 4 * time.Second}
 
+// startReceiver starts a server, and a connection to it that receives uploads.
+func startReceiver(t *testing.T) (*deployment, *jetstream.Conn) {
+	t.Helper()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	receivesUploads(t, c)
+	return d, c
+}
+
 // receivesUploads serves uploads and the read service, which clients ask about uploads, until the test ends or stop is
 // called.
 func receivesUploads(t *testing.T, c *jetstream.Conn) (stop func()) {
@@ -55,9 +64,7 @@ func reading(t *testing.T, c *jetstream.Conn, digest string) []byte {
 
 func TestContentWithoutItsDigestIsNotStored(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	content, digest := randomBlob(1 << 20)
 	content[len(content)-1]++
 	err := d.opened(t).TenantReads("acme").Upload(t.Context(), digest, bytes.NewReader(content))
@@ -72,9 +79,7 @@ func TestContentWithoutItsDigestIsNotStored(t *testing.T) {
 // A source that fails half-way leaves nothing behind, and frees the coordinator's slot at once.
 func TestAFailedUploadIsDiscardedAtOnce(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	content, digest := randomBlob(1 << 20)
 	broken := errors.New("the disk is broken")
 	reads := d.opened(t).TenantReads("acme")
@@ -98,9 +103,7 @@ func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 // receives at once.
 func TestManyUploadsAtOnce(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	_, c := startReceiver(t)
 	same, sameDigest := randomBlob(2 << 20)
 	var uploads sync.WaitGroup
 	for i := range 2*jetstream.UploadsAtOnce + 1 {
@@ -148,9 +151,7 @@ func TestAnUploadSurvivesItsCoordinator(t *testing.T) {
 // A client that breaks the protocol gets an error and stores nothing.
 func TestAnUploadInDisorderIsRefused(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	nc := d.raw(t)
 	content, digest := randomBlob(1000)
 	ask := func(upload, piece string, data []byte) *protocol.Reply {
@@ -196,9 +197,7 @@ func TestAnUploadInDisorderIsRefused(t *testing.T) {
 // One tenant cannot keep the others from uploading: silent uploads end, and each tenant has few at once.
 func TestATenantsSilentUploadsLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	nc := d.raw(t)
 	for i := range jetstream.UploadsAtOnce {
 		_, digest := randomBlob(100 + i)
@@ -218,9 +217,7 @@ func TestATenantsSilentUploadsLeaveRoomForOthers(t *testing.T) {
 // A log of very many small chunks is read in pages that the server accepts.
 func TestManySmallChunksAreReadInPages(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c := d.opened(t)
-	receivesUploads(t, c)
+	d, c := startReceiver(t)
 	const chunks = 15_000 // a multiple of 1,000, because the loop waits for every thousandth chunk
 	var last <-chan error
 	for i := range int64(chunks) {

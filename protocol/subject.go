@@ -40,7 +40,7 @@ const (
 	HeaderKind        = "Boxfleet-Kind"     // kinds of the events in the message, comma separated
 	HeaderSequence    = "Boxfleet-Sequence" // first and last event sequence, "7" or "7-9"
 	HeaderState       = "Boxfleet-State"    // sandbox state after the message
-	HeaderWriter      = "Boxfleet-Writer"   // coordinator or worker that wrote it
+	HeaderWriter      = "Boxfleet-Writer"   // coordinator or worker that wrote the message
 	HeaderToken       = "Boxfleet-Token"    // fencing token of the writer's host lock
 	HeaderSignature   = "Boxfleet-Signature"
 	HeaderExec        = "Boxfleet-Exec"

@@ -43,34 +43,40 @@ func FromCredentials(file []byte) (id Identity, ok bool) {
 	return id, id.Validate() == nil
 }
 
-// ExpiryOf returns when the credentials in a file expire; zero: never, or the file does not say so. It checks no
-// signature.
-func ExpiryOf(file []byte) time.Time {
-	claims, ok := claimsOf(file)
-	if !ok || claims.Expires == 0 {
-		return time.Time{}
+// Life returns when a NATS credentials file was issued and when it expires. Zero: the file does not say, or it never
+// expires.
+func Life(file []byte) (issued, expires time.Time) {
+	claims, _ := claimsOf(file)
+	if claims.Issued != 0 {
+		issued = time.Unix(claims.Issued, 0).UTC()
 	}
-	return time.Unix(claims.Expires, 0)
+	if claims.Expires != 0 {
+		expires = time.Unix(claims.Expires, 0).UTC()
+	}
+	return issued, expires
 }
 
-// claims is the part of a JWT that Boxfleet reads.
+// claims are the parts of a JWT that Boxfleet reads.
 type claims struct {
 	Subject string `json:"sub"`
 	Name    string `json:"name"`
-	Expires int64  `json:"exp"` // Unix time in seconds; 0: never
+	Issued  int64  `json:"iat"` // Unix time
+	Expires int64  `json:"exp"` // Unix time; 0: never
 	NATS    struct {
 		Tags []string `json:"tags"`
 	} `json:"nats"`
 }
 
-// claimsOf decodes the JWT of a credentials file.
-func claimsOf(file []byte) (c claims, ok bool) {
+func claimsOf(file []byte) (found claims, ok bool) {
 	parts := strings.Split(tokenOf(string(file)), ".")
 	if len(parts) != 3 {
 		return claims{}, false
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	return c, err == nil && json.Unmarshal(payload, &c) == nil
+	if err != nil || json.Unmarshal(payload, &found) != nil {
+		return claims{}, false
+	}
+	return found, true
 }
 
 // tokenOf returns the JWT of a credentials file: the line below the first line of dashes.

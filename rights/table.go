@@ -17,7 +17,7 @@ func inboxOf(role Role) string {
 	return "_INBOX.@{name}.>"
 }
 
-// Names of streams as the JetStream API has them.
+// The streams in which JetStream keeps a bucket or an object store have these names.
 func kv(bucket string) string      { return "KV_" + bucket }
 func objects(bucket string) string { return "OBJ_" + bucket }
 

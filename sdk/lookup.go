@@ -41,7 +41,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	r := &s.request
-	// Look for an extension first: the sandbox that is read afterwards then includes it.
+	// Look for the extension first, so that the sandbox read afterwards includes the extension.
 	extended := r.Verb == protocol.VerbExtend && s.hasExtended(ctx)
 	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
 	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {

@@ -15,6 +15,9 @@ import (
 const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
+
+	beatLoop   = "heartbeats"     // for Config.OnTurn
+	beatWithin = 30 * time.Second // longest time between two turns of this loop
 )
 
 // listening counts how many times the worker has begun to receive notifications. Between two such times, the worker may
@@ -70,6 +73,7 @@ func (r *registration) entry() *protocol.Host {
 		Registries: w.cfg.Images.Registries, Images: true, ReadsSegments: true,
 
 		Posture: posture(w), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.capacity().full(),
+		CredentialsExpire: w.conn.CredentialsExpire(), LeaseTTL: w.lock.ttl(),
 		StartedAt: w.started, SeenAt: now, Skew: skew,
 	}
 }
@@ -90,10 +94,14 @@ func (r *registration) beat(ctx context.Context) error {
 	w := r.w
 	ticker := time.NewTicker(beatPeriod)
 	defer ticker.Stop()
+	defer w.cfg.OnTurn(beatLoop, 0)
 	for {
+		w.cfg.OnTurn(beatLoop, beatWithin)
 		healthy, problem, _ := r.condition()
 		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy,
 			Problem: problem, Full: w.capacity().full(), Listening: w.listening.times.Load(), Skew: r.skew()}
+		beat.LeaseMargin = w.lock.lowMargin()
+		beat.DiskFree, beat.DiskSize = w.disk.Fullest()
 		r.reportState(healthy, problem)
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("could not send a heartbeat", "error", err)

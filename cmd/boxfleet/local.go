@@ -74,7 +74,8 @@ func (srv *servers) startLocal(ctx context.Context, dir string, server embedded.
 	}
 	kConfig.Conn, wConfig.Conn = kConn, wConn
 	h.connection(kConn)
-	kConfig.OnState, wConfig.OnState = h.part("coordinator"), h.part("worker")
+	k, w := h.part("coordinator"), h.part("worker")
+	kConfig.OnState, kConfig.OnTurn, wConfig.OnState, wConfig.OnTurn = k.say, k.turn, w.say, w.turn
 	kConn.SetDisk(f.server.Disk)
 	kConfig.RestartStore = f.server.Restart
 	f.roles.Go(func() error { f.server.Watch(working, kConn.SetWorkMustWait); return nil })
@@ -157,7 +158,7 @@ func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
 }
 
 // run runs the coordinator and the worker until ctx ends. The worker starts when the coordinator has created the
-// streams. On shutdown the worker ends first, so that the coordinator can still decide the worker's reports. If one
+// streams. On shutdown the worker ends first, so that the coordinator can still act on the worker's last events. If one
 // role fails, the other ends too.
 func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, ready <-chan struct{}) {
 	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))
