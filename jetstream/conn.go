@@ -285,10 +285,15 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 	return opts, nil
 }
 
+// mostUnclear is how often even a single attempt to connect is repeated if the server closed the connection after the
+// TLS handshake. The server's reason arrives only if the client reads it before the client's next write fails.
+const mostUnclear = 10
+
 // connectWithin retries until a connection is established, the server refuses the credentials, TLS fails, or ctx ends.
 func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
 	_, bounded := ctx.Deadline()
 	var last error
+	unclear := 0
 	pause := backoff.New(100*time.Millisecond, time.Second)
 	for {
 		nc, err := connectOnce(ctx, opts)
@@ -297,6 +302,8 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 			return nil, cmp.Or(last, err)
 		case err == nil || cfg.isHopeless(err):
 			return nc, err
+		case cfg.TLS.explain(err) != nil && unclear < mostUnclear:
+			unclear++
 		case !bounded && !cfg.Wait:
 			return nil, cmp.Or(cfg.hopelessServer(ctx, opts), err)
 		}

@@ -161,6 +161,17 @@ func TestTheFailureOfOneServerIsNotHiddenByAnotherThatIsDown(t *testing.T) {
 	}
 }
 
+// TestASingleAttemptLearnsThatAServerDemandsACertificate connects without a deadline, as commands do.
+func TestASingleAttemptLearnsThatAServerDemandsACertificate(t *testing.T) {
+	t.Parallel()
+	s := startSecured(t, true, time.Hour)
+	for range 50 {
+		_, err := jetstream.Connect(context.Background(), jetstream.Config{URL: s.url(), Logger: quiet,
+			TLS: jetstream.TLS{CA: s.ca.File}})
+		wantError(t, err, protocol.PermissionDenied, protocol.ReasonClientCertificate)
+	}
+}
+
 func TestAWebsocketUsesTLS(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -67,6 +67,28 @@ func TestEveryRoleAndCommandWorksWithTLSAndAPassword(t *testing.T) {
 	worker.ends(t, 20*time.Second)
 }
 
+func TestDoctorNamesTheSettingOfTLSThatIsWrong(t *testing.T) {
+	clean(t)
+	s := newNATS(t, "")
+	s.tls = newSecrets(t).section("verify: true")
+	s.configure(t, "")
+	s.start(t)
+	other, err := certs.NewCA(t.TempDir(), "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ args, finding, message string }{
+		{"--tls-ca " + other.File, "nats.settings", "no certificate in " + other.File},
+		{"--tls-cert= --tls-key=", "access.refused", "name one in tls.cert"},
+	} {
+		args := append([]string{"doctor", "--nats", s.url(), "-o", "json"}, strings.Fields(c.args)...)
+		if _, stdout, stderr := call(t.Context(), "", args...); !strings.Contains(stdout, c.finding) ||
+			!strings.Contains(stdout, c.message) {
+			t.Errorf("%s: want %s and %q, got %s %s", c.args, c.finding, c.message, stdout, stderr)
+		}
+	}
+}
+
 func TestUpSaysThatItIgnoresTheSettingsOfTLS(t *testing.T) {
 	clean(t)
 	_, _, stderr := call(t.Context(), "", "up", "--tls-ca", "ca.pem", "--listen", "0.0.0.0") // refused: it is no loopback
