@@ -158,8 +158,16 @@ func TestAUserNeedsEachOfItsRights(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = c.Create(ctx, sdk.SandboxSpec{Image: "i", Copies: []sdk.Copy{copied}}, sdk.WithWait(false))
-		return err
+		if _, err = c.Create(ctx, sdk.SandboxSpec{Image: "i", Copies: []sdk.Copy{copied}}, sdk.WithWait(false)); err != nil {
+			return err
+		}
+		for _, verb := range protocol.Verbs {
+			_, err := c.Raw().Submit(ctx, sdk.Request{Verb: verb, Sandbox: "none"})
+			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.NotFound {
+				return fmt.Errorf("the answer to a %s without a payload is %w", verb, err)
+			}
+		}
+		return nil
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -323,25 +324,26 @@ func (d *deciding) outdate(ctx context.Context) error {
 	return nil
 }
 
-// requestsPassAFullLog makes the coordinator take a delete while other requests wait for room in the log.
+// requestsPassAFullLog makes the coordinator take a delete while another request waits for room in the log.
 func (d *deciding) requestsPassAFullLog(ctx context.Context) error {
 	b, err := d.user.Create(ctx, sdk.SandboxSpec{Image: "i"}, sdk.WithWait(false))
 	if err != nil {
 		return err
 	}
-	d.conn.SetWorkMustWait("the disk is nearly full")
-	defer d.conn.SetWorkMustWait("")
-	if err := until(ctx, "the coordinator takes requests that end something", func() bool {
-		_, err := d.raw.Consumer(ctx, protocol.StreamRequests, "coordinators-ending")
-		return err == nil
-	}); err != nil {
+	var waits atomic.Bool
+	stop, err := d.root.FollowStatus(func(s *protocol.Status) { waits.Store(s.Waiting != nil) })
+	if err != nil {
 		return err
 	}
-	for i := range 1100 { // more than coordinators hold at a time
-		subject := fmt.Sprintf("boxfleet.v1.request.blue.@root.create.waits%d", i)
-		if err := d.rawConn.Publish(subject, []byte(`{"v":1,"sandbox":{"image":"i"}}`)); err != nil {
-			return err
-		}
+	defer stop()
+	d.conn.SetWorkMustWait("the disk is nearly full")
+	defer d.conn.SetWorkMustWait("")
+	if err := until(ctx, "requests wait", waits.Load); err != nil {
+		return err
+	}
+	if err := d.rawConn.Publish("boxfleet.v1.request.blue.@root.create.waits",
+		[]byte(`{"v":1,"sandbox":{"image":"i"}}`)); err != nil {
+		return err
 	}
 	if err := d.rawConn.Flush(); err != nil {
 		return err
@@ -349,7 +351,7 @@ func (d *deciding) requestsPassAFullLog(ctx context.Context) error {
 	if err := b.Delete(ctx, sdk.WithWait(false)); err != nil {
 		return err
 	}
-	return until(ctx, "the delete leaves the queue ahead of the creates", func() bool {
+	return until(ctx, "the delete leaves the queue ahead of the create", func() bool {
 		queued, err := d.root.RequestQueued(ctx, "blue", protocol.VerbDelete, b.ID())
 		return err == nil && !queued
 	})

@@ -169,8 +169,7 @@ func TestOddRequestsHarmNobodyElse(t *testing.T) {
 	long := strings.Repeat("x", 2000)
 	var odd []*nats.Msg
 	for _, subject := range []string{
-		"boxfleet.v1.request.blue.anna.create." + long, "boxfleet.v1.request.blue.anna." + long + ".x",
-		"boxfleet.v1.request.blue.anna.create.é\x01\x7f", "boxfleet.v1.request.blue.anna.assign.x",
+		"boxfleet.v1.request.blue.anna.create." + long, "boxfleet.v1.request.blue.anna.create.é\x01\x7f",
 		"boxfleet.v1.request.blue.anna.delete.{name}", "boxfleet.v1.request.blue.anna.create.$JS",
 		"boxfleet.v1.api.blue.anna." + long, "boxfleet.v1.api.blue.anna.get", "boxfleet.v1.api.blue.anna.batches",
 		"boxfleet.v1.blob.blue.anna." + long + ".begin", "boxfleet.v1.blob.blue.anna.x.999999999999999999999",

@@ -415,6 +415,7 @@ func TestStaticUsersHaveTheRightsOfTheirRoles(t *testing.T) {
 
 		"boxfleet.v1.request.blue.anna.create.x":  {false, true},
 		"boxfleet.v1.request.green.anna.create.x": {false, false},
+		"boxfleet.v1.request.blue.anna.assign.x":  {false, false},
 		"$KV.boxfleet_locks.host.HOSTA":           {true, false},
 		"$KV.boxfleet_locks.host.HOSTB":           {false, false},
 		"$JS.API.STREAM.MSG.GET.BOXFLEET_EVENTS":  {true, false},

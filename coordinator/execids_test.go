@@ -68,7 +68,8 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 	zero := 0
 	const execs = keptExecs + 40 // so many that the first execs are not kept in memory
 	for i := range execs {
-		if r := exec(fmt.Sprint("r", i), fmt.Sprint("x", i), "true"); r.Error != nil || !r.Changed {
+		id := fmt.Sprint("x", i)
+		if r := exec(fmt.Sprint("r", i), id, "true"); r.Error != nil || r.Exec == nil || r.Exec.ID != id {
 			t.Fatalf("exec %d: %+v", i, r)
 		}
 		d.work("a", func(s *protocol.State) (events []protocol.Event) {

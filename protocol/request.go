@@ -50,6 +50,12 @@ type Reply struct {
 	Checkup   *Checkup     `json:"checkup,omitempty"`
 }
 
+// Interim reports whether the outcome of the request may follow this reply. The reply then only says why the request
+// waits, or that this copy of the request was not accepted because the queue is full.
+func (r *Reply) Interim() bool {
+	return r.Waiting != nil || r.Error != nil && r.Error.Reason == ReasonQueueFull
+}
+
 // Query is the request of every endpoint of the read service. An endpoint rejects fields that it does not use.
 type Query struct {
 	Version     int               `json:"v"`

@@ -66,6 +66,14 @@ const (
 	VerbExtend = "extend"
 )
 
+// Verbs are the verbs of all requests.
+var Verbs = []string{VerbCreate, VerbExec, VerbCancel, VerbStop, VerbResume, VerbDelete, VerbExtend}
+
+// EndsWork reports whether requests with a verb end something. Such requests make room.
+func EndsWork(verb string) bool {
+	return verb == VerbCancel || verb == VerbStop || verb == VerbDelete
+}
+
 // Arguments of the subject functions must have passed [ValidateID].
 
 // RequestSubject returns the subject to which a client publishes a request.

@@ -48,8 +48,10 @@ type Options struct {
 
 	// RequestTimeout is how long the client waits for the answer to a request before it sends the request again with
 	// the same id; default 10 s. Repeats are harmless: a request is carried out once. Once the queue has stored a
-	// request, the time before each further copy doubles, up to 2 min. A call that waits only for acceptance and whose
-	// context has no deadline gives up after [RequestTries] times RequestTimeout.
+	// request, the time before each further copy doubles, up to 2 min. A request that is refused with the reason
+	// queue_full was not accepted: the client sends it again, after pauses of 250 ms to 10 s, until its context ends. A call
+	// that waits only for acceptance and whose context has no deadline gives up after [RequestTries] times RequestTimeout,
+	// and returns the refusal if that was the reason.
 	RequestTimeout time.Duration
 
 	// IDPrefixes lets callers pass the beginning of a generated sandbox id instead of the whole id: at least

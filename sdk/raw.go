@@ -34,7 +34,9 @@ type Request struct {
 // Without a deadline Submit gives up with deadline_exceeded after [RequestTries] times the request timeout. The error
 // has a reason, such as log_full, if the fleet said why it has not decided the request yet; the stored request will be
 // decided later. While the fleet reports that its log is full, new creates and execs fail at once with
-// resource_exhausted and reason log_full.
+// resource_exhausted and reason log_full. A request that is not accepted because the queue is full is sent again, after
+// pauses of 250 ms to 10 s. If Submit gives up then, the error has the reason queue_full; without a deadline its code is
+// resource_exhausted.
 //
 // Submit does not validate the payload; the coordinator does. As everywhere in this package, an error names a field of
 // the spec as spec.FIELD.
