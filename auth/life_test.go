@@ -27,7 +27,7 @@ func push(t *testing.T, a *auth.Authority, s *testServer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	system, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), credentials)
+	system, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), jetstream.TLS{}, credentials)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +351,7 @@ func TestAPushSaysWhyNoServerTookIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	system, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), credentials)
+	system, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), jetstream.TLS{}, credentials)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,7 +373,7 @@ func TestAPushSaysWhyNoServerTookIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), foreign); protocol.CodeOf(err) !=
+	if _, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), jetstream.TLS{}, foreign); protocol.CodeOf(err) !=
 		protocol.PermissionDenied {
 		t.Errorf("credentials of another operator: got %v", err)
 	}

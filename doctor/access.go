@@ -36,7 +36,7 @@ func (e *examination) notConnected(why *protocol.Error) {
 	switch {
 	case why.Code == protocol.PermissionDenied:
 		e.find(AccessRefused, "", "%s", why.Message)
-	case why.Reason == protocol.ReasonServerSettings:
+	case why.Reason == protocol.ReasonServerSettings, why.Reason == protocol.ReasonServerCertificate:
 		e.find(NATSSettings, "", "%s", why.Message)
 	default:
 		e.find(NATSUnreachable, "", "%s", why.Message)
@@ -67,8 +67,11 @@ func (e *examination) hidden() {
 }
 
 func loginOf(login string) string {
-	if login == LoginNone {
+	switch login {
+	case LoginNone:
 		return "no credentials"
+	case LoginNKey:
+		return "an nkey"
 	}
 	return "a " + login
 }

@@ -56,6 +56,7 @@ const (
 	LoginCredentials = "credentials"
 	LoginToken       = "token"
 	LoginPassword    = "password"
+	LoginNKey        = "nkey"
 	LoginNone        = "none"
 )
 

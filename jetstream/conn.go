@@ -24,7 +24,9 @@ type Config struct {
 	URL       string                     // one or more URLs of servers, comma separated; ignored with InProcess
 	Token     string                     // token to present to the server; ignored with Login
 	Creds     string                     // path of a credentials file, read again at each attempt to connect
+	NKey      string                     // path of a file with the seed of an NKey, read again like Creds
 	Login     func() (Login, error)      // called at each attempt to connect; must not block for long; may be nil
+	TLS       TLS                        // how the servers are checked; ignored with InProcess
 	LoginFrom string                     // where Login or Creds come from, for error messages; may be empty
 	Wait      bool                       // try to connect until ctx ends, even if ctx has no deadline
 	InProcess nats.InProcessConnProvider // connects to an embedded server
@@ -130,9 +132,11 @@ type assets struct {
 }
 
 // Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
-// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs, for an
-// unreadable credentials file, and, with field user or tenant, for a name that differs from the one in the credentials;
-// permission_denied if the server refuses the credentials; unavailable.
+// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs, for
+// settings that exclude each other, for files that cannot be read, and, with field user or tenant, for a name that differs
+// from the one in the credentials; permission_denied if the server refuses the credentials, with reason
+// client_certificate if it refuses the certificate; failed_precondition with reason server_certificate if the server's
+// certificate is not trusted, or server_settings if the server offers no TLS; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err := cfg.identify(); err != nil {
 		return nil, err
@@ -158,8 +162,9 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	}
 	nc, err := c.connectWithin(ctx, opts, cfg)
 	if err != nil {
-		return nil, cfg.explain(translate(err, "connect to NATS at "+redacted(cfg.URL)))
+		return nil, cfg.explain(err, "connect to NATS at "+redacted(cfg.URL))
 	}
+	c.login.nc.Store(nc)
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithDefaultTimeout(c.timeout))
 	if err != nil {
 		nc.Close()
@@ -256,7 +261,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 			c.reconnected()
 		}),
 		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
-			if isRefusal(err) || !nc.IsConnected() && c.login.problem() != nil {
+			if isRefusal(err) || c.login.tls(err) != nil || !nc.IsConnected() && c.login.problem() != nil {
 				c.login.refuse(nc, err)
 				return
 			}
@@ -290,18 +295,27 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// connectWithin retries until a connection is established, the server refuses the credentials, or ctx ends.
+// mostUnclear is how often even a single attempt to connect is repeated if the server closed the connection after the
+// TLS handshake. The server's reason arrives only if the client reads it before the client's next write fails.
+const mostUnclear = 10
+
+// connectWithin retries until a connection is established, the server refuses the credentials, TLS fails, or ctx ends.
 func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
 	_, bounded := ctx.Deadline()
 	var last error
+	unclear := 0
 	pause := backoff.New(100*time.Millisecond, time.Second)
 	for {
 		nc, err := connectOnce(ctx, opts)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return nil, cmp.Or(last, err)
-		case err == nil || isRefusal(err) || !bounded && !cfg.Wait:
+		case err == nil || cfg.isHopeless(err):
 			return nc, err
+		case cfg.TLS.explain(err) != nil && unclear < mostUnclear:
+			unclear++
+		case !bounded && !cfg.Wait:
+			return nil, cmp.Or(cfg.hopelessServer(ctx, opts), err)
 		}
 		last = err
 		if cfg.Wait {
@@ -312,7 +326,37 @@ func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg C
 		if !pause.Wait(ctx) {
 			return nil, err
 		}
+		if cfg.NKey != "" {
+			if err := c.login.reseed(cfg.NKey, &opts.Nkey); err != nil {
+				c.log.Warn("could not read the seed of the NKey", "file", cfg.NKey, "error", err)
+			}
+		}
 	}
+}
+
+// isHopeless reports whether another attempt to connect is of no use before somebody changes a configuration.
+func (cfg *Config) isHopeless(err error) bool {
+	problem := cfg.TLS.explain(err)
+	return isRefusal(err) || problem != nil && problem.Code != protocol.Unavailable
+}
+
+// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports only
+// the error of the server that it tried last.
+func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error {
+	all := opts.Servers
+	if len(all) < 2 {
+		return nil
+	}
+	for _, server := range all {
+		opts.Servers = []string{server}
+		nc, err := connectOnce(ctx, opts)
+		if err == nil {
+			nc.Close()
+		} else if cfg.isHopeless(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 // connectOnce tries each server once. It abandons the attempt when ctx ends. The client itself would wait 2 s for each

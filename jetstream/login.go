@@ -2,15 +2,19 @@ package jetstream
 
 import (
 	"cmp"
+	"crypto/ed25519"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/url"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,7 +23,49 @@ import (
 )
 
 // Login identifies a connection: a user with a password, or a token. The zero value is anonymous.
-type Login struct{ User, Password, Token string }
+type Login struct {
+	User, Password string
+	PasswordFile   string // path of a file with the password; ignored with Password
+	Token          string
+	TokenFile      string // path of a file with the token; ignored with Token
+}
+
+// read returns the login with the password or the token from its file. Error: invalid_argument with field login,
+// password, password_file, token or token_file.
+func (l Login) read() (_ Login, err error) {
+	switch hasPassword := l.Password+l.PasswordFile != ""; {
+	case l.User == "" && hasPassword:
+		return Login{}, protocol.Invalid("login", "is missing: a password needs the name of its user")
+	case l.User != "" && !hasPassword:
+		return Login{}, protocol.Invalid("password", "is missing: the user %s needs password or password_file", l.User)
+	case l.User != "" && l.Token+l.TokenFile != "":
+		return Login{}, protocol.Invalid("token", "must not be set together with login: a connection has one login")
+	}
+	if l.Password == "" && l.PasswordFile != "" {
+		if l.Password, err = readSecret("password_file", l.PasswordFile); err != nil {
+			return Login{}, err
+		}
+	}
+	if l.Token == "" && l.TokenFile != "" {
+		if l.Token, err = readSecret("token_file", l.TokenFile); err != nil {
+			return Login{}, err
+		}
+	}
+	return Login{User: l.User, Password: l.Password, Token: l.Token}, nil
+}
+
+// readSecret reads a password or a token from a file.
+func readSecret(field, file string) (string, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", unreadable(field, file, err)
+	}
+	secret := strings.TrimSpace(string(content))
+	if secret == "" {
+		return "", protocol.Invalid(field, "%s is empty", file)
+	}
+	return secret, nil
+}
 
 // SplitLogin separates the login from a comma-separated list of NATS URLs, so that the login can be read again at each
 // attempt to connect. If the URLs carry different logins, same is false and the URLs are returned unchanged.
@@ -93,14 +139,19 @@ const (
 	refusedMost  = 30 * time.Second
 	refusedAgain = time.Minute // pause between two log lines about a refusal
 	refusedCheck = time.Second // pause between two checks for new credentials, which are tried immediately
+	// distrustMost is the longest pause while TLS fails: the cause may be at the server, whose change nobody announces.
+	distrustMost = 5 * time.Second
 )
 
-// credentials identify a connection and record whether the server accepts them. They are read again at each attempt
-// to connect.
+// credentials identify a connection and record whether the server accepts them, and whether TLS with it works. The
+// credentials and the certificates are read again at each attempt to connect.
 type credentials struct {
 	log         *slog.Logger
-	from        string        // where the credentials are read from, for log lines
-	fingerprint func() string // returns a text that changes with the credentials
+	from        string                              // where the credentials are read from, for log lines
+	fingerprint func() string                       // returns a text that changes with the credentials and certificates
+	explain     func(err error, doing string) error // as [Config.explain]
+	tls         func(err error) *protocol.Error     // as [TLS.explain]
+	nc          atomic.Pointer[nats.Conn]           // nil until the first connection
 
 	closed <-chan struct{} // closed when the connection is closed for good
 
@@ -108,38 +159,43 @@ type credentials struct {
 	signer   *signer // of the key that was last presented to a server; nil: the connection has no key
 	watched  bool    // a goroutine watches the credentials for changes
 	login    Login
-	unread   error     // error of the last attempt to read the credentials
-	refused  error     // the server's last refusal since the connection was lost; nil: no refusal
-	again    bool      // the credentials were refused or unreadable since the last pause
-	refusals int       // number of successive pauses that followed a refusal
-	said     time.Time // when the refusal was last logged
+	unread   error         // error of the last attempt to read the credentials
+	refused  error         // why the last attempt failed, if a refusal or TLS is the cause; nil: neither
+	longest  time.Duration // longest pause after such a failure
+	again    bool          // the credentials were refused or unreadable, or TLS failed, since the last pause
+	held     string        // fingerprint of the credentials and certificates when the server accepted them
+	seed     *signer       // of the seed file that the client presents; nil: none
+	refusals int           // number of successive pauses that followed a refusal
+	said     time.Time     // when the refusal was last logged
 }
 
-// options returns the client's options for the credentials.
+// options returns the client's options for the credentials and for TLS.
 func (k *credentials) options(cfg Config) ([]nats.Option, error) {
-	k.fingerprint = func() string {
-		var login Login
-		if cfg.Login != nil {
-			login, _ = cfg.Login() // the next attempt to connect reads the login again and reports the error
-		}
-		file, _ := os.ReadFile(cfg.Creds) // the next attempt to connect reports the error
-		return fmt.Sprintf("%q %s", login, file)
+	if err := cfg.checkSecrets(k.log); err != nil {
+		return nil, err
 	}
+	k.explain, k.tls = cfg.explain, cfg.TLS.explain
+	k.fingerprint = cfg.fingerprint
+	k.held = k.fingerprint()
 	options := []nats.Option{
 		// Without this option, the client closes the connection for good when a server refuses it twice.
 		nats.IgnoreAuthErrorAbort(),
 		nats.CustomReconnectDelay(func(int) time.Duration { return k.pause() }),
+		nats.ReconnectErrHandler(k.failed),
+	}
+	if cfg.InProcess == nil {
+		options = append(options, cfg.TLS.apply)
 	}
 	switch {
 	case cfg.Login != nil:
-		login, err := cfg.Login()
+		login, err := cfg.readLogin()
 		if err != nil {
 			return nil, err
 		}
 		k.login = login
 		// The client asks for the user first, then for the token.
 		options = append(options,
-			nats.UserInfoHandler(func() (string, string) { l := k.read(cfg.Login); return l.User, l.Password }),
+			nats.UserInfoHandler(func() (string, string) { l := k.read(cfg.readLogin); return l.User, l.Password }),
 			nats.TokenHandler(func() string {
 				k.mu.Lock()
 				defer k.mu.Unlock()
@@ -151,15 +207,75 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	case cfg.Token != "":
 		options = append(options, nats.Token(cfg.Token))
 	}
-	if cfg.Creds != "" {
+	switch {
+	case cfg.Creds != "":
 		if f, err := os.Open(cfg.Creds); err != nil {
-			return nil, unreadable(cfg.Creds, err)
+			return nil, unreadable("creds", cfg.Creds, err)
 		} else {
 			f.Close()
 		}
 		options = append(options, nats.UserCredentials(cfg.Creds), k.readFile(cfg.Creds))
+	case cfg.NKey != "":
+		options = append(options, k.readSeed(cfg.NKey))
 	}
 	return options, nil
+}
+
+// readLogin reads the login and the files that it names.
+func (cfg *Config) readLogin() (Login, error) {
+	login, err := cfg.Login()
+	if err != nil {
+		return Login{}, err
+	}
+	return login.read()
+}
+
+// fingerprint returns a text that changes with the credentials and the certificates. The next attempt to connect reads
+// them too, and reports what it cannot read.
+func (cfg *Config) fingerprint() string {
+	sum := sha256.New()
+	if cfg.Login != nil {
+		login, _ := cfg.readLogin()
+		fmt.Fprintf(sum, "%q", login)
+	}
+	for _, file := range []string{cfg.Creds, cfg.NKey, cfg.TLS.CA, cfg.TLS.Cert, cfg.TLS.Key} {
+		text, _ := os.ReadFile(file)
+		fmt.Fprintf(sum, "%q", text)
+	}
+	return string(sum.Sum(nil))
+}
+
+// checkSecrets refuses settings that exclude each other, and TLS files that cannot be used. It warns about secrets that
+// all users of the machine can read. Errors: invalid_argument with the field.
+func (cfg *Config) checkSecrets(log *slog.Logger) error {
+	var login Login
+	var err error
+	if cfg.Login != nil {
+		if login, err = cfg.Login(); err != nil {
+			return err
+		}
+	}
+	_, inURL, same := SplitLogin(cfg.URL)
+	hasKey, where := cfg.Creds+cfg.NKey != "", "creds"
+	if cfg.NKey != "" {
+		where = "nkey"
+	}
+	switch {
+	case cfg.Creds != "" && cfg.NKey != "":
+		return protocol.Invalid("nkey", "must not be set together with creds: a connection has one key")
+	case hasKey && login.User != "":
+		return protocol.Invalid("login", "must not be set together with %s: a connection has one identity", where)
+	case hasKey && cfg.Token+login.Token+login.TokenFile != "":
+		return protocol.Invalid("token", "must not be set together with %s: a connection has one identity", where)
+	case (hasKey || login.User != "") && cfg.InProcess == nil && (!same || inURL != Login{}):
+		return protocol.Invalid("nats", "a URL contains a login, which must not be set together with login, creds or nkey")
+	}
+	for _, file := range []string{cfg.Creds, cfg.NKey, login.PasswordFile, login.TokenFile, cfg.TLS.Key} {
+		if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o007 != 0 {
+			log.Warn("every user of this machine has access to a secret", "file", file, "do", "chmod o-rwx "+file)
+		}
+	}
+	return cfg.TLS.check()
 }
 
 // readFile returns an option of the client. At each attempt to connect, the option records in k whether the client
@@ -189,6 +305,54 @@ func (k *credentials) readFile(file string) nats.Option {
 		}
 		return nil
 	}
+}
+
+// readSeed returns an option of the client, which then presents the key whose seed is in the file. A public key is sent
+// before the server asks for a signature, so the file is read when the client dials.
+func (k *credentials) readSeed(file string) nats.Option {
+	return func(o *nats.Options) error {
+		if err := k.reseed(file, &o.Nkey); err != nil {
+			return protocol.Invalid("nkey", "could not read the seed of an NKey in %s: %v", file, err)
+		}
+		o.CustomDialer = seedDialer{k, file}
+		o.SignatureCB = func(nonce []byte) ([]byte, error) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.signer = k.seed
+			return ed25519.Sign(k.seed.key, nonce), nil
+		}
+		return nil
+	}
+}
+
+// reseed reads the seed in the file, and writes its public key to where the client looks for it.
+func (k *credentials) reseed(file string, public *string) error {
+	s, err := signerOf(file)
+	k.note(err)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.seed, *public = s, s.public
+	return nil
+}
+
+// seedDialer dials, and makes the client present the key whose seed the file contains now.
+type seedDialer struct {
+	k    *credentials
+	file string
+}
+
+// Dial dials for the client. The client calls it before it reads its options, in the same goroutine and under
+// the same lock.
+func (d seedDialer) Dial(network, address string) (net.Conn, error) {
+	if nc := d.k.nc.Load(); nc != nil {
+		if err := d.k.reseed(d.file, &nc.Opts.Nkey); err != nil {
+			return nil, err
+		}
+	}
+	return net.DialTimeout(network, address, nats.DefaultTimeout)
 }
 
 // presented records the key of a credentials file as the connection's key, if this key made the signature that a server
@@ -243,7 +407,8 @@ func (k *credentials) note(unread error) {
 
 // isRefusal reports whether a server refused the credentials.
 func isRefusal(err error) bool {
-	refusals := []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired}
+	refusals := []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired,
+		nats.ErrNkeysNotSupported}
 	for _, refusal := range refusals {
 		if errors.Is(err, refusal) {
 			return true
@@ -252,29 +417,61 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// refuse records that a server refused the credentials, logs the refusal at most once a minute, and starts watching the
-// credentials.
-func (k *credentials) refuse(nc *nats.Conn, err error) {
+// failed records why an attempt to connect again failed, if the credentials or TLS are the cause. The client reports some
+// of these errors in no other way.
+func (k *credentials) failed(nc *nats.Conn, err error) {
+	if err != nil && (k.tls(err) != nil || isRefusal(err) || k.isUnread()) {
+		k.refuse(nc, err)
+	}
+}
+
+func (k *credentials) isUnread() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.refused, k.again = err, true
+	return k.unread != nil
+}
+
+// refuse records that a server refused the credentials, that TLS with it failed, or that the credentials could not be
+// read. It logs that at most once a minute, and starts watching the credentials.
+func (k *credentials) refuse(nc *nats.Conn, err error) {
+	title := "NATS refuses this process's credentials; the process keeps trying to connect"
+	do := "replace the credentials that this process reads with some that the server accepts; it then reconnects by itself"
+	var why error
+	longest := refusedMost
+	switch {
+	case k.tls(err) != nil:
+		why, longest = k.explain(err, "TLS with NATS fails"), distrustMost
+		title, do = "TLS with NATS fails; the process keeps trying to connect", "see error; this process reconnects by itself"
+	case isRefusal(err):
+		why = k.explain(err, "NATS refuses the credentials")
+	}
+	now := k.fingerprint()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if why == nil {
+		why = cmp.Or(k.refused, error(protocol.Errorf(protocol.PermissionDenied, "", "NATS refuses the credentials: %v", err)))
+	}
+	k.refused, k.again, k.longest = why, true, longest
 	if !k.watched {
 		k.watched = true
 		go k.watch(nc)
+	}
+	if ended := errors.Is(err, nats.ErrAuthRevoked) || errors.Is(err, nats.ErrAuthExpired); ended && now != k.held {
+		k.log.Info("NATS refuses the previous credentials of this process; trying the new ones", "error", err)
+		return
 	}
 	if time.Since(k.said) < refusedAgain {
 		return
 	}
 	k.said = time.Now()
-	attrs := []any{"error", err, "do",
-		"replace the credentials that this process reads with some that the server accepts; it then reconnects by itself"}
+	attrs := []any{"error", why, "do", do}
 	if k.from != "" {
 		attrs = append(attrs, "read from", k.from)
 	}
 	if k.unread != nil {
 		attrs = append(attrs, "unreadable", k.unread)
 	}
-	k.log.Error("NATS refuses this process's credentials; the process keeps trying to connect", attrs...)
+	k.log.Error(title, attrs...)
 }
 
 // watch makes the client try changed credentials immediately, until a server accepts the credentials. If the server's
@@ -311,9 +508,10 @@ func (k *credentials) watch(nc *nats.Conn) {
 
 // accepted records that a server accepted the credentials.
 func (k *credentials) accepted() {
+	held := k.fingerprint()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.unread, k.refused, k.again, k.refusals, k.said = nil, nil, false, 0, time.Time{}
+	k.unread, k.refused, k.again, k.refusals, k.said, k.held = nil, nil, false, 0, time.Time{}, held
 }
 
 // problem returns nil unless the credentials were refused or unreadable since the connection was lost.
@@ -324,13 +522,17 @@ func (k *credentials) problem() error {
 	case k.unread != nil:
 		return protocol.Errorf(protocol.PermissionDenied, "", "could not read the credentials for NATS: %v", k.unread)
 	case k.refused != nil:
-		return protocol.Errorf(protocol.PermissionDenied, "", "NATS refuses the credentials: %v", k.refused)
+		return k.refused
 	}
 	return nil
 }
 
-// pause returns how long the client waits after it has tried all servers.
+// pause returns how long the client waits after it has tried all servers. It also learns why the last of them failed,
+// which the client does not report if TLS is the cause.
 func (k *credentials) pause() time.Duration {
+	if nc := k.nc.Load(); nc != nil {
+		k.failed(nc, nc.LastError())
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.again {
@@ -339,7 +541,7 @@ func (k *credentials) pause() time.Duration {
 	}
 	k.again = false
 	k.refusals++
-	pause := min(refusedPause<<min(k.refusals-1, 10), refusedMost)
+	pause := min(refusedPause<<min(k.refusals-1, 10), cmp.Or(k.longest, refusedMost))
 	return pause + rand.N(pause/4)
 }
 

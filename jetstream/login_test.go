@@ -17,13 +17,15 @@ import (
 
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // issuer is an account on a running server. It issues credentials files for the account's users.
 type issuer struct {
-	account nkeys.KeyPair
-	server  *server.Server
+	operator, account nkeys.KeyPair
+	claims            *jwt.AccountClaims
+	server            *server.Server
 }
 
 // startIssuer runs a server that accepts users of a single account only.
@@ -38,19 +40,19 @@ func startIssuer(t testing.TB) *issuer {
 	trusted, err := jwt.DecodeOperatorClaims(operatorJWT)
 	must(t, err)
 	resolver := &server.MemAccResolver{}
-	newAccount := func(limits jwt.JetStreamLimits) (key nkeys.KeyPair, id string) {
+	newAccount := func(limits jwt.JetStreamLimits) (key nkeys.KeyPair, account *jwt.AccountClaims) {
 		key, err := nkeys.CreateAccount()
 		must(t, err)
-		id, err = key.PublicKey()
+		id, err := key.PublicKey()
 		must(t, err)
-		account := jwt.NewAccountClaims(id)
+		account = jwt.NewAccountClaims(id)
 		account.Limits.JetStreamLimits = limits
 		claims, err := account.Encode(operator)
 		must(t, err)
 		must(t, resolver.Store(id, claims))
-		return key, id
+		return key, account
 	}
-	account, _ := newAccount(jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit})
+	account, claims := newAccount(jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit})
 	_, system := newAccount(jwt.JetStreamLimits{}) // without a system account, a server has no JetStream
 	s, err := server.NewServer(
 		&server.Options{
@@ -62,7 +64,7 @@ func startIssuer(t testing.TB) *issuer {
 			StoreDir:         t.TempDir(),
 			TrustedOperators: []*jwt.OperatorClaims{trusted},
 			AccountResolver:  resolver,
-			SystemAccount:    system,
+			SystemAccount:    system.Subject,
 		},
 	)
 	must(t, err)
@@ -71,7 +73,24 @@ func startIssuer(t testing.TB) *issuer {
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("the server is not ready after 10 s")
 	}
-	return &issuer{account, s}
+	return &issuer{operator, account, claims, s}
+}
+
+// revoke makes the server refuse the credentials in a file.
+func (i *issuer) revoke(t testing.TB, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	must(t, err)
+	pair, err := nkeys.ParseDecoratedUserNKey(text)
+	must(t, err)
+	id, err := pair.PublicKey()
+	must(t, err)
+	i.claims.Revoke(id)
+	_, err = i.claims.Encode(i.operator) // also fills the claims' own fields
+	must(t, err)
+	account, err := i.server.LookupAccount(i.claims.Subject)
+	must(t, err)
+	i.server.UpdateAccountClaims(account, i.claims)
 }
 
 // issue writes a user's credentials file atomically.
@@ -140,6 +159,114 @@ func TestAConnectionOutlivesItsCredentials(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "\n"); n > 6 {
 		t.Errorf("%d lines were logged, want at most 6:\n%s", n, log.String())
+	}
+}
+
+// TestARevokedConnectionContinuesAtOnceWithTheNewFile replaces the file first, as a rotation does.
+func TestARevokedConnectionContinuesAtOnceWithTheNewFile(t *testing.T) {
+	t.Parallel()
+	i := startIssuer(t)
+	dir := t.TempDir()
+	file, old := filepath.Join(dir, "k.creds"), filepath.Join(dir, "old.creds")
+	i.issue(t, file, time.Hour)
+	copyFile(t, file, old)
+	states := make(chan time.Time, 10)
+	var log lines
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
+		Logger:  slog.New(slog.NewTextHandler(&log, nil)),
+		OnState: func(bool) { states <- time.Now() }})
+	must(t, err)
+	defer c.Close()
+	i.issue(t, file, time.Hour)
+	must(t, c.Flush(t.Context()))
+	i.revoke(t, old)
+	lost, back := <-states, <-states
+	if took := back.Sub(lost); took > 5*time.Second {
+		t.Errorf("the connection was away for %s", took)
+	}
+	must(t, c.Flush(t.Context()))
+	if text := log.String(); strings.Contains(text, "level=ERROR") || !strings.Contains(text, "trying the new ones") {
+		t.Errorf("the rotation was logged as\n%s", text)
+	}
+
+	i.revoke(t, file) // a revocation before the rotation
+	eventually.Holds(t, 10*time.Second, "health says that the credentials were revoked", func() bool {
+		e := protocol.AsError(c.Health())
+		return e != nil && e.Code == protocol.PermissionDenied && e.Field == "creds" && strings.Contains(e.Message, "revoked")
+	})
+	i.issue(t, file, time.Hour)
+	began := time.Now()
+	eventually.Holds(t, 10*time.Second, "the new file is accepted", func() bool { return c.Health() == nil })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the new file was accepted after %s", took)
+	}
+}
+
+func TestARefusalSaysWhatTheClientKnows(t *testing.T) {
+	t.Parallel()
+	i := startIssuer(t)
+	dir := t.TempDir()
+	expired, revoked, foreign := filepath.Join(dir, "expired"), filepath.Join(dir, "revoked"), filepath.Join(dir, "foreign")
+	i.issue(t, expired, -time.Hour)
+	i.issue(t, revoked, time.Hour)
+	i.revoke(t, revoked)
+	startIssuer(t).issue(t, foreign, time.Hour)
+	withToken, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Token: "right"})
+	must(t, err)
+	t.Cleanup(withToken.Stop)
+	login := func(l jetstream.Login) func() (jetstream.Login, error) {
+		return func() (jetstream.Login, error) { return l, nil }
+	}
+	const hidden = "were revoked or replaced, have expired by the server's clock, or are for other servers"
+	for name, c := range map[string]struct {
+		cfg         jetstream.Config
+		field, want string
+	}{
+		"expired": {jetstream.Config{URL: i.server.ClientURL(), Creds: expired}, "creds",
+			"the credentials in " + expired + " expired on "},
+		"revoked":       {jetstream.Config{URL: i.server.ClientURL(), Creds: revoked}, "creds", hidden},
+		"of another":    {jetstream.Config{URL: i.server.ClientURL(), Creds: foreign}, "creds", hidden},
+		"none":          {jetstream.Config{URL: i.server.ClientURL()}, "creds", "name a file with credentials"},
+		"a wrong token": {jetstream.Config{URL: withToken.ClientURL(), Token: "wrong"}, "token", "another token"},
+		"a token in Login": {jetstream.Config{URL: withToken.ClientURL(), Login: login(jetstream.Login{Token: "wrong"})},
+			"token", "another token"},
+		"a wrong password": {jetstream.Config{URL: withToken.ClientURL(),
+			Login: login(jetstream.Login{User: "anna", Password: "wrong"})}, "login",
+			"the user anna does not exist, or has another password"},
+		"a wrong URL": {jetstream.Config{URL: strings.Replace(withToken.ClientURL(), "nats://", "nats://wrong@", 1)}, "nats",
+			"the login in the URL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.cfg.Logger, c.cfg.Wait = quiet, true
+			began := time.Now()
+			_, err := jetstream.Connect(context.Background(), c.cfg)
+			e := protocol.AsError(err)
+			if e == nil || e.Code != protocol.PermissionDenied || e.Field != c.field || !strings.Contains(e.Message, c.want) {
+				t.Errorf("got %v, want field %s and %q", err, c.field, c.want)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("the error came after %s", took)
+			}
+		})
+	}
+}
+
+func TestASecretThatEveryUserCanReadIsReported(t *testing.T) {
+	t.Parallel()
+	i := startIssuer(t)
+	file := filepath.Join(t.TempDir(), "k.creds")
+	i.issue(t, file, time.Hour)
+	for mode, warned := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true} {
+		must(t, os.Chmod(file, mode))
+		var log lines
+		c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
+			Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		must(t, err)
+		c.Close()
+		if got := strings.Contains(log.String(), "file="+file); got != warned {
+			t.Errorf("mode %o: warned %v:\n%s", mode, got, log.String())
+		}
 	}
 }
 

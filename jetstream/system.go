@@ -19,19 +19,26 @@ const (
 )
 
 // ConnectSystem connects to the servers with the content of a credentials file of the system account. It tries once.
-// Errors: invalid_argument for URLs; permission_denied if the servers refuse the credentials; unavailable.
-func ConnectSystem(ctx context.Context, urls string, credentials []byte) (*System, error) {
-	if err := checkURLs(urls); err != nil {
+// Errors: those of [Connect].
+func ConnectSystem(ctx context.Context, urls string, t TLS, credentials []byte) (*System, error) {
+	if err := errors.Join(checkURLs(urls), t.check()); err != nil {
 		return nil, err
 	}
 	opts := nats.GetDefaultOptions()
 	opts.Servers, opts.Name, opts.AllowReconnect = splitURLs(urls), "boxfleet auth", false
-	if err := nats.UserCredentialBytes(credentials)(&opts); err != nil {
-		return nil, translate(err, "connect to the system account")
+	for _, option := range []nats.Option{nats.UserCredentialBytes(credentials), t.apply} {
+		if err := option(&opts); err != nil {
+			return nil, translate(err, "connect to the system account")
+		}
 	}
 	nc, err := connectOnce(ctx, opts)
 	if err != nil {
-		return nil, translate(err, "connect to the system account at "+redacted(urls))
+		doing := "connect to the system account at " + redacted(urls)
+		if problem := t.explain(err); problem != nil {
+			problem.Message = doing + ": " + problem.Message
+			return nil, problem
+		}
+		return nil, translate(err, doing)
 	}
 	return &System{nc}, nil
 }

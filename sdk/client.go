@@ -29,9 +29,19 @@ const defaultRequestTimeout = 10 * time.Second
 // Options says how a client reaches the fleet. The zero value connects to a NATS server on this machine that requires
 // neither credentials nor a token.
 type Options struct {
-	URL    string // NATS servers, separated by commas; default [DefaultURL]
-	Token  string // the server's token, if it requires one
-	Creds  string // path of a NATS credentials file, if the server requires one
+	URL string // NATS servers, separated by commas; default [DefaultURL]
+	// How the client identifies itself, if the server requires it: at most one of Creds, NKey, Login and Token. The files
+	// are read again at each attempt to connect, so they can be replaced while the client runs.
+	Creds        string // path of a NATS credentials file
+	NKey         string // path of a file with the seed of an NKey
+	Login        string // name of a user with a password
+	Password     string // the password of Login
+	PasswordFile string // path of a file with the password of Login; ignored with Password
+	Token        string // the server's token
+	TokenFile    string // path of a file with the token; ignored with Token
+
+	TLS jetstream.TLS // how the client checks the servers; with any field set, TLS is required
+
 	Tenant string // the client works with sandboxes of this tenant; default: the tenant in Creds, or "default"
 	User   string // the sender of requests, if the server has permissions for each user; default: the user in Creds
 	Name   string // name of the connection, as the NATS server lists it; default "boxfleet-sdk"
@@ -82,9 +92,11 @@ type Client struct {
 // Connect connects to NATS. It retries until ctx ends; without a deadline it tries once. It does not check that a
 // coordinator is running; [Client.Ping] does. Ending ctx after Connect has returned does not affect the client.
 //
-// Errors: unavailable; permission_denied for wrong credentials; invalid_argument for an invalid URL or tenant, a
-// credentials file that cannot be read, a Tenant or User that differs from the one in Creds, or a negative
-// RequestTimeout.
+// Errors: unavailable; permission_denied for wrong credentials and, with reason client_certificate, for a certificate that
+// the server refuses; failed_precondition with reason server_certificate if the server's certificate is not trusted, or
+// server_settings if the server offers no TLS although Options requires it; invalid_argument for an invalid URL or tenant,
+// options that exclude each other, a file that cannot be read, a Tenant or User that differs from the one in Creds, or a
+// negative RequestTimeout.
 func Connect(ctx context.Context, o Options) (*Client, error) {
 	if err := o.identify(); err != nil {
 		return nil, err
@@ -120,8 +132,8 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	var err error
 	if c.conn == nil {
 		c.ownsConn = true
-		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger,
-			Tenant: o.Tenant, User: o.User,
+		config := jetstream.Config{URL: o.URL, Creds: o.Creds, NKey: o.NKey, TLS: o.TLS, Login: o.login(), Name: o.Name,
+			Logger: o.Logger, Tenant: o.Tenant, User: o.User,
 			// A connection calls JetStream's API to find out why JetStream does not answer. A user with its own
 			// permissions may not call this API.
 			WithoutStreams: o.User != ""}
@@ -139,6 +151,17 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		return nil, failed(ctx, err, "connect")
 	}
 	return c, nil
+}
+
+// login returns a function that returns the token or the user, or nil if Options has neither. A login in the URL stays
+// there.
+func (o *Options) login() func() (jetstream.Login, error) {
+	login := jetstream.Login{User: o.Login, Password: o.Password, PasswordFile: o.PasswordFile, Token: o.Token,
+		TokenFile: o.TokenFile}
+	if login == (jetstream.Login{}) {
+		return nil
+	}
+	return func() (jetstream.Login, error) { return login, nil }
 }
 
 // identify takes the tenant and the user from the credentials. Connecting fails if Options has other names.

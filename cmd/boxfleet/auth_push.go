@@ -78,7 +78,7 @@ from the others when it is back.`,
 		if err != nil {
 			return err
 		}
-		system, err := jetstream.ConnectSystem(cmd.Context(), where.URL, credentials)
+		system, err := jetstream.ConnectSystem(cmd.Context(), where.URL, cmds.config.TLS, credentials)
 		if err != nil {
 			return err
 		}

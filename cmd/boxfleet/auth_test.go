@@ -71,8 +71,8 @@ func accepted(s *server.Server, file string) bool {
 // shellBlock is a block of commands in a page.
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// TestTheCommandsOfThePageOnCredentialsWork runs the commands in the order of the page, against a NATS server that the
-// printed configuration starts.
+// TestTheCommandsOfThePageOnCredentialsWork runs the commands in the order of the page, against a NATS server with TLS that
+// the printed configuration starts.
 func TestTheCommandsOfThePageOnCredentialsWork(t *testing.T) {
 	clean(t)
 	page, err := os.ReadFile("../../docs/credentials.md")
@@ -103,7 +103,7 @@ func TestTheCommandsOfThePageOnCredentialsWork(t *testing.T) {
 			printed := must(t, args[1:]...)
 			ran++
 			if into != "" && s == nil {
-				s = trustingServer(t, t.TempDir(), printed)
+				s = trustingServer(t, t.TempDir(), printed+newSecrets(t).section("verify: false"))
 			}
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/viper"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker"
 )
@@ -24,16 +25,19 @@ import (
 type config struct {
 	file string
 
-	NATS, Token, TokenFile, Creds, Tenant, NATSUser string
-	Output, LogLevel                                string
-	Deadline                                        time.Duration
-	DataDir                                         string
-	HealthListen                                    string
-	Listen                                          string
-	ListenGiven, TenantGiven                        bool // these settings were given, perhaps with their default values
-	ListenInsecurely                                bool
-	Insecure                                        bool
-	Ballast                                         protocol.Bytes
+	NATS, Tenant, NATSUser        string
+	Creds, NKey, Token, TokenFile string
+	Login, Password, PasswordFile string
+	TLS                           jetstream.TLS
+	Output, LogLevel              string
+	Deadline                      time.Duration
+	DataDir                       string
+	HealthListen                  string
+	Listen                        string
+	ListenGiven, TenantGiven      bool // these were set explicitly, perhaps to the default value
+	ListenInsecurely              bool
+	Insecure                      bool
+	Ballast                       protocol.Bytes
 
 	Coordinator coordinatorConfig
 	Worker      workerConfig

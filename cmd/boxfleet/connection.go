@@ -22,6 +22,10 @@ type connection struct {
 	URL   string `json:"url"`
 	Token string `json:"token,omitempty"`
 	Creds string `json:"creds,omitempty"` // path of a credentials file
+
+	// These settings are those of the client. `up` never writes them.
+	NKey  string          `json:"-"`
+	Login jetstream.Login `json:"-"` // without the token in Token
 }
 
 const connectionFile = "connection.json"
@@ -41,7 +45,9 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 	if cl.config.TenantGiven {
 		tenant = cl.config.Tenant
 	}
-	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: where.Creds,
+	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, TokenFile: where.Login.TokenFile,
+		Creds: where.Creds, NKey: where.NKey, Login: where.Login.User, Password: where.Login.Password,
+		PasswordFile: where.Login.PasswordFile, TLS: cl.config.TLS,
 		Tenant: tenant, User: cl.config.NATSUser, Name: "boxfleet-cli", IDPrefixes: true})
 	if e := protocol.AsError(err); err != nil && e.Field == "user" {
 		named := *e
@@ -63,22 +69,19 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 // looksForUp reports whether the client uses the `up` on this machine, because neither a URL nor credentials are
 // configured.
 func (cl *client) looksForUp() bool {
-	return cl.config.NATS+cl.config.Token+cl.config.TokenFile+cl.config.Creds == ""
+	return cl.config.NATS == "" && !cl.config.hasLogin()
+}
+
+// hasLogin reports whether credentials of any kind are configured.
+func (c *config) hasLogin() bool {
+	return c.Creds+c.NKey+c.Token+c.TokenFile+c.Login+c.Password+c.PasswordFile != ""
 }
 
 // whereNATS returns the URL, the token and the credentials of the configured NATS servers or, if none are configured,
 // of the NATS server that `boxfleet up` runs on this machine.
 func (c *config) whereNATS() (connection, error) {
-	where := connection{URL: c.NATS, Token: c.Token, Creds: c.Creds}
-	if where.Token == "" && c.TokenFile != "" {
-		data, err := os.ReadFile(c.TokenFile)
-		if err != nil {
-			return where, protocol.Invalid("token_file", "%v", err)
-		}
-		if where.Token = strings.TrimSpace(string(data)); where.Token == "" {
-			return where, protocol.Invalid("token_file", "%s is empty", c.TokenFile)
-		}
-	}
+	where := connection{URL: c.NATS, Token: c.Token, Creds: c.Creds, NKey: c.NKey, Login: jetstream.Login{
+		User: c.Login, Password: c.Password, PasswordFile: c.PasswordFile, TokenFile: c.TokenFile}}
 	if where.URL != "" || c.DataDir == "" {
 		return where, nil
 	}
@@ -96,8 +99,9 @@ func (c *config) whereNATS() (connection, error) {
 	if err != nil {
 		return where, protocol.Errorf(protocol.Internal, "", "read %s: %v", c.connectionFile(), err)
 	}
-	if where.Token != "" || where.Creds != "" {
-		found.Token, found.Creds = where.Token, where.Creds
+	if c.hasLogin() {
+		where.URL = found.URL
+		return where, nil
 	}
 	return found, nil
 }
@@ -115,9 +119,13 @@ func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 		return jetstream.Login{}, err
 	}
 	_, login, _ := jetstream.SplitLogin(where.URL)
-	if login == (jetstream.Login{}) { // credentials in the URL take precedence
+	switch {
+	case login == jetstream.Login{}:
+		login = where.Login
 		login.Token = where.Token
-	}
+	case where.Login.User != "":
+		return login, protocol.Invalid("nats", "contains a login, which must not be set together with login")
+	} // a token or password in the URL takes precedence over a configured token
 	return login, nil
 }
 
@@ -132,11 +140,14 @@ func (c *config) loginFrom() string {
 	if file != "" {
 		from = append(from, "configuration file "+file)
 	}
-	if c.Creds != "" {
-		from = append(from, "creds "+c.Creds)
-	}
-	if c.Token == "" && c.TokenFile != "" {
-		from = append(from, "token_file "+c.TokenFile)
+	for _, f := range []struct{ key, file string }{
+		{"creds", c.Creds}, {"nkey", c.NKey}, {"password_file", c.PasswordFile}, {"token_file", c.TokenFile},
+		{"tls.ca", c.TLS.CA}, {"tls.cert", c.TLS.Cert}, {"tls.key", c.TLS.Key},
+	} {
+		overridden := f.key == "token_file" && c.Token != "" || f.key == "password_file" && c.Password != ""
+		if f.file != "" && !overridden {
+			from = append(from, f.key+" "+f.file)
+		}
 	}
 	if c.NATS == "" && c.DataDir != "" {
 		from = append(from, c.connectionFile())

@@ -63,9 +63,13 @@ func (cmds doctorCommands) you() (doctor.You, error) {
 		return doctor.You{}, err
 	}
 	you := doctor.You{Login: doctor.LoginNone, Name: cmds.config.NATSUser}
-	if _, login, _ := jetstream.SplitLogin(where.URL); login.User != "" {
-		you.Login, you.Name = doctor.LoginPassword, cmp.Or(you.Name, login.User)
-	} else if where.Token != "" || login.Token != "" {
+	_, login, _ := jetstream.SplitLogin(where.URL)
+	switch user := cmp.Or(login.User, where.Login.User); {
+	case user != "":
+		you.Login, you.Name = doctor.LoginPassword, cmp.Or(you.Name, user)
+	case where.NKey != "":
+		you.Login = doctor.LoginNKey
+	case login.Token+where.Token+where.Login.TokenFile != "":
 		you.Login = doctor.LoginToken
 	}
 	if where.Creds == "" {

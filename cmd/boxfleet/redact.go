@@ -15,7 +15,7 @@ const leastSecret = 4
 // secrets returns this process's credentials for NATS in every form in which a library may put them in an error or log
 // line: a password appears URL-encoded and decoded.
 func (c *config) secrets() []string {
-	found := []string{c.Token}
+	found := []string{c.Token, c.Password}
 	for _, text := range strings.Split(c.NATS, ",") {
 		_, rest, hasScheme := strings.Cut(text, "://")
 		if !hasScheme {

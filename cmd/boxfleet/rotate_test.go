@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nkeys"
 )
 
 // replace replaces the contents of a file atomically.
@@ -37,6 +39,8 @@ func (r *role) refusedFor(t *testing.T, d time.Duration) {
 }
 
 func TestACoordinatorReadsChangedCredentialsAgain(t *testing.T) {
+	firstKey, firstSeed := newNKey(t)
+	secondKey, secondSeed := newNKey(t)
 	for name, c := range map[string]struct {
 		before, after string // values of the server's configuration section authorization
 		first, second string // contents of the file before and after the change
@@ -56,6 +60,21 @@ func TestACoordinatorReadsChangedCredentialsAgain(t *testing.T) {
 			before: `user: k, password: "one"`, after: `user: k, password: "two"`, file: "config.yaml",
 			first: "nats: nats://k:one@HOST\n", second: "nats: nats://k:two@HOST\n",
 			args: []string{"--config", "FILE"},
+		},
+		"password file": {
+			before: `user: k, password: "one"`, after: `user: k, password: "two"`, file: "password", first: "one\n",
+			second: "two\n",
+			args:   []string{"--nats", "URL", "--login", "k", "--password-file", "FILE"},
+		},
+		"password in the configuration": {
+			before: `user: k, password: "one"`, after: `user: k, password: "two"`, file: "config.yaml",
+			first: "nats: URL\nlogin: k\npassword: one\n", second: "nats: URL\nlogin: k\npassword: two\n",
+			args: []string{"--config", "FILE"},
+		},
+		"nkey": {
+			before: "users: [{nkey: " + firstKey + "}]", after: "users: [{nkey: " + secondKey + "}]", file: "seed.nk",
+			first: firstSeed, second: secondSeed + "\n",
+			args: []string{"--nats", "URL", "--nkey", "FILE"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,6 +100,23 @@ func TestACoordinatorReadsChangedCredentialsAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// newNKey makes the key of a user, and returns the public key and the seed.
+func newNKey(t *testing.T) (public, seed string) {
+	t.Helper()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := pair.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		t.Fatal(err)
+	}
+	return public, string(text)
 }
 
 func TestAnExecContinuesWhileNATSRefusesItsWorker(t *testing.T) {

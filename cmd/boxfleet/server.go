@@ -98,8 +98,8 @@ func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Con
 	if where.URL == "" {
 		return jetstream.Config{}, usage("--nats is missing: the URL of the NATS server")
 	}
-	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: where.Creds, Name: "boxfleet-" + name,
-		Wait: true, LoginFrom: srv.config.loginFrom()}
+	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: where.Creds, NKey: where.NKey,
+		TLS: srv.config.TLS, Name: "boxfleet-" + name, Wait: true, LoginFrom: srv.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
 	} // otherwise the URLs contain different credentials, which are not read again

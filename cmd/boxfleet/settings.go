@@ -23,8 +23,8 @@ type setting struct {
 
 // flag returns the name of the setting's flag.
 func (s *setting) flag() string {
-	_, name, found := strings.Cut(s.key, ".")
-	if !found {
+	section, name, found := strings.Cut(s.key, ".")
+	if !found || section == "tls" { // other sections are those of commands
 		name = s.key
 	}
 	return strings.NewReplacer("_", "-", ".", "-").Replace(name)
@@ -51,7 +51,7 @@ var (
 
 // settings returns every setting. Setting a value writes it to c.
 func (c *config) settings() []setting {
-	return slices.Concat(c.commonSettings(), c.upSettings(), c.coordinatorSettings(), c.storageSettings(),
+	return slices.Concat(c.commonSettings(), c.loginSettings(), c.upSettings(), c.coordinatorSettings(), c.storageSettings(),
 		c.historySettings(), c.hostSettings(), c.imageSettings(), c.accessSettings(), c.limitSettings(), c.networkSettings())
 }
 
@@ -62,13 +62,6 @@ func (c *config) commonSettings() []setting {
 			"URLs of the NATS servers, separated by commas; default: the server of the `boxfleet up` on this machine, " +
 				"else nats://127.0.0.1:4222",
 			everyCommand, "", text(&c.NATS)},
-		{"token", "", "token for NATS; other users of the machine can see a flag, so prefer the file or the environment",
-			everyCommand, "", text(&c.Token)},
-		{"token_file", "",
-			"file with the token for NATS, used if token is not set; read again for every connection attempt",
-			everyCommand, "", text(&c.TokenFile)},
-		{"creds", "", "NATS credentials file; read again for every connection attempt",
-			everyCommand, "", text(&c.Creds)},
 		{"tenant", protocol.DefaultTenant,
 			"tenant to work in; if this key is not set and creds names a tenant, that tenant",
 			everyCommand, "", text(&c.Tenant)},
@@ -92,6 +85,38 @@ func (c *config) commonSettings() []setting {
 			"HOST:PORT where a server command serves /healthz (status 200 while its main loops turn) and /readyz (200 " +
 				"while it can do its work), else 503, with the reason; default: not served",
 			serverCommands, "", text(&c.HealthListen)},
+	}
+}
+
+// loginSettings say how a process identifies itself to NATS, and how it checks the servers. `up` uses none of them.
+func (c *config) loginSettings() []setting {
+	return []setting{
+		{"creds", "", "NATS credentials file; read again for every connection attempt",
+			everyCommand, "", text(&c.Creds)},
+		{"nkey", "", "file with the seed of an NKey, for NATS servers that list keys of users; read again for every " +
+			"connection attempt",
+			everyCommand, "", text(&c.NKey)},
+		{"login", "", "name of a user of NATS that has a password, in password or password_file",
+			everyCommand, "", text(&c.Login)},
+		{"password", "", "password of login; it has no flag, because other users of the machine could see it",
+			nil, "", text(&c.Password)},
+		{"password_file", "",
+			"file with the password of login, used if password is not set; read again for every connection attempt",
+			everyCommand, "", text(&c.PasswordFile)},
+		{"token", "", "token for NATS; other users of the machine can see a flag, so prefer the file or the environment",
+			everyCommand, "", text(&c.Token)},
+		{"token_file", "",
+			"file with the token for NATS, used if token is not set; read again for every connection attempt",
+			everyCommand, "", text(&c.TokenFile)},
+		{"tls.ca", "", "PEM file with the certificates of the CAs that sign for the NATS servers; read again for every " +
+			"connection attempt; default: the CAs that the machine trusts; any key below tls requires TLS of every server",
+			everyCommand, "", text(&c.TLS.CA)},
+		{"tls.cert", "", "PEM file with the certificate that NATS servers demand; needs tls.key; read again like tls.ca",
+			everyCommand, "", text(&c.TLS.Cert)},
+		{"tls.key", "", "PEM file with the private key of tls.cert; read again like tls.ca",
+			everyCommand, "", text(&c.TLS.Key)},
+		{"tls.server_name", "", "name that the certificate of each NATS server must have; default: the host in its URL",
+			everyCommand, "", text(&c.TLS.ServerName)},
 	}
 }
 

@@ -3,12 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
@@ -46,6 +48,10 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	defer unlock()
+	if srv.config.TLS != (jetstream.TLS{}) {
+		slog.Warn("up ignores the settings tls.*, because its own NATS has no TLS; clients that have them cannot connect to it",
+			"do", "remove them, or run a NATS server with TLS, a coordinator and a worker")
+	}
 	host, port, err := listenAt(srv.config.Listen, !srv.config.ListenGiven, srv.config.ListenInsecurely)
 	if err != nil {
 		return err

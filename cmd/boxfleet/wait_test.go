@@ -58,6 +58,7 @@ func runNATS(opts *server.Options) error {
 type natsServer struct {
 	config string // path of the configuration file
 	port   string
+	tls    string // section tls of the configuration, or empty
 	cmd    *exec.Cmd
 }
 
@@ -83,8 +84,8 @@ func (s *natsServer) url() string { return "nats://127.0.0.1:" + s.port }
 
 func (s *natsServer) configure(t *testing.T, authorization string) {
 	t.Helper()
-	text := fmt.Sprintf("listen: 127.0.0.1:%s\njetstream { store_dir: %q }\nauthorization { %s }\n", s.port,
-		filepath.Dir(s.config), authorization)
+	text := fmt.Sprintf("listen: 127.0.0.1:%s\njetstream { store_dir: %q }\nauthorization { %s }\n%s", s.port,
+		filepath.Dir(s.config), authorization, s.tls)
 	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -110,6 +110,41 @@ func (d Dir) OnHost(ctx context.Context, conn *jetstream.Conn, name, creds, host
 	return conn.Reconnect(ctx)
 }
 
+// Replace makes new credentials for the identity in a file, and puts them into the file. The old ones stay valid until
+// servers take the accounts that revoke returns.
+func (d Dir) Replace(file string) (revoke func() (accounts map[string]string, err error), err error) {
+	id, ok, err := jetstream.CredentialsIdentity(file)
+	if err == nil && !ok {
+		err = fmt.Errorf("%s names no identity", file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a, err := auth.Open(authorityIn(string(d)))
+	if err != nil {
+		return nil, err
+	}
+	old := id
+	id.Key = ""
+	c, err := a.Issue(id, auth.IssueOptions{Again: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(file+".new", c.Text, 0o600); err != nil {
+		return nil, err
+	}
+	return func() (map[string]string, error) {
+		if _, err := a.Revoke(old); err != nil {
+			return nil, err
+		}
+		trust, err := a.Trust()
+		if err != nil {
+			return nil, err
+		}
+		return trust.Accounts, nil
+	}, os.Rename(file+".new", file)
+}
+
 // Unlimited returns the file with credentials that permit everything in the account of the streams. No role has such
 // credentials. Tests use them to read and change the streams. To make them, Unlimited needs the keys of the authority.
 func (d Dir) Unlimited() (file string, err error) {

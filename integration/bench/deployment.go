@@ -75,7 +75,7 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 	if err != nil {
 		return d, err
 	}
-	d.client, err = sdk.Connect(connecting, sdk.Options{URL: h.URL, Creds: creds, Name: "bench-client"})
+	d.client, err = sdk.Connect(connecting, sdk.Options{URL: h.URL, Creds: creds, TLS: r.TLS, Name: "bench-client"})
 	return d, err
 }
 

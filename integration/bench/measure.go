@@ -20,6 +20,7 @@ var phases = []struct {
 	{"create", measureCreate},
 	{"stop", measureStop},
 	{"exec", measureExec},
+	{"tls", measureTLS},
 	{"output", measureOutput},
 	{"neighbour", measureNeighbour},
 	{"replay", measureReplay},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/integration/access"
+	"github.com/boxfleet/boxfleet/integration/certs"
 	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
@@ -36,6 +37,11 @@ type role struct {
 	Supervisor string `json:"supervisor"`
 
 	Access access.Dir `json:"access,omitempty"` // empty: NATS asks for no credentials
+
+	// TCP makes the coordinator and the worker connect to NATS over TCP, as if it ran on another machine. TLS are the files
+	// with which they do so; its certificate is also that of NATS.
+	TCP bool          `json:"tcp,omitempty"`
+	TLS jetstream.TLS `json:"tls,omitzero"`
 
 	Port int `json:"port,omitempty"` // port of NATS; 0: any free port
 	// Lazy makes NATS acknowledge messages before it writes them to disk. This fills the store faster.
@@ -64,19 +70,28 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
-	url, connect := r.URL, jetstream.Config{URL: r.URL, Name: "bench"}
+	url, connect := r.URL, jetstream.Config{URL: r.URL, TLS: r.TLS, Name: "bench"}
 	if r.Server || r.NATS {
 		trusted, err := r.Access.Operators()
 		if err != nil {
 			return err
 		}
-		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port,
-			SyncLazily: r.Lazy, Operators: trusted})
+		config := embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port, SyncLazily: r.Lazy,
+			Operators: trusted}
+		if r.TLS.Cert != "" {
+			if config.TLS, err = certs.Server(r.TLS.Cert, r.TLS.Key); err != nil {
+				return err
+			}
+		}
+		server, err := embedded.Start(config)
 		if err != nil {
 			return err
 		}
 		defer server.Stop()
-		url, connect.InProcess = server.ClientURL(), server
+		url, connect.URL = server.ClientURL(), server.ClientURL()
+		if !r.TCP {
+			connect.InProcess = server
+		}
 	}
 	if r.Server || r.Decides {
 		var err error

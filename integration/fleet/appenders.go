@@ -15,7 +15,7 @@ func (f *Fleet) AsWorker(w *Process) *jetstream.Conn {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Creds: w.Role.Creds, Name: w.Name,
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Creds: w.Role.Creds, TLS: w.Role.TLS, Name: w.Name,
 		Logger: f.refused.logger()})
 	if err != nil {
 		f.TB.Fatal(err)

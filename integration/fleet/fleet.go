@@ -41,6 +41,9 @@ type Options struct {
 	Timing       coordinator.Timing // timing of the coordinators that Start starts
 	Coordinators int                // coordinators that Start starts, named c1, c2, …; default 1; -1 for no coordinator
 	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for no worker
+
+	// TLS makes the servers demand TLS, with a certificate of each client. It needs one server that is not killable.
+	TLS bool
 }
 
 // Fleet is one deployment.
@@ -64,6 +67,7 @@ type Fleet struct {
 	patience  time.Duration // time limit for cleaning up
 	access    access.Dir    // empty: a fleet without credentials
 	refused   refusals
+	tls       *secured // nil: no TLS
 
 	mayBeRefused bool // see MayBeRefused
 }
@@ -108,6 +112,9 @@ func (f *Fleet) startServers() {
 		f.startServer()
 		return
 	}
+	if f.options.TLS {
+		f.options.Servers = 1
+	}
 	trusted, err := f.access.Operators()
 	if err != nil {
 		f.TB.Fatal(err)
@@ -121,8 +128,13 @@ func (f *Fleet) startServers() {
 	if servers > 1 {
 		f.Servers, err = embedded.StartClusterOf(f.Dir, servers, trusted)
 	} else {
+		cfg := embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1", Operators: trusted}
+		if f.options.TLS {
+			f.startTLS()
+			cfg.TLS = f.tls.server(f.TB)
+		}
 		var s *embedded.Server
-		s, err = embedded.Start(embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1", Operators: trusted})
+		s, err = embedded.Start(cfg)
 		f.Servers = []*embedded.Server{s}
 	}
 	if err != nil {

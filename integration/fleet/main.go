@@ -76,7 +76,7 @@ func play(encoded string) error {
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := jetstream.Connect(connecting,
-		jetstream.Config{URL: r.URL, Creds: r.Creds, Name: r.Name, Logger: log, Clock: r.clock()})
+		jetstream.Config{URL: r.URL, Creds: r.Creds, TLS: r.TLS, Name: r.Name, Logger: log, Clock: r.clock()})
 	if err != nil {
 		return err
 	}

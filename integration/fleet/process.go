@@ -20,6 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/integration/child"
 	"github.com/boxfleet/boxfleet/integration/halt"
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 	"github.com/boxfleet/boxfleet/worker"
@@ -81,6 +82,7 @@ type Role struct {
 	URL        string        `json:"url"`
 	Access     access.Dir    `json:"access,omitempty"` // directory with the fleet's authority
 	Creds      string        `json:"creds,omitempty"`
+	TLS        jetstream.TLS `json:"tls,omitzero"`
 	Supervisor string        `json:"supervisor,omitempty"`
 	Replicas   int           `json:"replicas,omitempty"`
 	LockTTL    time.Duration `json:"lock_ttl,omitempty"`
@@ -153,6 +155,7 @@ func (f *Fleet) start(kind, name string, r Role) *Process {
 	if r.Creds, err = f.credsFor(&r); err != nil {
 		f.TB.Fatal(err)
 	}
+	r.TLS = f.clientTLS(name)
 	encoded, err := json.Marshal(r)
 	if err != nil {
 		f.TB.Fatal(err)

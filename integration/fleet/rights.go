@@ -49,6 +49,7 @@ func (f *Fleet) Options(o sdk.Options) sdk.Options {
 	if o.Logger == nil {
 		o.Logger = f.refused.logger()
 	}
+	o.TLS = f.clientTLS("test")
 	if o.Creds != "" {
 		return o
 	}
@@ -81,13 +82,16 @@ func (f *Fleet) OperatorFlags() []string { return flags(f.AsOperator(sdk.Options
 
 // WorkerFlags returns the flags with which the command line runs a worker in place of w, on the same engine.
 func (f *Fleet) WorkerFlags(w *Process) []string {
-	return flags(sdk.Options{URL: f.URL(), Creds: w.Role.Creds})
+	return flags(sdk.Options{URL: f.URL(), Creds: w.Role.Creds, TLS: w.Role.TLS})
 }
 
 func flags(o sdk.Options) []string {
 	args := []string{"--nats", o.URL}
 	if o.Creds != "" {
 		args = append(args, "--creds", o.Creds)
+	}
+	if o.TLS.CA != "" {
+		args = append(args, "--tls-ca", o.TLS.CA, "--tls-cert", o.TLS.Cert, "--tls-key", o.TLS.Key)
 	}
 	return args
 }
@@ -100,7 +104,8 @@ func (f *Fleet) Unlimited(name string) jetstream.Config {
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	return jetstream.Config{URL: f.URL(), Creds: creds, Name: name, Logger: f.refused.logger()}
+	return jetstream.Config{URL: f.URL(), Creds: creds, TLS: f.clientTLS("test"), Name: name,
+		Logger: f.refused.logger()}
 }
 
 // AsCoordinator opens a connection that appends to histories as a coordinator with this name does. The connection signs
@@ -113,7 +118,7 @@ func (f *Fleet) AsCoordinator(name string) *jetstream.Conn {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Creds: creds, Name: name,
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: f.URL(), Creds: creds, TLS: f.clientTLS("test"), Name: name,
 		Logger: f.refused.logger()})
 	if err != nil {
 		f.TB.Fatal(err)
@@ -137,6 +142,9 @@ func (f *Fleet) NATS(name string) (*nats.Conn, error) {
 	options := []nats.Option{nats.Name(name)}
 	if creds != "" {
 		options = append(options, nats.UserCredentials(creds))
+	}
+	if t := f.clientTLS("test"); t.CA != "" {
+		options = append(options, nats.RootCAs(t.CA), nats.ClientCert(t.Cert, t.Key))
 	}
 	return nats.Connect(f.URL(), options...)
 }

@@ -3,6 +3,7 @@
 package embedded
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/url"
@@ -30,6 +31,10 @@ type Config struct {
 	// adopt streams.
 	Operators *Operators
 
+	// TLS is the configuration of TLS that clients must use, except in-process clients; nil: no TLS. The routes of a cluster
+	// never use TLS.
+	TLS *tls.Config `json:"-"`
+
 	ClusterName string   // name of the server's cluster; empty for a single server
 	ClusterPort int      // port to listen on for the other members
 	Routes      []string // URLs of the other members: nats://host:port
@@ -42,7 +47,8 @@ type Config struct {
 // Server is a running server.
 type Server struct {
 	*server.Server
-	config Config
+	config  Config
+	options *server.Options // with which the server started
 }
 
 // Start runs a server and waits up to 10 s until it accepts connections.
@@ -82,6 +88,7 @@ func start(cfg Config) (*Server, error) {
 		JetStream: true, StoreDir: cfg.Dir, SyncAlways: !cfg.SyncLazily,
 		JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
+		TLSConfig: cfg.TLS,
 	}
 	if err := cfg.Operators.apply(opts); err != nil {
 		return nil, err
@@ -115,6 +122,7 @@ func start(cfg Config) (*Server, error) {
 			return nil, err
 		}
 	}
+	given := opts.Clone() // the server changes its options
 	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "make the embedded NATS server: %v", err)
@@ -122,7 +130,18 @@ func start(cfg Config) (*Server, error) {
 	if err := startAndWait(s, cfg.Dir); err != nil {
 		return nil, err
 	}
-	return &Server{s, cfg}, nil
+	return &Server{s, cfg, given}, nil
+}
+
+// ReloadTLS replaces the configuration of TLS. It applies to new connections, and at the next [Server.Restart].
+func (s *Server) ReloadTLS(t *tls.Config) error {
+	next := s.options.Clone()
+	next.TLSConfig = t
+	if err := s.ReloadOptions(next); err != nil {
+		return protocol.Errorf(protocol.Internal, "", "reload the embedded NATS server: %v", err)
+	}
+	s.config.TLS = t
+	return nil
 }
 
 // Stop stops the server and waits until its store is closed.
