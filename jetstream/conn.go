@@ -45,6 +45,9 @@ type Config struct {
 	// can still send requests and queries, and receive published messages.
 	WithoutStreams bool
 
+	// beside says that the process has another connection with the same credentials, which logs what happens to both.
+	beside bool
+
 	Clock   Clock               // for tests: the machine's clocks
 	Options func(*nats.Options) // for tests: changes the client's options after all others are set
 }
@@ -106,6 +109,7 @@ type connection struct {
 	onReconnect map[int]func()
 	onLoss      map[int]func()
 	nextID      int
+	others      []*Conn // made by another
 }
 
 // call is a call that waits for the answer to a message.
@@ -194,6 +198,9 @@ func newConn(cfg Config) *Conn {
 	c.clock.machine.setDefaults()
 	c.withoutStreams, c.user, c.serves = cfg.WithoutStreams, cfg.User, cfg.Wait
 	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
+	if cfg.beside {
+		c.login.log = slog.New(slog.DiscardHandler)
+	}
 
 	s := &streams{core: &c.core, directs: make(chan struct{}, directsAtOnce)}
 	c.streams, c.quorum, c.objectStore, c.Writers = s, &quorum{core: &c.core}, &objectStore{s}, &Writers{streams: s}
@@ -226,11 +233,19 @@ func newConn(cfg Config) *Conn {
 
 // another opens a connection for messages that clients send whenever they like. The server sends the messages of a
 // connection one after another, so a flood of queries would delay the answers of JetStream, such as those to the renewals
-// of locks. what goes into the connection's name.
+// of locks. what goes into the connection's name. Until the new connection is closed, [Conn.Health] reports its problems
+// too.
 func (c *connection) another(ctx context.Context, what string) (*Conn, error) {
 	cfg := c.cfg
-	cfg.Name, cfg.OnState, cfg.WithoutStreams = cfg.Name+" "+what, nil, true
-	return Connect(ctx, cfg)
+	cfg.Name, cfg.OnState, cfg.WithoutStreams, cfg.beside = cfg.Name+" "+what, nil, true, true
+	made, err := Connect(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.others = append(slices.DeleteFunc(c.others, func(o *Conn) bool { return o.nc.IsClosed() }), made)
+	return made, nil
 }
 
 func (c *core) options(cfg Config) ([]nats.Option, error) {
@@ -239,6 +254,10 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 		state = func(bool) {}
 	}
 	ended := sync.OnceFunc(func() { close(c.closed) })
+	link := c.log
+	if cfg.beside {
+		link = slog.New(slog.DiscardHandler)
+	}
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.MaxReconnects(-1),
@@ -248,7 +267,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				c.log.Warn("lost the connection to NATS", "error", err)
+				link.Warn("lost the connection to NATS", "error", err)
 			}
 			c.cutOff()
 			state(false)
@@ -256,7 +275,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 		nats.ClosedHandler(func(*nats.Conn) { ended() }),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			c.login.accepted()
-			c.log.Info("reconnected to NATS", "server", nc.ConnectedServerName())
+			link.Info("reconnected to NATS", "server", nc.ConnectedServerName())
 			state(true)
 			c.reconnected()
 		}),
@@ -510,13 +529,20 @@ func (c *connection) Connected() bool { return c.nc.IsConnected() }
 // Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials, or if
 // the credentials cannot be read; unavailable.
 func (c *connection) Health() error {
-	if c.nc.IsConnected() {
-		return nil
+	if !c.nc.IsConnected() {
+		if err := c.login.problem(); err != nil {
+			return err
+		}
+		return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")
 	}
-	if err := c.login.problem(); err != nil {
-		return err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range c.others {
+		if err := o.Health(); err != nil && !o.nc.IsClosed() {
+			return err
+		}
 	}
-	return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")
+	return nil
 }
 
 // Closed returns a channel that is closed when the connection has ended for good: by [Conn.Close], or because the
