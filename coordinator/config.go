@@ -55,6 +55,11 @@ type Config struct {
 	// nil.
 	OnState func(well bool, text string)
 
+	// OnTurn is called at each turn of a main loop of the coordinator. The loop turns again within the time next, also
+	// while NATS does not answer; a loop that does not is stuck. A time of 0 means that the loop has ended. OnTurn must
+	// not block, and may be nil.
+	OnTurn func(loop string, next time.Duration)
+
 	// Timing is set by tests only. Zero values mean the defaults.
 	Timing Timing
 	// Probe is called at named points of the work, so that tests can crash the coordinator there. It may be nil.
@@ -119,6 +124,9 @@ func (cfg *Config) setDefaults() error {
 	}
 	if cfg.OnState == nil {
 		cfg.OnState = func(bool, string) {}
+	}
+	if cfg.OnTurn == nil {
+		cfg.OnTurn = func(string, time.Duration) {}
 	}
 	cfg.Timing.setDefaults()
 	return nil

@@ -34,6 +34,7 @@ type coordinator struct {
 	output     atomic.Pointer[outputKeeper]    // nil: this coordinator does not lead
 	admitter   atomic.Pointer[admitter]        // nil: this coordinator does not lead
 	quotas     quotas
+	condition  condition
 	storing    sync.Mutex // held while stored copies of a sandbox's state are written or purged
 }
 
@@ -94,6 +95,7 @@ func newCoordinator(cfg Config) *coordinator {
 	c.images = newHostImages(c.projection.work.schedulerWake)
 	c.reads = newReader(c)
 	c.quotas.own.Store(&cfg.quotas)
+	c.condition.say = cfg.OnState
 	return c
 }
 
@@ -126,7 +128,8 @@ func (c *coordinator) run(ctx context.Context) error {
 		limits := jetstream.UploadLimits{MaxBytes: c.cfg.UploadMaxBytes, Room: c.roomFor}
 		return c.retry(ctx, "receive uploads", func() error { return c.conn.ServeUploads(ctx, limits) })
 	})
-	c.cfg.OnState(true, standingBy)
+	c.condition.change(func(s *condition) { s.serves = true })
+	group.Go(func() error { return c.turnState(ctx) })
 	group.Go(func() error { return c.forgetPurged(ctx) })
 	requests := newRequestHandler(c)
 	group.Go(func() error { return requests.run(ctx) })

@@ -20,6 +20,7 @@ import (
 type gate struct {
 	log      logRoom
 	announce func(why *protocol.Error) // announces why the gate is closed; why is nil when it opens
+	turn     func()                    // called at each turn of the loop of run
 
 	turns chan struct{} // a request that receives from it is the probe
 	mu    sync.Mutex
@@ -56,7 +57,7 @@ const (
 )
 
 func newGate(log logRoom, tell func(*protocol.Error)) *gate {
-	return &gate{log: log, announce: tell, turns: make(chan struct{}), moved: make(chan struct{}),
+	return &gate{log: log, announce: tell, turn: func() {}, turns: make(chan struct{}), moved: make(chan struct{}),
 		ended: make(chan outcome)}
 }
 
@@ -194,6 +195,7 @@ func (g *gate) watch(ctx context.Context) error {
 	tick := time.NewTicker(roomPause)
 	defer tick.Stop()
 	for {
+		g.turn()
 		why, moved := g.closed()
 		if why != nil {
 			return nil
@@ -213,6 +215,7 @@ func (g *gate) watch(ctx context.Context) error {
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {
+		g.turn()
 		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
@@ -276,6 +279,7 @@ func (g *gate) awaitProbe(ctx context.Context, said *time.Time) (outcome, error)
 		case o := <-g.ended:
 			return o, nil
 		case <-tick.C:
+			g.turn()
 			g.announceAgain(said)
 		case <-ctx.Done():
 			return mustWait, ctx.Err()

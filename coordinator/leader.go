@@ -13,8 +13,6 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-const standingBy = "decides requests, and stands by to schedule"
-
 // elected says whether this coordinator holds the scheduler's lock.
 type elected struct{ atomic.Bool }
 
@@ -59,10 +57,10 @@ func (l *leader) lead(ctx context.Context) {
 		group.Go(func() error { return run(leading) })
 	}
 	l.elected.Store(true)
-	l.cfg.OnState(true, "decides requests, and places sandboxes")
+	l.condition.change(func(s *condition) { s.leads = true })
 	err := group.Wait()
 	l.elected.Store(false)
-	l.cfg.OnState(true, standingBy)
+	l.condition.change(func(s *condition) { s.leads = false })
 	if ctx.Err() == nil {
 		l.log.Warn("this coordinator is no longer the leader", "error", err)
 		return

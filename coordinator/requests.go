@@ -35,7 +35,8 @@ func newRequestHandler(c *coordinator) *requestHandler {
 		coordinator: c, names: &nameRegistry{c},
 		deciding: make(chan struct{}, restAtOnce), ending: make(chan struct{}, endingAtOnce),
 	}
-	h.gate = newGate(c.conn, h.announceWaiting)
+	h.gate = newGate(watchedLog{c}, h.announceWaiting)
+	h.gate.turn = func() { c.cfg.OnTurn(gateLoop, turnWithin) }
 	return h
 }
 
@@ -51,6 +52,7 @@ func (h *requestHandler) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return queue.Consume(ctx, h.handle) })
 	group.Go(func() error {
+		defer h.cfg.OnTurn(gateLoop, 0)
 		return h.gate.run(ctx, func(ctx context.Context) {
 			if backoff.Sleep(ctx, endingPause) {
 				_ = queue.ConsumeEnding(ctx, h.handle) // fails only when ctx ends
@@ -63,6 +65,7 @@ func (h *requestHandler) run(ctx context.Context) error {
 // announceWaiting announces to all clients why creates and execs wait. A nil why announces that they are decided again.
 func (h *requestHandler) announceWaiting(why *protocol.Error) {
 	before := h.announced.Swap(why)
+	h.condition.change(func(s *condition) { s.held = why })
 	if (before == nil) != (why == nil) || why != nil && before.Reason != why.Reason {
 		if why != nil {
 			h.log.Warn("the event log accepts no appends: requests for sandboxes and execs wait until it does", "error", why)

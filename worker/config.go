@@ -96,6 +96,11 @@ type Config struct {
 	// nil.
 	OnState func(healthy bool, text string)
 
+	// OnTurn is called at each turn of a main loop of the worker. The loop turns again within the time next, also while
+	// NATS or the engine does not answer; a loop that does not is stuck. A time of 0 means that the loop has ended.
+	// OnTurn must not block, and may be nil.
+	OnTurn func(loop string, next time.Duration)
+
 	// Probe is called at named points, for tests that crash the worker there. It may be nil.
 	Probe func(point string)
 }
@@ -185,5 +190,8 @@ func (c *Config) setDefaults() {
 	}
 	if c.OnState == nil {
 		c.OnState = func(bool, string) {}
+	}
+	if c.OnTurn == nil {
+		c.OnTurn = func(string, time.Duration) {}
 	}
 }

@@ -17,6 +17,10 @@ import (
 const (
 	pingPeriod   = 5 * time.Second
 	answerPeriod = 250 * time.Millisecond // time between two pings of an engine that does not answer
+
+	// A turn of the loop that watches the engine makes several requests to the engine, each of which has a deadline.
+	engineLoop   = "engine"
+	engineWithin = 10 * time.Minute
 )
 
 var (
@@ -49,7 +53,9 @@ func (e *engineWatch) run(ctx context.Context, inspected bool) error {
 	defer reconcile.Stop()
 	ping := time.NewTicker(pingPeriod)
 	defer ping.Stop()
+	defer w.cfg.OnTurn(engineLoop, 0)
 	for {
+		w.cfg.OnTurn(engineLoop, engineWithin)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -129,6 +135,7 @@ func (e *engineWatch) setHealth(err error) {
 // awaitAnswer waits until the engine answers. It returns false if ctx ended first.
 func (e *engineWatch) awaitAnswer(ctx context.Context) bool {
 	for {
+		e.w.cfg.OnTurn(engineLoop, engineWithin)
 		err := e.w.engine.Ping(ctx)
 		e.setHealth(err)
 		if err == nil {

@@ -15,6 +15,9 @@ import (
 const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
+
+	beatLoop   = "heartbeats"     // for Config.OnTurn
+	beatWithin = 30 * time.Second // longest time between two turns of this loop
 )
 
 // listening counts how many times the worker has begun to receive notifications. Between two such times, the worker may
@@ -90,7 +93,9 @@ func (r *registration) beat(ctx context.Context) error {
 	w := r.w
 	ticker := time.NewTicker(beatPeriod)
 	defer ticker.Stop()
+	defer w.cfg.OnTurn(beatLoop, 0)
 	for {
+		w.cfg.OnTurn(beatLoop, beatWithin)
 		healthy, problem, _ := r.condition()
 		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy,
 			Problem: problem, Full: w.capacity().full(), Listening: w.listening.times.Load(), Skew: r.skew()}

@@ -28,7 +28,7 @@ type config struct {
 	Output, LogLevel                                string
 	Deadline                                        time.Duration
 	DataDir                                         string
-	Health                                          string
+	HealthListen                                    string
 	Listen                                          string
 	ListenGiven, TenantGiven                        bool // these were set explicitly, perhaps to the default value
 	ListenInsecurely                                bool

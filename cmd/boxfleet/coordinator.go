@@ -21,8 +21,8 @@ func (srv *servers) coordinatorCommand() *cobra.Command {
 				return err
 			}
 			cfg.OnReady = func() { srv.say("ready: coordinator %s", cfg.Name) }
-			return srv.role(cmd, "coordinator", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
-				cfg.Conn, cfg.OnState = conn, say
+			return srv.role(cmd, "coordinator", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, own *part) error {
+				cfg.Conn, cfg.OnState, cfg.OnTurn = conn, own.say, own.turn
 				return coordinator.Run(ctx, cfg)
 			})
 		},

@@ -18,22 +18,50 @@ import (
 type health struct {
 	mu    sync.Mutex
 	names []string
-	parts map[string]func() (well bool, text string)
+	parts map[string]func() (ready bool, text string)
+	loops map[string]time.Time // when each main loop must have turned again
 }
 
-// part adds a part of the process. The part reports its own health by calling say.
-func (h *health) part(name string) (say func(well bool, text string)) {
-	var mu sync.Mutex
-	well, text := false, "starting"
+// part is one part of the process: a role, or its connection. It reports its own health.
+type part struct {
+	of   *health
+	name string
+
+	mu    sync.Mutex
+	ready bool
+	text  string
+}
+
+// part adds a part of the process.
+func (h *health) part(name string) *part {
+	p := &part{of: h, name: name, text: "starting"}
 	h.add(name, func() (bool, string) {
-		mu.Lock()
-		defer mu.Unlock()
-		return well, text
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.ready, p.text
 	})
-	return func(w bool, t string) {
-		mu.Lock()
-		defer mu.Unlock()
-		well, text = w, t
+	return p
+}
+
+// say records whether the part can do its work, and what it does or waits for.
+func (p *part) say(ready bool, text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready, p.text = ready, text
+}
+
+// turn records that a main loop of the part has turned, and turns again within the given time. A time of 0 means that
+// the loop has ended.
+func (p *part) turn(loop string, next time.Duration) {
+	p.of.mu.Lock()
+	defer p.of.mu.Unlock()
+	if p.of.loops == nil {
+		p.of.loops = map[string]time.Time{}
+	}
+	if loop = p.name + ", " + loop; next == 0 {
+		delete(p.of.loops, loop)
+	} else {
+		p.of.loops[loop] = time.Now().Add(next)
 	}
 }
 
@@ -50,7 +78,7 @@ func (h *health) connection(conn *jetstream.Conn) {
 	})
 }
 
-func (h *health) add(name string, ask func() (bool, string)) {
+func (h *health) add(name string, ask func() (ready bool, text string)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.parts == nil {
@@ -62,43 +90,61 @@ func (h *health) add(name string, ask func() (bool, string)) {
 	h.parts[name] = ask
 }
 
-// line describes the health of all parts on one line.
-func (h *health) line() (well bool, text string) {
+// readiness says on one line whether all parts can do their work.
+func (h *health) readiness() (ready bool, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	well = true
+	ready = true
 	texts := make([]string, len(h.names))
 	for i, name := range h.names {
 		ok, text := h.parts[name]()
-		well = well && ok
+		ready = ready && ok
 		texts[i] = name + ": " + strings.Join(strings.Fields(text), " ")
 	}
-	return well, strings.Join(texts, "; ")
+	return ready, strings.Join(texts, "; ")
 }
 
-func (h *health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	well, text := h.line()
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if !well {
-		w.WriteHeader(http.StatusServiceUnavailable)
+// liveness says on one line whether the main loops turn. A loop turns even while it waits for NATS or for the engine.
+func (h *health) liveness() (alive bool, text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var stuck []string
+	for loop, by := range h.loops {
+		if late := time.Since(by); late > 0 {
+			stuck = append(stuck, fmt.Sprintf("%s: the loop is stuck, %s longer than it may take: restart this process", loop,
+				late.Round(time.Second)))
+		}
 	}
-	fmt.Fprintln(w, text)
+	slices.Sort(stuck)
+	if len(stuck) > 0 {
+		return false, strings.Join(stuck, "; ")
+	}
+	return true, fmt.Sprintf("alive: main loops that turn: %d", len(h.loops))
 }
 
-// serveHealth serves /healthz, if an address is configured, until stop is called.
+// Limits of the health server. Its questions and answers are small.
+const (
+	healthWithin = 5 * time.Second
+	healthIdle   = time.Minute
+	healthHeader = 8 << 10 // bytes
+)
+
+// serveHealth serves /healthz and /readyz, if an address is configured, until stop is called.
 func (srv *servers) serveHealth(h *health) (stop func(), err error) {
-	if srv.config.Health == "" {
+	if srv.config.HealthListen == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", srv.config.Health)
+	l, err := net.Listen("tcp", srv.config.HealthListen)
 	if err != nil {
-		return nil, protocol.Invalid("health", "must be HOST:PORT where this process can listen: %v", err)
+		return nil, protocol.Invalid("health_listen", "must be a HOST:PORT that is free on this machine: %v", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /healthz", h)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	mux.HandleFunc("GET /healthz", answerHealth(h.liveness))
+	mux.HandleFunc("GET /readyz", answerHealth(h.readiness))
+	server := &http.Server{Handler: http.MaxBytesHandler(mux, healthHeader), MaxHeaderBytes: healthHeader,
+		ReadTimeout: healthWithin, WriteTimeout: healthWithin, IdleTimeout: healthIdle}
 	go func() { _ = server.Serve(l) }() // returns when stop is called
-	srv.say("health: http://%s/healthz", l.Addr())
+	srv.say("health: http://%[1]s/healthz and http://%[1]s/readyz", l.Addr())
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
@@ -106,4 +152,17 @@ func (srv *servers) serveHealth(h *health) (stop func(), err error) {
 			_ = server.Close()
 		}
 	}, nil
+}
+
+// answerHealth answers with status 200 if all is well, else 503, and the reason as text.
+func answerHealth(ask func() (well bool, text string)) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		well, text := ask()
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("Cache-Control", "no-store")
+		if !well {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintln(w, text)
+	}
 }

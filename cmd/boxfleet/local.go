@@ -74,7 +74,8 @@ func (srv *servers) startLocal(ctx context.Context, dir string, server embedded.
 	}
 	kConfig.Conn, wConfig.Conn = kConn, wConn
 	h.connection(kConn)
-	kConfig.OnState, wConfig.OnState = h.part("coordinator"), h.part("worker")
+	k, w := h.part("coordinator"), h.part("worker")
+	kConfig.OnState, kConfig.OnTurn, wConfig.OnState, wConfig.OnTurn = k.say, k.turn, w.say, w.turn
 	kConn.SetDisk(f.server.Disk)
 	kConfig.RestartStore = f.server.Restart
 	f.roles.Go(func() error { f.server.Watch(working, kConn.SetWorkMustWait); return nil })

@@ -23,7 +23,7 @@ func (r *role) refusedFor(t *testing.T, d time.Duration) {
 	r.await(t, http.StatusServiceUnavailable, "NATS refuses the credentials")
 	before := len(r.stderr.String())
 	for until := time.Now().Add(d); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
-		if code, text := r.askHealth(); code != http.StatusServiceUnavailable || len(r.ended) > 0 {
+		if code, text := r.askReady(); code != http.StatusServiceUnavailable || len(r.ended) > 0 {
 			t.Fatalf("health says %d %s, log:\n%s", code, text, r.stderr.String())
 		}
 	}

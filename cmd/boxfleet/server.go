@@ -21,7 +21,7 @@ type servers struct {
 // role runs a coordinator or a worker; kind says which. It waits while the configured NATS servers are unreachable, and
 // reads the credentials again for every connection attempt.
 func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx context.Context, conn *jetstream.Conn,
-	say func(well bool, text string)) error) error {
+	own *part) error) error {
 	cfg, err := srv.connectionOf(cmd, kind)
 	if err != nil {
 		return err
@@ -37,14 +37,14 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	}
 	cfg.User = "@" + name // the @ marks a name that belongs to no tenant
 	h := &health{}
-	natsSays, roleSays := h.part("NATS"), h.part(kind)
+	link, own := h.part("NATS"), h.part(kind)
 	stop, err := srv.serveHealth(h)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	natsSays(false, "unreachable, waiting for it")
-	roleSays(false, "waiting for NATS")
+	link.say(false, "unreachable, waiting for it")
+	own.say(false, "waiting for NATS")
 	ctx, end := context.WithCancel(cmd.Context())
 	defer end()
 	conn, err := jetstream.Connect(ctx, cfg)
@@ -63,7 +63,7 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 		case <-ctx.Done():
 		}
 	}()
-	err = run(ctx, conn, roleSays)
+	err = run(ctx, conn, own)
 	if err == nil && cmd.Context().Err() == nil {
 		return protocol.Errorf(protocol.Unavailable, "",
 			"the connection to NATS was closed and will not be opened again; restart this %s", kind)

@@ -88,10 +88,10 @@ func (c *config) commonSettings() []setting {
 			"directory where up keeps its data and where clients find its address; default: $XDG_DATA_HOME/boxfleet, " +
 				"else ~/.local/share/boxfleet",
 			everyCommand, "", text(&c.DataDir)},
-		{"health", "",
-			"HOST:PORT where a server command serves /healthz: status 200 if it is healthy, else 503, and one line " +
-				"that describes each part; default: not served",
-			serverCommands, "", text(&c.Health)},
+		{"health_listen", "",
+			"HOST:PORT where a server command serves /healthz (status 200 while its main loops turn) and /readyz (200 " +
+				"while it can do its work), else 503, with the reason; default: not served",
+			serverCommands, "", text(&c.HealthListen)},
 	}
 }
 

@@ -132,7 +132,7 @@ type role struct {
 	stdout, stderr screen
 	stop           func()
 	ended          chan int
-	health         string // URL of /healthz
+	health         string // URL of /healthz and /readyz, without the path
 }
 
 // startRole runs a server command that serves its health.
@@ -141,9 +141,9 @@ func startRole(t *testing.T, args ...string) *role {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &role{stop: cancel, ended: make(chan int, 1)}
 	address := "127.0.0.1:" + freePort(t)
-	r.health = "http://" + address + "/healthz"
+	r.health = "http://" + address
 	go func() {
-		r.ended <- run(ctx, append(args, "--health", address), strings.NewReader(""), &r.stdout, &r.stderr)
+		r.ended <- run(ctx, append(args, "--health-listen", address), strings.NewReader(""), &r.stdout, &r.stderr)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -157,11 +157,13 @@ func startRole(t *testing.T, args ...string) *role {
 	return r
 }
 
-// askHealth returns the status and the text of the role's health.
-func (r *role) askHealth() (code int, text string) {
+// askReady returns the status and the text of /readyz.
+func (r *role) askReady() (code int, text string) { return r.ask("/readyz") }
+
+func (r *role) ask(path string) (code int, text string) {
 	client := http.Client{Timeout: 5 * time.Second}
 	defer client.CloseIdleConnections()
-	answer, err := client.Get(r.health)
+	answer, err := client.Get(r.health + path)
 	if err != nil {
 		return 0, err.Error()
 	}
@@ -173,20 +175,24 @@ func (r *role) askHealth() (code int, text string) {
 	return answer.StatusCode, string(body)
 }
 
-// await waits until the role's health has this status and contains this text.
+// await waits until /readyz has this status and this text. Meanwhile /healthz has
+// status 200, once the role listens.
 func (r *role) await(t *testing.T, code int, text string) {
 	t.Helper()
 	gotCode, got := 0, ""
 	defer func() {
 		if t.Failed() {
-			t.Logf("health: %d %s\nlog:\n%s", gotCode, got, r.stderr.String())
+			t.Logf("/readyz: %d %s\nlog:\n%s", gotCode, got, r.stderr.String())
 		}
 	}()
-	eventually.Holds(t, patience, fmt.Sprintf("health says %d %q", code, text), func() bool {
+	eventually.Holds(t, patience, fmt.Sprintf("/readyz says %d %q", code, text), func() bool {
 		if len(r.ended) > 0 {
 			t.Fatalf("the role has ended with %d: %s", <-r.ended, r.stderr.String())
 		}
-		gotCode, got = r.askHealth()
+		if alive, text := r.ask("/healthz"); alive != http.StatusOK && alive != 0 {
+			t.Fatalf("/healthz: %d %s", alive, text)
+		}
+		gotCode, got = r.askReady()
 		return gotCode == code && strings.Contains(got, text)
 	})
 }
@@ -314,7 +320,8 @@ func TestAnErrorThatWaitingCannotRepairEndsARoleAtOnce(t *testing.T) {
 		{[]string{"coordinator", "--nats", s.url(), "--token", "wrong"}, "uthorization"},
 		{append(worker, "--engine", "pigeon://coop"), "engine"},
 		{append(worker, "--engine", "ssh://host"), "engine"},
-		{append(worker, "--health", "nowhere"), "health"},
+		{append(worker, "--health-listen", "nowhere"), "health_listen"},
+		{[]string{"coordinator", "--nats", s.url(), "--health-listen", strings.TrimPrefix(s.url(), "nats://")}, "in use"},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		code, _, stderr := call(ctx, "", c.args...)

@@ -34,8 +34,8 @@ func (srv *servers) workerCommand() *cobra.Command {
 			if err := cfg.Check(); err != nil {
 				return err
 			}
-			return srv.role(cmd, "worker", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
-				cfg.Conn, cfg.OnState = conn, say
+			return srv.role(cmd, "worker", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, own *part) error {
+				cfg.Conn, cfg.OnState, cfg.OnTurn = conn, own.say, own.turn
 				return worker.Run(ctx, cfg)
 			})
 		},

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+)
+
+func TestALoopThatDoesNotTurnInTimeIsStuck(t *testing.T) {
+	t.Parallel()
+	h := &health{}
+	p := h.part("worker")
+	well := func(want bool, says string) {
+		t.Helper()
+		if alive, text := h.liveness(); alive != want || !strings.Contains(text, says) {
+			t.Errorf("alive: %t, %s; want %t, %s", alive, text, want, says)
+		}
+	}
+	well(true, "turn: 0")
+	p.turn("engine", time.Hour)
+	p.turn("heartbeats", time.Nanosecond)
+	well(false, "worker, heartbeats: the loop is stuck")
+	p.turn("heartbeats", time.Hour)
+	well(true, "turn: 2")
+	p.turn("heartbeats", time.Nanosecond)
+	p.turn("heartbeats", 0) // the loop has ended
+	well(true, "turn: 1")
+}
+
+func TestACoordinatorIsNotReadyWhileItsLogTakesNoWork(t *testing.T) {
+	clean(t)
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	r := startRole(t, "coordinator")
+	r.await(t, http.StatusOK, "places sandboxes")
+	if err := server.DisableJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	r.await(t, http.StatusServiceUnavailable, "the event log does not answer")
+}
+
+func TestAWorkerIsNotReadyWhileItsEngineDoesNotAnswer(t *testing.T) {
+	fleetOfOne(t)
+	startWithoutHosts(t, 0)
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	stop := relayEngine(t, socket)
+	r := startRole(t, "worker", "--engine", "unix://"+socket, "--state-dir", t.TempDir(), "--name", "w1")
+	r.await(t, http.StatusOK, "the engine answers")
+	stop()
+	r.await(t, http.StatusServiceUnavailable, "worker: ")
+	relayEngine(t, socket)
+	r.await(t, http.StatusOK, "the engine answers")
+	removeHostMark(t)
+	r.ends(t, 20*time.Second)
+}
+
+// relayEngine makes the engine reachable at another socket until stop is called.
+func relayEngine(t *testing.T, socket string) (stop func()) {
+	t.Helper()
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			engine, err := net.Dial("unix", "/var/run/docker.sock")
+			if err != nil {
+				client.Close()
+				continue
+			}
+			for _, way := range [][2]net.Conn{{engine, client}, {client, engine}} {
+				go func() {
+					_, _ = io.Copy(way[0], way[1]) // ends when a side is closed
+					client.Close()
+					engine.Close()
+				}()
+			}
+			go func() {
+				<-ended
+				client.Close()
+			}()
+		}
+	}()
+	stop = func() {
+		select {
+		case <-ended:
+		default:
+			close(ended)
+			listener.Close()
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
