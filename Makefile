@@ -38,6 +38,10 @@ build: ## build bin/boxfleet and bin/boxfleet-supervisor
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/boxfleet-supervisor ./cmd/boxfleet-supervisor
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/boxfleet ./cmd/boxfleet
 
+.PHONY: package
+package: ## build the Debian packages boxfleet and boxfleet-nats in bin
+	VERSION='$(VERSION)' scripts/package
+
 .PHONY: engine
 engine: ## check for a Docker engine; as root on Debian, install and start one
 	scripts/engine
@@ -116,6 +120,14 @@ test-cluster: image build tools ## run the core scenarios of the integration tes
 .PHONY: deep
 deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
 	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerWithDeeplyNestedDirectories -count 1 -v -timeout 10m
+
+.PHONY: packages-test
+packages-test: image ## install the Debian packages, and boot a machine with them in a container; needs root, takes minutes
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run 'Debian|Packages' -count 1 -v -timeout 20m
+
+.PHONY: packages-test-short
+packages-test-short: ## install, upgrade, remove and purge the Debian packages; needs root
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run TestThePackages -count 1 -v -timeout 10m
 
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine; prints a table and writes raw samples as JSON

@@ -1,6 +1,8 @@
 // Package deploy has no code. Its tests start the files of this directory as an operator would:
 //
-//	nats/    configuration of one NATS server, and of a cluster of three
+//	nats/       configuration of one NATS server, and of a cluster of three
+//	systemd/    units, users and modes of files
+//	deb/        Debian packages of all this
 //
 // The package imports nothing.
 package deploy

@@ -95,7 +95,7 @@ func (p *program) addCommands(root *cobra.Command) {
 			storageCommands{p.servers}.group(), authCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
 		{groupOperate, "", roleClient, []*cobra.Command{
 			pingCommands{p.client}.pingCommand(), auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
-			versionCommand(p.console)}},
+			versionCommand(p.console), manCommand()}},
 	} {
 		if g.title != "" {
 			root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
