@@ -167,4 +167,8 @@ kill -STOP "$(systemctl show -P MainPID boxfleet-coordinator)"`)
 			t.Errorf("%s ended with the result %s", unit, result)
 		}
 	}
+	m.run(t, "boxfleet worker purge --state-dir /var/lib/boxfleet/worker --yes && dpkg --purge boxfleet")
+	if left := m.run(t, "find /var/lib/boxfleet /etc/boxfleet 2>/dev/null || true; docker volume ls --quiet; nft list tables inet"); left != "" {
+		t.Errorf("left on the host: %s", left)
+	}
 }

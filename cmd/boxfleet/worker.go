@@ -46,6 +46,7 @@ func (srv *servers) workerCommand() *cobra.Command {
 	}
 	srv.config.addFlags(cmd.Flags(), "worker")
 	completeValues(cmd, "firewall", firewallRequired, protocol.FirewallOff)
+	cmd.AddCommand(srv.workerPurgeCommand())
 	return cmd
 }
 
