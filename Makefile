@@ -129,6 +129,10 @@ packages-test: image ## install the Debian packages, and boot a machine with the
 packages-test-short: ## install, upgrade, remove and purge the Debian packages; needs root
 	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run TestThePackages -count 1 -v -timeout 10m
 
+.PHONY: compose-test
+compose-test: image ## run a fleet from the images and the compose file (needs root and docker-compose)
+	BOXFLEET_TEST_COMPOSE=1 $(GO) test ./deploy -run Compose -count 1 -v -timeout 10m
+
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine; prints a table and writes raw samples as JSON
 	$(GO) run ./integration/bench

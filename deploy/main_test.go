@@ -120,10 +120,11 @@ func run(t *testing.T, cmd *exec.Cmd) string {
 	return string(out)
 }
 
-// within returns a context that ends soon enough for the test to report what hung.
+// within returns a context that ends soon enough for the test to report what hung. Unlike the context of t, it can be
+// used in a cleanup.
 func within(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
 	t.Cleanup(cancel)
 	return ctx
 }

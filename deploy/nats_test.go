@@ -41,7 +41,7 @@ func (s *site) creds(name string) string { return filepath.Join(s.dir, name+".cr
 // boxfleet returns a command that trusts the site's CA.
 func (s *site) boxfleet(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(within(t, time.Minute), program(t, boxfleetProgram), args...)
+	cmd := exec.CommandContext(within(t, 5*time.Minute), program(t, boxfleetProgram), args...)
 	cmd.Dir = s.dir
 	cmd.Env = []string{"HOME=" + s.dir, "SSL_CERT_FILE=" + filepath.Join(s.dir, "ca.crt"), "BOXFLEET_NATS=" + s.url}
 	return cmd
