@@ -123,7 +123,7 @@ deep: image ## remove a container with more nested directories than the engine h
 
 .PHONY: packages-test
 packages-test: image ## install the Debian packages, and boot a machine with them in a container; needs root, takes minutes
-	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run 'Debian|Packages' -count 1 -v -timeout 20m
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run 'Debian|Packages|Operating' -count 1 -v -timeout 20m
 
 .PHONY: packages-test-short
 packages-test-short: ## install, upgrade, remove and purge the Debian packages; needs root

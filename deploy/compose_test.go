@@ -64,7 +64,8 @@ func TestTheComposeFileRunsAFleet(t *testing.T) {
 	s.worksOn(t)
 
 	run(t, compose("kill", "n1", "c1"))
-	said := run(t, s.boxfleet(t, "run", "--tenant", "blue", "--creds", s.creds("otto"), "--image", demoImage, "echo", "hello"))
+	said := run(t, s.boxfleet(t, "run", "--tenant", "blue", "--creds", s.creds("otto"), "--image", demoImage,
+		"echo", "hello"))
 	if said != "hello\n" {
 		t.Errorf("without n1 and c1, a command said %q", said)
 	}
@@ -84,7 +85,7 @@ func (s *site) worksOn(t *testing.T) {
 		return cmd
 	}
 	out, err := worker("new").CombinedOutput()
-	host := hostID.FindSubmatch(out)
+	host := hostInError.FindSubmatch(out)
 	if err == nil || host == nil {
 		t.Fatalf("a worker with credentials for another host: %v: %s", err, out)
 	}

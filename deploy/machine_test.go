@@ -4,7 +4,6 @@ import (
 	"context"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -102,11 +101,15 @@ nats: tls://m1:4222
 coordinator: {name: c1}
 worker: {name: w1}
 EOF`)
-	image := exec.CommandContext(t.Context(), "bash", "-c", "docker save "+demoImage+" | docker exec -i "+m.id+" docker load")
-	run(t, image)
+	m.takeImage(t)
 }
 
-var hostID = regexp.MustCompile(`host: is ([A-Z0-9]+), but`)
+// takeImage copies the small image to the machine's engine.
+func (m *machine) takeImage(t *testing.T) {
+	t.Helper()
+	run(t, exec.CommandContext(within(t, time.Minute), "bash", "-c",
+		"docker save "+demoImage+" | docker exec -i "+m.id+" docker load"))
+}
 
 func TestTheUnitsRunAFleetOnABootedDebian(t *testing.T) {
 	m := boot(t)
@@ -115,16 +118,11 @@ func TestTheUnitsRunAFleetOnABootedDebian(t *testing.T) {
 
 	// The first start shows the host's ID. The unit goes on trying, so credentials for that ID are enough.
 	m.run(t, "systemctl enable --now --no-block boxfleet-worker")
-	var host []string
-	eventually.Holds(t, time.Minute, "the worker names its host", func() bool {
-		log, err := m.try("journalctl --no-pager --unit boxfleet-worker")
-		host = hostID.FindStringSubmatch(log)
-		return err == nil && host != nil
-	})
+	host := m.hostID(t)
 	m.run(t, `cd /root
 boxfleet auth revoke worker w1 --dir authority
 rm /etc/boxfleet/worker.creds
-boxfleet auth add worker w1 --host `+host[1]+` --dir authority --file /etc/boxfleet/worker.creds`)
+boxfleet auth add worker w1 --host `+host+` --dir authority --file /etc/boxfleet/worker.creds`)
 	eventually.Holds(t, time.Minute, "the worker is ready", func() bool {
 		_, err := m.try("systemctl is-active boxfleet-worker")
 		return err == nil
@@ -147,7 +145,8 @@ boxfleet auth add worker w1 --host `+host[1]+` --dir authority --file /etc/boxfl
 		}
 	})
 	t.Run("the worker sees the mounts of its host", func(t *testing.T) {
-		m.run(t, `test "$(readlink /proc/1/ns/mnt)" = "$(readlink /proc/$(systemctl show -P MainPID boxfleet-worker)/ns/mnt)"`)
+		m.run(t, `worker="$(systemctl show -P MainPID boxfleet-worker)"
+test "$(readlink /proc/1/ns/mnt)" = "$(readlink "/proc/$worker/ns/mnt")"`)
 	})
 	t.Run("the watchdog restarts a coordinator that hangs", func(t *testing.T) {
 		m.run(t, `mkdir -p /etc/systemd/system/boxfleet-coordinator.service.d
@@ -156,7 +155,8 @@ systemctl daemon-reload
 systemctl restart boxfleet-coordinator
 kill -STOP "$(systemctl show -P MainPID boxfleet-coordinator)"`)
 		eventually.Holds(t, time.Minute, "systemd has restarted the coordinator", func() bool {
-			restarts, err := m.try("systemctl show -P NRestarts boxfleet-coordinator && systemctl is-active boxfleet-coordinator")
+			restarts, err := m.try(`systemctl show -P NRestarts boxfleet-coordinator
+systemctl is-active boxfleet-coordinator`)
 			return err == nil && restarts == "1\nactive"
 		})
 	})
@@ -168,7 +168,10 @@ kill -STOP "$(systemctl show -P MainPID boxfleet-coordinator)"`)
 		}
 	}
 	m.run(t, "boxfleet worker purge --state-dir /var/lib/boxfleet/worker --yes && dpkg --purge boxfleet")
-	if left := m.run(t, "find /var/lib/boxfleet /etc/boxfleet 2>/dev/null || true; docker volume ls --quiet; nft list tables inet"); left != "" {
+	left := m.run(t, `find /var/lib/boxfleet /etc/boxfleet 2>/dev/null || true
+docker volume ls --quiet
+nft list tables inet`)
+	if left != "" {
 		t.Errorf("left on the host: %s", left)
 	}
 }

@@ -100,7 +100,8 @@ func (s *site) serves(t *testing.T, args ...string) {
 	if strings.Contains(printed.String(), "smaller than by default") {
 		t.Errorf("max_file_store is too small for the default limits:\n%s", printed)
 	}
-	if hosts := run(t, s.boxfleet(t, "host", "list", "-o", "json", "--creds", s.creds("otto"))); !json.Valid([]byte(hosts)) {
+	hosts := run(t, s.boxfleet(t, "host", "list", "-o", "json", "--creds", s.creds("otto")))
+	if !json.Valid([]byte(hosts)) {
 		t.Errorf("host list printed %s", hosts)
 	}
 	// A follower of a new stream may lag for a moment.

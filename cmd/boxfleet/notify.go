@@ -20,8 +20,8 @@ func notify(state string) {
 }
 
 // notifyHealth tells the service manager what the process does or waits for. It confirms to the manager's watchdog that
-// the process is alive only while the main loops turn. When ctx ends, it tells the manager that the process is stopping.
-// stop must be called, and returns when no more notifications follow.
+// the process is alive only while the main loops turn. When ctx ends, it tells the manager that the process is
+// stopping. stop must be called, and returns when no more notifications follow.
 func notifyHealth(ctx context.Context, h *health) (stop func()) {
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	go func() {

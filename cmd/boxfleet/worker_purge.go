@@ -17,8 +17,8 @@ func (srv *servers) workerPurgeCommand() *cobra.Command {
 good: the volume with the host's id, networks, firewall rules, and the workers' directory. Images stay. The command is
 refused while a worker runs, and while the engine has containers of sandboxes.
 
-It uses worker.engine and worker.firewall of the configuration, and worker.state_dir without --state-dir. It does not need NATS: forget the host
-with boxfleet host forget.`,
+It uses worker.engine and worker.firewall of the configuration, and worker.state_dir without --state-dir. It does not
+need NATS: forget the host with boxfleet host forget.`,
 		Example: "  boxfleet worker purge --state-dir /var/lib/boxfleet/worker",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := srv.config.forWorker()
