@@ -117,6 +117,17 @@ TestASandboxWithThousandsOfExecsIsDeleted
 test-cluster: image build tools ## run the core scenarios of the integration tests on clusters of three NATS servers
 	BOXFLEET_TEST_SERVERS=3 $(GO) test ./integration -run '^($(CLUSTER))' -count 1 -v -timeout 30m $(TESTFLAGS)
 
+# What depends on the engine: containers, networks, ports, images, limits, services, crashes and restarts.
+ENGINE26 = TestASandboxLivesItsWholeLife|TestTheContainerIsAsTheSpecSays|TestS1_|TestS12_|TestS22_|TestX8_|TestX10_|$\
+TestX18_|TestP8_|TestH1_|TestQ10_|TestQ14_|TestAnImportLeavesTheHostsImageNamesAlone|TestUnusedImagesAreRemovedAboveTheBound|$\
+TestRequiredServicesGateReadyAndAreReachedByName|TestAWorkersRestartCostsNoService|TestAWorkerKilledDuringACreateOrADelete|$\
+TestAWorkerKilledDuringAStopOrAResume
+
+.PHONY: test-engine26
+test-engine26: engine build tools registry ## run the tests that depend on the engine on Docker Engine 26, which this unpacks from Debian
+	scripts/engine26 bash -c 'scripts/image $(IMAGE) && \
+		$(GO) test ./integration -run "^($(ENGINE26))" -count 1 -v -timeout 30m $(TESTFLAGS)'
+
 .PHONY: deep
 deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
 	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerWithDeeplyNestedDirectories -count 1 -v -timeout 10m

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// name is how servers and tools name the operator and the account of the streams.
+// name is the name of the operator and of the account of the streams, as servers and tools show it.
 const name = "boxfleet"
 
 // signOperator signs the operator and the system account with the operator's key.
@@ -86,8 +86,8 @@ func kindOf(share rights.Share) jwt.ExportType {
 	return jwt.Service
 }
 
-// answeredWithin is how long a server remembers that a message from another account awaits its answer. Each such message
-// takes about a kilobyte of the server until then, also if nobody answers it. Nobody waits longer than 10 s for an answer.
+// answeredWithin is how long a server remembers that a message from another account awaits its answer. Each unanswered
+// message takes about a kilobyte of the server's memory for this time. No caller waits longer than 10 s for an answer.
 const answeredWithin = 30 * time.Second
 
 func export(from *jwt.AccountClaims, share rights.Share) {
@@ -107,7 +107,7 @@ func importFrom(from, to *jwt.AccountClaims, share rights.Share) {
 	})
 }
 
-// signAccount signs an account, unless the stored one has the same content.
+// signAccount signs an account, unless the stored account has the same content.
 func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *string) error {
 	var issuedAt int64
 	if *stored != "" {
@@ -131,7 +131,8 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 		return err
 	}
 	defer pair.Wipe()
-	// Servers that missed a change take the account with the later second from the others.
+	// A server that missed a change takes the account that was signed later from the other servers. The time of signing
+	// is in whole seconds, so each change needs a later second.
 	next := time.Unix(issuedAt+1, 0)
 	if wait := time.Until(next); wait > clockWithin {
 		return protocol.Errorf(protocol.FailedPrecondition, "", "this machine's clock is before %s, when the authority was "+
@@ -153,16 +154,17 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 }
 
 const (
-	// accountMost is the size limit of a signed account. Servers read at most 1 MiB, as a message of that size.
+	// accountMost is the size limit of a signed account. Servers receive an account as one message of at most 1 MiB.
 	accountMost = 1000 << 10
-	// clockWithin is how long signing waits for the clock to pass the time of the last change.
+	// clockWithin is the longest wait until the clock has passed the time of the last change.
 	clockWithin = 10 * time.Second
-	// revokedStays is how long after their expiry credentials stay revoked: the clocks of servers may be slow.
+	// revokedStays is how long a revocation is kept after the credentials have expired, because the clocks of servers
+	// may be slow.
 	revokedStays = 24 * time.Hour
 )
 
-// claims returns an account with the signing keys and revocations of its roles. Credentials that servers refuse anyway
-// need no revocation: an account can only have about ten thousand.
+// claims returns an account with the signing keys and revocations of its roles. It leaves out revocations of
+// credentials that servers refuse anyway, because an account has room for only about ten thousand revocations.
 func (s *state) claims(of account, now time.Time) (*jwt.AccountClaims, error) {
 	account := jwt.NewAccountClaims(of.Key)
 	account.Name = accountName(of.Account)
@@ -193,11 +195,12 @@ func (s *state) claims(of account, now time.Time) (*jwt.AccountClaims, error) {
 	return account, nil
 }
 
-// connections are the kinds of connections that credentials are accepted on. A leaf node would learn what others in its
-// account subscribe to, and could connect clients of its own. MQTT would make streams that Boxfleet does not know.
+// connections are the kinds of connections that credentials are accepted on. A leaf node would learn the subscriptions
+// of all clients in its account, and could let its own clients into the account. MQTT would make streams that Boxfleet
+// does not know.
 var connections = jwt.StringList{jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket, jwt.ConnectionTypeInProcess}
 
-// sameAccount reports whether two accounts have the same content. It ignores when they were signed.
+// sameAccount reports whether two accounts have the same content. It ignores the time of signing.
 func sameAccount(a, b *jwt.AccountClaims) (bool, error) {
 	texts := [2][]byte{}
 	for i, account := range []*jwt.AccountClaims{a, b} {

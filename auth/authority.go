@@ -61,8 +61,8 @@ type SigningKey struct {
 	Key     string      `json:"key"` // public
 	Created time.Time   `json:"created"`
 
-	// AcceptedUntil is set when the key is replaced. It is the time from which servers are to refuse credentials that
-	// this key signed. Zero: this is the role's present key.
+	// AcceptedUntil is set when the key is replaced. The first [Authority.Push] after this time makes servers refuse
+	// the credentials that the key signed. Zero: the key is the role's present key.
 	AcceptedUntil time.Time `json:"accepted_until,omitzero"`
 }
 
@@ -70,7 +70,7 @@ type SigningKey struct {
 type Replace bool
 
 // Init makes an authority in a directory, with a new operator, and returns it. It makes the directory if it does not
-// exist. Servers that trust the new authority refuse all credentials of a replaced one, whose keys stay in the
+// exist. Servers that trust the new authority refuse all credentials of the replaced authority. Its keys stay in the
 // directory. Errors: already_exists if the directory has an authority and replace is false; failed_precondition if
 // users other than the directory's owner have access to the directory; invalid_argument with field dir.
 func Init(dir string, replace Replace) (*Authority, error) {
@@ -177,7 +177,7 @@ func (a *Authority) lock() (unlock func(), err error) {
 		_ = f.Close()
 		return nil, internal("lock the authority", err)
 	}
-	return func() { _ = f.Close() }, nil // this unlocks the file, too
+	return func() { _ = f.Close() }, nil // closing the file unlocks it
 }
 
 func (a *Authority) load() (*state, error) {

@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// world has a connection to one server for each role that a field names. The server has the streams that the clients
+// world is one server with a connection for each role that a field names. The server has the streams that the clients
 // try to reach.
 type world struct {
 	coordinator, user, viewer, fleetViewer, worker *client
@@ -100,9 +100,8 @@ func (w *world) messages(t *testing.T, name string) int {
 	return info.State.Messages
 }
 
-// TestNoAnswerIsStoredWhereTheAskerMayNotWrite sends messages whose reply subjects belong to streams. The server
-// publishes its acknowledgements and answers to these subjects, and the coordinator its answer to a read. No stream may
-// store them.
+// TestNoAnswerIsStoredWhereTheAskerMayNotWrite sends messages whose reply subjects belong to streams. The server and
+// the coordinator publish their answers to these subjects. No stream may store an answer.
 func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 	t.Parallel()
 	for form, w := range worlds(t) {
@@ -133,7 +132,7 @@ func TestNoAnswerIsStoredWhereTheAskerMayNotWrite(t *testing.T) {
 					}
 				}
 			}
-			// Once these last questions are answered, all earlier ones have been answered, too.
+			// Once these last questions are answered, all earlier questions have been answered, too.
 			if got := ask(t, w.user, "_INBOX.blue.anna.last", "boxfleet.v1.api.blue.anna.get", ""); got != `{"v":1}` {
 				t.Errorf("got %q", got)
 			}

@@ -6,17 +6,17 @@
 //
 // There is an account for the streams, one for workers and one for clients; the type Account of package rights says
 // why. An [Authority] is a directory with these keys. Servers trust the operator and need nothing else: they check
-// credentials without asking anybody, and learn of revocations and new signing keys from the accounts, which
+// credentials without asking anybody. They learn of revocations and new signing keys from the accounts, which
 // [Authority.Push] sends them.
 //
 //	authority.go   the directory: making, opening, locking and writing it
 //	keys.go        seeds of keys
-//	account.go     signing the accounts from what the directory lists
+//	account.go     signing the accounts with the keys and revocations in the directory
 //	issue.go       credentials: issuing, listing, revoking
 //	keep.go        credentials of one process, made when they are missing or no longer valid
 //	rotate.go      replacing the signing key of a role
 //	server.go      the configuration of servers, and pushing changed accounts to them
 //	static.go      the alternative without an operator: users in a server's configuration
 //
-// Of this module it imports rights and protocol. It does not know the NATS client.
+// The package imports rights and protocol of this module, and does not know the NATS client.
 package auth

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +21,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// deciding is a deployment in which a coordinator does everything that coordinators do. Everybody else has all rights.
+// deciding is a deployment in which a coordinator does everything that coordinators do. All other connections have all
+// rights.
 type deciding struct {
 	conn, root, anna *trialConn
 	user             *sdk.Client
@@ -42,7 +44,8 @@ func until(ctx context.Context, what string, holds func() bool) error {
 	return nil
 }
 
-// run runs a coordinator until stop is called. The coordinator drops segments older than maxAge; 0: none.
+// run runs a coordinator until stop is called. The coordinator drops segments older than maxAge. With maxAge 0 it drops
+// none.
 func (d *deciding) run(ctx context.Context, maxAge time.Duration) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ready, ended := make(chan struct{}), make(chan error, 1)
@@ -71,7 +74,7 @@ func (d *deciding) run(ctx context.Context, maxAge time.Duration) (stop func() e
 	}
 }
 
-// everything is the whole life of a deployment.
+// everything runs a deployment through its whole life.
 func (d *deciding) everything(ctx context.Context) error {
 	if err := d.firstStart(ctx); err != nil {
 		return err
@@ -79,7 +82,7 @@ func (d *deciding) everything(ctx context.Context) error {
 	return d.nextStart(ctx)
 }
 
-// firstStart is the time until the first coordinator of the deployment ends.
+// firstStart runs the first coordinator of the deployment and gives it work.
 func (d *deciding) firstStart(ctx context.Context) (err error) {
 	stop, err := d.run(ctx, 0)
 	if err != nil {
@@ -106,7 +109,7 @@ func (d *deciding) firstStart(ctx context.Context) (err error) {
 	return nil
 }
 
-// nextStart starts a coordinator after the streams have got old settings.
+// nextStart gives the streams old settings, and then starts another coordinator.
 func (d *deciding) nextStart(ctx context.Context) (err error) {
 	if err := d.outdate(ctx); err != nil {
 		return err
@@ -212,7 +215,7 @@ func (d *deciding) deleted(ctx context.Context) error {
 	})
 }
 
-// abandoned reserves an id and writes no history, like a coordinator that ends between the two.
+// abandoned reserves an id and writes no history, like a coordinator that ends after the reservation.
 func (d *deciding) abandoned(ctx context.Context) error {
 	if _, err := d.root.ReserveSandbox(ctx, "blue", "lost", protocol.Reservation{
 		Version: protocol.Version, Request: "r", Time: d.root.Now().Add(-time.Hour)}); err != nil {
@@ -321,25 +324,26 @@ func (d *deciding) outdate(ctx context.Context) error {
 	return nil
 }
 
-// requestsPassAFullLog makes the coordinator take a delete while other requests wait for room in the log.
+// requestsPassAFullLog makes the coordinator take a delete while another request waits for room in the log.
 func (d *deciding) requestsPassAFullLog(ctx context.Context) error {
 	b, err := d.user.Create(ctx, sdk.SandboxSpec{Image: "i"}, sdk.WithWait(false))
 	if err != nil {
 		return err
 	}
-	d.conn.SetWorkMustWait("the disk is nearly full")
-	defer d.conn.SetWorkMustWait("")
-	if err := until(ctx, "the coordinator takes requests that end something", func() bool {
-		_, err := d.raw.Consumer(ctx, protocol.StreamRequests, "coordinators-ending")
-		return err == nil
-	}); err != nil {
+	var waits atomic.Bool
+	stop, err := d.root.FollowStatus(func(s *protocol.Status) { waits.Store(s.Waiting != nil) })
+	if err != nil {
 		return err
 	}
-	for i := range 1100 { // more than coordinators hold at a time
-		subject := fmt.Sprintf("boxfleet.v1.request.blue.@root.create.waits%d", i)
-		if err := d.rawConn.Publish(subject, []byte(`{"v":1,"sandbox":{"image":"i"}}`)); err != nil {
-			return err
-		}
+	defer stop()
+	d.conn.SetWorkMustWait("the disk is nearly full")
+	defer d.conn.SetWorkMustWait("")
+	if err := until(ctx, "requests wait", waits.Load); err != nil {
+		return err
+	}
+	if err := d.rawConn.Publish("boxfleet.v1.request.blue.@root.create.waits",
+		[]byte(`{"v":1,"sandbox":{"image":"i"}}`)); err != nil {
+		return err
 	}
 	if err := d.rawConn.Flush(); err != nil {
 		return err
@@ -347,7 +351,7 @@ func (d *deciding) requestsPassAFullLog(ctx context.Context) error {
 	if err := b.Delete(ctx, sdk.WithWait(false)); err != nil {
 		return err
 	}
-	return until(ctx, "the delete leaves the queue ahead of the creates", func() bool {
+	return until(ctx, "the delete leaves the queue ahead of the create", func() bool {
 		queued, err := d.root.RequestQueued(ctx, "blue", protocol.VerbDelete, b.ID())
 		return err == nil && !queued
 	})
@@ -389,7 +393,7 @@ func TestACoordinatorNeedsEachOfItsRights(t *testing.T) {
 				if updates := "$JS.API.STREAM.UPDATE."; !strings.HasPrefix(lacks.subject, updates) {
 					return d.everything(ctx)
 				}
-				if err := d.root.Provision(ctx, jetstream.Assets{}); err != nil { // instead of the first start
+				if err := d.root.Provision(ctx, jetstream.Assets{}); err != nil { // takes the place of the first start
 					return err
 				}
 				return d.nextStart(ctx)

@@ -278,8 +278,8 @@ func (s *trials) judge(t *testing.T, m *member, run scenario) {
 // trialTime is the longest time for one scenario.
 const trialTime = 30 * time.Second
 
-// eachRight returns members of a role: one with all rights, and for each right one that lacks it. The function make
-// returns the identity of member number n.
+// eachRight returns members of a role: one member with all rights, and for each right a member that lacks this right.
+// The function make returns the identity of member number n.
 func eachRight(t *testing.T, role rights.Role, make func(n int) rights.Identity) (members []*member) {
 	t.Helper()
 	for n, lacks := range append([]right{{}}, usual(role)...) {

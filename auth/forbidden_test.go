@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The server drops a message that its sender has no right to, and nobody answers it. The client has no deadline here: it
-// must not wait for an answer.
+// The server drops a message that its sender has no right to publish, so no answer comes. The client has no deadline
+// here. It must return without waiting for an answer.
 func TestACallWithoutTheRightForItIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -88,7 +88,7 @@ func (s *siege) hosts(t *testing.T) map[string]*protocol.Host {
 	return all
 }
 
-// send publishes a message of the hostile worker, and waits until the server has processed it.
+// send publishes a message of the hostile worker, and waits until the server has read the message.
 func (s *siege) send(t *testing.T, m *nats.Msg) {
 	t.Helper()
 	if err := s.hostile.PublishMsg(m); err != nil {
@@ -114,7 +114,8 @@ func TestAHostileWorkerCannotTakeTheHostOfAnother(t *testing.T) {
 		{Worker: "w1", HostID: "HOSTB", Token: 1 << 60},
 	} {
 		register(claim)
-		// The coordinator reads the registrations in order: once it knows the next one, it has also read the claim.
+		// The coordinator reads the registrations in order: once it knows the next registration, it has also read the
+		// claim.
 		s.victim.Slots = 4 + n
 		if err := s.honest.RegisterHost(t.Context(), s.victim); err != nil {
 			t.Fatal(err)
@@ -222,7 +223,8 @@ func TestAHostileWorkerCannotNotifyAnother(t *testing.T) {
 			}
 			s.send(t, &nats.Msg{Subject: protocol.AppendSubject("w1", "blue", "trick"), Header: header,
 				Data: protocol.Encode(forged)})
-			// The server stores a message after it has read it, and would find nothing before that.
+			// send returns when the server has read the message, perhaps before the server has stored it. Wait, so that
+			// the query below finds the message.
 			s.eventually(t, "the notification is stored", func() bool {
 				last, err := deciding.LastRecord(t.Context())
 				return err == nil && last > before

@@ -19,12 +19,12 @@ type Issued struct {
 	Name   string      `json:"name"`
 	Tenant string      `json:"tenant,omitempty"`
 	Host   string      `json:"host,omitempty"`
-	Key    string      `json:"key"`    // public key of the user; every file of credentials has its own
-	Signer string      `json:"signer"` // public key of the role, with which these credentials were signed
+	Key    string      `json:"key"`    // public key of the user; every file of credentials has its own key
+	Signer string      `json:"signer"` // public key of the role's key that signed these credentials
 
 	IssuedAt time.Time `json:"issued"`
 	Expires  time.Time `json:"expires,omitzero"` // zero: never
-	Revoked  time.Time `json:"revoked,omitzero"` // zero: they are not revoked
+	Revoked  time.Time `json:"revoked,omitzero"` // zero: not revoked
 
 	// Retired is true if servers no longer accept the signing key that signed these credentials.
 	Retired bool `json:"-"`
@@ -61,16 +61,17 @@ type Credentials struct {
 type IssueOptions struct {
 	Life time.Duration // how long the credentials are accepted, rounded to seconds; 0: forever
 
-	// Again permits a second file for a holder whose credentials are still valid. Both stay valid.
+	// Again permits a second file for a holder whose credentials are still valid. Both files stay valid.
 	Again bool
 }
 
-// Issue makes credentials for an identity, whose Key must be empty, because Issue makes a new key. Servers accept them
-// at once.
+// Issue makes a new key, and credentials for an identity with this key. id.Key must be empty. Servers accept the
+// credentials at once.
 //
-// Errors: those of [rights.Identity.Validate]; invalid_argument with field expires for a negative life; already_exists
-// if the identity has valid credentials, or if its name belongs to another role. A name is unique among the users and
-// viewers of a tenant, and among the holders of all other roles.
+// Errors: those of [rights.Identity.Validate]; invalid_argument with field key, or with field expires if o.Life is less
+// than a second and not 0; already_exists if the holder has valid credentials and o.Again is false, or if the name has
+// valid credentials for another role or another host. A name is unique among the users and viewers of a tenant, and
+// among the holders of all other roles.
 func (a *Authority) Issue(id rights.Identity, o IssueOptions) (*Credentials, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ type newUser struct {
 	public      string
 }
 
-// newUser makes a key of a user. The caller wipes it.
+// newUser makes a key of a user. The caller must wipe the result.
 func (a *Authority) newUser(signer string) (*newUser, error) {
 	u := &newUser{}
 	var err error
@@ -157,7 +158,8 @@ func (u *newUser) wipe() {
 	}
 }
 
-// sign makes a key and credentials for it. A scoped signing key carries the permissions, so the credentials name none.
+// sign makes a key and credentials for this key. A scoped signing key carries the permissions, so the credentials list
+// none.
 func (a *Authority) sign(signer, account string, id rights.Identity, life time.Duration) (*Credentials, error) {
 	u, err := a.newUser(signer)
 	if err != nil {

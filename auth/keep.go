@@ -39,7 +39,7 @@ func (a *Authority) Keep(id rights.Identity, file string, o IssueOptions) (made 
 	if has.Key != "" && s.isValid(id, has, a) {
 		return false, nil
 	}
-	// before Issue, because all credentials of a worker must be for the same host
+	// Revoke before Issue, because all credentials of a worker must be for the same host.
 	if err := a.revokeAll(id, has.Key); err != nil {
 		return false, err
 	}
@@ -87,8 +87,8 @@ func readCredentials(file string) (rights.Identity, error) {
 	return id, nil
 }
 
-// isValid reports whether held, the identity in a credentials file, is good for the wanted identity: the two are equal,
-// servers accept the credentials, and the present signing key of the role signed them.
+// isValid reports whether a credentials file with the identity held needs no replacement: the identity is the wanted
+// one, servers accept the credentials, and the present signing key of the role signed them.
 func (s *state) isValid(wanted, held rights.Identity, a *Authority) bool {
 	wanted.Key = held.Key
 	return wanted == held && slices.ContainsFunc(s.Issued, func(c Issued) bool {

@@ -34,7 +34,7 @@ func (a *Authority) seedFile(public string) string {
 	return filepath.Join(a.dir, seedsDir, public+".nk")
 }
 
-// key returns a stored key. The caller wipes it.
+// key returns a stored key. The caller must wipe the key.
 func (a *Authority) key(public string) (nkeys.KeyPair, error) {
 	seed, err := os.ReadFile(a.seedFile(public))
 	if err != nil {
@@ -93,7 +93,7 @@ func syncDir(name string) error {
 	return err
 }
 
-// checkPrivate refuses a directory that other users can read, because the directory holds seeds.
+// checkPrivate refuses a directory that other users have access to, because the directory holds seeds.
 func checkPrivate(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// push tells the server of the authority's present account.
+// push gives the server the authority's present accounts.
 func push(t *testing.T, a *auth.Authority, s *testServer) {
 	t.Helper()
 	credentials, err := a.SystemCredentials()
@@ -91,12 +91,12 @@ func TestRevokedCredentialsAreRefusedAndTheirConnectionsEnd(t *testing.T) {
 		t.Fatalf("revoked %+v: %v", revoked, err)
 	}
 	if !accepts(s, first) {
-		t.Error("servers learn of revocations by a push, and nothing was pushed")
+		t.Error("the server refuses revoked credentials before the push")
 	}
 	push(t, a, s)
 	eventually.Holds(t, 10*time.Second, "the connection ends", nc.IsClosed)
 	if accepts(s, first) || !accepts(s, second) || !accepts(s, other) || !stays.IsConnected() {
-		t.Error("want the revoked credentials refused, and no others")
+		t.Error("the server must refuse the revoked credentials, and no others")
 	}
 	if revoked, err := a.Revoke(anna); err != nil || len(revoked) != 1 || revoked[0].Key != second.Key {
 		t.Fatalf("revoked %+v: %v", revoked, err)
@@ -178,7 +178,7 @@ func TestOldCredentialsWorkUntilTheOverlapOfARotationEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if renewed.Signer != r.New.Key || !accepts(s, renewed) {
-		t.Error("new credentials must be signed by the new key, and accepted")
+		t.Error("the new key must sign new credentials, and the server must accept them")
 	}
 	eventually.Holds(t, 30*time.Second, "the old credentials are refused after the overlap", func() bool {
 		before := time.Now()
@@ -191,7 +191,7 @@ func TestOldCredentialsWorkUntilTheOverlapOfARotationEnds(t *testing.T) {
 	})
 	eventually.Holds(t, 10*time.Second, "the connection with old credentials ends", nc.IsClosed)
 	if !accepts(s, renewed) || !accepts(s, user) {
-		t.Error("the end of the overlap concerns the old credentials of this role alone")
+		t.Error("the end of the overlap must end only the old credentials of this role")
 	}
 	all, err := a.Find(id)
 	if err != nil || len(all) != 2 || all[0].Status(time.Now()) != "retired" || all[1].Status(time.Now()) != "valid" {
@@ -363,7 +363,7 @@ func TestAPushSaysWhyNoServerTookIt(t *testing.T) {
 	}
 	user := issue(t, a, someone(rights.Operator, "anna", "", ""))
 	if c := dial(t, s, user); c.mayPublish(t, "$SYS.REQ.CLAIMS.UPDATE") {
-		t.Error("an operator of Boxfleet may not change accounts")
+		t.Error("an operator of Boxfleet can change accounts")
 	}
 	other, err := auth.Init(filepath.Join(t.TempDir(), "b"), false)
 	if err != nil {

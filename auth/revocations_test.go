@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// revokeMany adds revoked credentials to an authority, as copies of those that it issued last.
+// revokeMany adds revoked credentials to an authority, as copies of the credentials that it issued last.
 func revokeMany(t *testing.T, dir string, n int, with map[string]any) {
 	t.Helper()
 	file := filepath.Join(dir, "authority.json")
@@ -107,7 +107,7 @@ func TestAChangeDoesNotWaitForAClockThatIsFarBehind(t *testing.T) {
 	}
 	anna := someone(rights.User, "anna", "blue", "")
 	issue(t, a, anna)
-	synctest.Test(t, func(t *testing.T) { // its clock begins in the year 2000
+	synctest.Test(t, func(t *testing.T) { // the clock of a synctest bubble begins in the year 2000
 		if _, err := a.Revoke(anna); protocol.CodeOf(err) != protocol.FailedPrecondition ||
 			!strings.Contains(err.Error(), "set the clock") {
 			t.Errorf("got %v", err)

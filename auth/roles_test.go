@@ -180,7 +180,7 @@ func workWithRights(t *testing.T, a *auth.Authority, assets jetstream.Assets, fo
 	}
 }
 
-// step is something that a role does.
+// step is one action of a role.
 type step struct {
 	what string
 	do   func() error
@@ -280,7 +280,7 @@ func imageSteps(ctx context.Context, t *testing.T, operator, worker *roleConn) [
 // wanted images.
 func hearsOfImages(ctx context.Context, t *testing.T, operator, worker *roleConn, first *protocol.WantedImage) error {
 	t.Helper()
-	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // shorter than the minute after which workers read by themselves
+	ctx, stop := context.WithTimeout(ctx, 20*time.Second) // workers read the list by themselves only after a minute
 	defer stop()
 	lists, ended := make(chan []*protocol.WantedImage, 10), make(chan error, 1)
 	go func() {
@@ -381,7 +381,8 @@ func leaveSteps(ctx context.Context, worker *roleConn) []step {
 	}
 }
 
-// TestAUserWorksWithItsCredentials runs the SDK with the credentials of a user against a coordinator with its own.
+// TestAUserWorksWithItsCredentials runs the SDK with the credentials of a user. The coordinator also has credentials of
+// its role.
 func TestAUserWorksWithItsCredentials(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -12,13 +12,15 @@ import (
 type Rotation struct {
 	Old, New SigningKey
 
-	// Replace lists the valid credentials that the old key signed. New ones have to be issued before Old.AcceptedUntil.
+	// Replace lists the valid credentials that the old key signed. Issue new credentials to their holders before
+	// Old.AcceptedUntil.
 	Replace []Issued
 }
 
 // Rotate gives a role a new signing key. Credentials that the old key signed stay valid for the overlap; 0 ends them at
-// once. Call [Authority.Push] before new credentials are used: servers refuse them until they know the new key. Servers
-// accept the old key until Push is called again after the overlap. Error: invalid_argument with field role or overlap.
+// once. Call [Authority.Push] before new credentials are used: servers refuse these credentials until they know the new
+// key. Servers accept the old key until Push is called again after the overlap. Error: invalid_argument with field role
+// or overlap.
 func (a *Authority) Rotate(role rights.Role, overlap time.Duration) (*Rotation, error) {
 	if _, err := rights.Template(role); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Trust is what a server needs to check credentials. It contains no secrets.
+// Trust is the data with which a server checks credentials. It contains no secrets.
 type Trust struct {
 	Operator string            // the operator as a JWT
 	System   string            // public key of the system account
@@ -24,7 +24,7 @@ type Trust struct {
 	Accounts map[string]string // all accounts as JWTs, by public key
 }
 
-// Trust returns the data with which servers check credentials now.
+// Trust returns the present data for checking credentials.
 func (a *Authority) Trust() (*Trust, error) {
 	s, err := a.load()
 	if err != nil {
@@ -91,7 +91,7 @@ func (a *Authority) SystemCredentials() ([]byte, error) {
 	return u.credentials(claims)
 }
 
-// Asker sends a request to all servers and returns their answers, of which there is at least one.
+// Asker sends a request to all servers. It returns at least one answer or an error.
 type Asker interface {
 	AskServers(ctx context.Context, subject string, data []byte) (answers [][]byte, err error)
 }

@@ -415,6 +415,7 @@ func TestStaticUsersHaveTheRightsOfTheirRoles(t *testing.T) {
 
 		"boxfleet.v1.request.blue.anna.create.x":  {false, true},
 		"boxfleet.v1.request.green.anna.create.x": {false, false},
+		"boxfleet.v1.request.blue.anna.assign.x":  {false, false},
 		"$KV.boxfleet_locks.host.HOSTA":           {true, false},
 		"$KV.boxfleet_locks.host.HOSTB":           {false, false},
 		"$JS.API.STREAM.MSG.GET.BOXFLEET_EVENTS":  {true, false},
@@ -425,7 +426,7 @@ func TestStaticUsersHaveTheRightsOfTheirRoles(t *testing.T) {
 		}
 	}
 	if !u.maySubscribe(t, "boxfleet.v1.live.blue.>") || u.maySubscribe(t, "boxfleet.v1.live.>") {
-		t.Error("a user of a tenant must hear its tenant, and no other")
+		t.Error("a user must receive the live events of its tenant, and of no other tenant")
 	}
 	for _, login := range []nats.Option{nats.UserInfo("user.blue.anna", "wrong"), nats.Token("guess")} {
 		if _, err := connect(s, login); !errors.Is(err, nats.ErrAuthorization) {
@@ -484,8 +485,8 @@ func waitRefused(t *testing.T, s *testServer, c *auth.Credentials) {
 	})
 }
 
-// A server remembers each message of a client until its answer. Without a bound of ours it does so for two minutes, and a
-// flood of messages that nobody answers fills its memory.
+// A server remembers each message of a client until the answer comes, by default for up to two minutes. A flood of
+// messages that nobody answers would fill its memory, so the accounts set a shorter time.
 func TestAServerForgetsUnansweredMessagesSoon(t *testing.T) {
 	t.Parallel()
 	a, signed := newAuthority(t)

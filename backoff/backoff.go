@@ -34,7 +34,7 @@ func (b *Backoff) Next() time.Duration {
 	return pause
 }
 
-// Reset makes the first pause the next one. Call it after a success.
+// Reset begins again with the first pause. Call it after a success.
 func (b *Backoff) Reset() { b.next = b.first }
 
 // Wait sleeps for the next pause. It returns false if ctx ended first.

@@ -11,9 +11,8 @@ import (
 )
 
 // gate holds requests back while the log accepts no appends. The server has acknowledged these requests, so they are
-// neither refused nor dropped: they stay with this coordinator. Behind them, the queue fills up to its limits, and the
-// server then refuses further requests. Requests that end something pass the gate: they make room, and may use the
-// log's reserve.
+// neither refused nor dropped: they stay with this coordinator. Behind them, the lines of the tenants grow up to their
+// limits. Requests that end something pass the gate: they make room, and may use the log's reserve.
 //
 //	open ──(an append says full or unavailable, or only the log's reserve is left)──► closed
 //	closed: one request at a time is the probe ──(it appended something)──► open
@@ -51,7 +50,6 @@ const (
 	roomPause    = time.Second            // time between two checks of the log's room, while the gate is open
 	stallPause   = 5 * time.Second        // a decision that takes longer probably waits for the log
 	repeatAfter  = 30 * time.Second       // time after which a client is told again that its request waits
-	endingPause  = time.Second            // from the closing of the gate until requests that end something overtake others
 	endingAtOnce = 64                     // how many requests that end something are decided concurrently
 	restAtOnce   = 512                    // how many other requests are decided concurrently
 )
@@ -75,12 +73,6 @@ func logUnavailable(err error) bool {
 		return e.Reason == protocol.ReasonLogFull || e.Reason == protocol.ReasonStoreFull
 	}
 	return false
-}
-
-// endsWork reports whether a request ends something. Such a request makes room, and may therefore use the log's
-// reserve.
-func endsWork(verb string) bool {
-	return verb == protocol.VerbCancel || verb == protocol.VerbStop || verb == protocol.VerbDelete
 }
 
 // closed returns why requests are held back, or nil if the gate is open. moved is closed when the answer changes.
@@ -141,7 +133,7 @@ func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
 func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Error)) (probe bool, err error) {
 	for {
 		why, moved := g.closed()
-		if why == nil || endsWork(verb) {
+		if why == nil || protocol.EndsWork(verb) {
 			return false, ctx.Err()
 		}
 		say(why)
@@ -169,20 +161,13 @@ func (g *gate) reportProbe(ctx context.Context, o outcome) {
 	}
 }
 
-// run opens and closes the gate until ctx ends. Whenever the gate closes, run calls the function drain, with a context
-// that ends when the gate opens.
-func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
+// run opens and closes the gate until ctx ends.
+func (g *gate) run(ctx context.Context) error {
 	for {
 		if err := g.watch(ctx); err != nil {
 			return err
 		}
-		shut, open := context.WithCancel(ctx)
-		var draining sync.WaitGroup
-		draining.Go(func() { drain(shut) })
-		err := g.probe(ctx)
-		open()
-		draining.Wait()
-		if err != nil {
+		if err := g.probe(ctx); err != nil {
 			return err
 		}
 		g.set(nil)

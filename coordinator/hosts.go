@@ -134,7 +134,11 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	if e.host.HostID != entry.HostID && h.ids[e.host.HostID] == worker {
 		delete(h.ids, e.host.HostID)
 	}
+	measured := e.host
 	e.host, e.lost, h.ids[entry.HostID] = *entry, false, worker
+	if entry.Instance == measured.Instance { // only heartbeats have these values
+		e.host.LeaseMargin, e.host.DiskFree, e.host.DiskSize = measured.LeaseMargin, measured.DiskFree, measured.DiskSize
+	}
 	if h.now().Sub(entry.SeenAt) < h.timing.Suspect {
 		e.heard = time.Now()
 	}
@@ -155,11 +159,13 @@ func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	}
 }
 
-// sameHost reports whether two entries of a host are equal apart from SeenAt, Skew and ClockOff.
+// sameHost reports whether two entries of a host are equal apart from SeenAt, and from the fields that heartbeats
+// change and placement does not use.
 func sameHost(a, b *protocol.Host) bool {
 	x, y := *a, *b
 	for _, h := range []*protocol.Host{&x, &y} {
 		h.SeenAt, h.Skew, h.ClockOff = time.Time{}, nil, false
+		h.LeaseMargin, h.DiskFree, h.DiskSize = nil, 0, 0
 	}
 	return reflect.DeepEqual(&x, &y)
 }
@@ -206,6 +212,7 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	e.listening = b.Listening
 	e.heard, e.lost = time.Now(), false
 	e.host.Healthy, e.host.Problem, e.host.Full, e.host.Skew = b.Healthy, b.Problem, b.Full, b.Skew
+	e.host.LeaseMargin, e.host.DiskFree, e.host.DiskSize = b.LeaseMargin, b.DiskFree, b.DiskSize
 	e.noteClock(h.log)
 }
 

@@ -52,6 +52,8 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointTenant:  uses(rd.readTenant),
 		protocol.EndpointTenants: manyAtOnce(uses(rd.listTenants, "limit", "page")),
 
+		protocol.EndpointCheckup: uses(rd.checkup),
+
 		protocol.EndpointDefaults: uses(rd.defaults),
 		protocol.EndpointAwaited:  uses(rd.awaited, "images"),
 	})

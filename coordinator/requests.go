@@ -40,24 +40,18 @@ func newRequestHandler(c *coordinator) *requestHandler {
 	return h
 }
 
-// run decides the requests of the queue until ctx ends. While the gate is closed, it also takes requests from further
-// back in the queue if they end something. They pass the requests that wait.
+// run decides the requests of the queue until ctx ends.
 func (h *requestHandler) run(ctx context.Context) error {
 	stop, err := h.announceElections()
 	if err != nil {
 		return err
 	}
 	defer stop()
-	queue := h.conn.Requests()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return queue.Consume(ctx, h.handle) })
+	group.Go(func() error { return h.conn.ConsumeRequests(ctx, h.handle) })
 	group.Go(func() error {
 		defer h.cfg.OnTurn(gateLoop, 0)
-		return h.gate.run(ctx, func(ctx context.Context) {
-			if backoff.Sleep(ctx, endingPause) {
-				_ = queue.ConsumeEnding(ctx, h.handle) // fails only when ctx ends
-			}
-		})
+		return h.gate.run(ctx)
 	})
 	return group.Wait()
 }
@@ -114,6 +108,11 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			h.cfg.Probe(d.Verb + "-before-answer")
 			h.conn.Answer(d, reply)
 			h.cfg.Probe(d.Verb + "-before-ack")
+			if why, _ := h.gate.closed(); why != nil && protocol.EndsWork(d.Verb) {
+				// The requests before this one stay in the queue for long. If the server restarts meanwhile, it
+				// delivers this one again, and it would be decided on a newer state.
+				h.conn.RemoveRequest(ctx, d)
+			}
 			return nil
 		case protocol.AsError(err).Reason == protocol.ReasonNoLeader: // says nothing about the log
 			say(protocol.AsError(err))
@@ -217,7 +216,7 @@ func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
 // own, so that they never wait for requests that begin something.
 func (h *requestHandler) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
 	slots := h.deciding
-	if endsWork(d.Verb) {
+	if protocol.EndsWork(d.Verb) {
 		slots = h.ending
 	}
 	select {

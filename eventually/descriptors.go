@@ -45,8 +45,8 @@ func DescriptorsClosed() (check func(exitCode int)) {
 }
 
 // ClosesDescriptors returns a function that waits until all descriptors that were opened after this call are closed.
-// The function fails the test if some stay open. It does not count descriptors of files below the directories in the
-// parameter except. The test must not run in parallel.
+// The function fails the test if some stay open. It does not count descriptors of files below the excepted directories.
+// The test must not run in parallel.
 func ClosesDescriptors(t testing.TB, except ...string) (check func()) {
 	before := openDescriptors()
 	return func() {
@@ -57,9 +57,9 @@ func ClosesDescriptors(t testing.TB, except ...string) (check func()) {
 	}
 }
 
-// leftOpen waits until no unexpected descriptor is open. The descriptors in the parameter before are expected, and so
-// are those of files below the directories in the parameter except. leftOpen returns the unexpected descriptors that
-// are still open after the given time.
+// leftOpen waits until no unexpected descriptor is open. It expects the descriptors from before, and descriptors of
+// files below the excepted directories. leftOpen returns the unexpected descriptors that are still open after the given
+// time.
 func leftOpen(before map[string]bool, within time.Duration, except ...string) []string {
 	for deadline := time.Now().Add(within); ; time.Sleep(period) {
 		now := openDescriptors()

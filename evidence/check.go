@@ -169,12 +169,12 @@ func notProven(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven, format, args...)
 }
 
-// judge returns why a message is not part of the history, or nil if it is.
+// judge returns nil if a message is part of the history, and otherwise an error with the reason.
 func (c *checker) judge(m *protocol.StoredMessage, b *protocol.Batch, p *protocol.Proof, expected uint64,
 	known bool) error {
 	next := c.state.Sandbox.Sequence + 1
 	begins := b.First() > next && known && expected > c.record
-	if begins { // a purged history has only its last message
+	if begins { // messages are missing before this one; of a purged history only the last message remains
 		if b.Events[len(b.Events)-1].Kind != protocol.SandboxDeleted || c.record != 0 {
 			c.problem("messages are missing between records %d and %d: record %d expects record %d before it",
 				c.record, m.Record, m.Record, expected)
@@ -235,7 +235,7 @@ func (c *checker) fold(b *protocol.Batch, p *protocol.Proof) {
 	c.state.Trim(1)
 }
 
-// output adds the output of an exec to the report if the event has ended the exec.
+// output adds the output of an exec to the report if the event ended the exec and has a hash of its output.
 func (c *checker) output(e *protocol.Event) {
 	d := e.Exec
 	if d == nil || !d.State.Terminal() || d.StdoutSHA256 == "" && d.StderrSHA256 == "" {

@@ -27,7 +27,7 @@ type Evidence struct {
 	Digest string `json:"digest"`
 }
 
-// Version is the version of the form of [Evidence].
+// Version is the version of the JSON form of [Evidence].
 const Version = 1
 
 // Seal sets the version and the digest.
@@ -74,9 +74,10 @@ func Parse(data []byte) (*Evidence, error) {
 // plainName matches the names of all fields.
 var plainName = regexp.MustCompile(`^[a-z0-9_]+$`)
 
-// checkNames reads one JSON value, and returns an error if another program could read it differently: an object has a
-// field twice, or a field whose name is not in plain lower case. Package json takes the last field of a name, in any
-// case, and some letters beyond ASCII for ASCII letters. Only the names of headers may have other letters.
+// checkNames reads one JSON value, and returns an error if another program could read it differently: if an object has
+// a field twice, or a field whose name is not in plain lower case. Package json ignores the case of names, reads some
+// letters beyond ASCII as ASCII letters, and keeps the last of several fields with the same name. Names of headers may
+// have any letters.
 func checkNames(d *json.Decoder, parent string) error {
 	begin, err := d.Token()
 	if err != nil {

@@ -269,7 +269,7 @@ func TestTheUnsignedPartOfAHistoryIsMarked(t *testing.T) {
 	}
 	h.Evidence.Writers.Signed = false
 	if r := h.check(); r.Valid {
-		t.Error("a deployment that does not require signatures proves nothing, but the report is valid")
+		t.Error("the report is valid, but the deployment requires no signatures")
 	}
 }
 
@@ -379,7 +379,8 @@ func TestEachOtherDefectOfEvidenceIsNamed(t *testing.T) {
 	}
 }
 
-// A message of the time without signatures may lack one, but not have a malformed one. A newer version stops readers.
+// A message from the time before signatures may lack a signature, but must not have a malformed one. A message of a
+// newer version stops readers.
 func TestUnsignedMessagesAreCheckedToo(t *testing.T) {
 	for want, change := range map[string]func(h *history, b *protocol.Batch){
 		"of unknown form": func(h *history, b *protocol.Batch) {
@@ -419,7 +420,7 @@ func visit(path string, v any, set func(any), change func(path string, v any, se
 	}
 }
 
-// other returns a value of the same form.
+// other returns a different value of the same form.
 func other(t *testing.T, path string, v any) any {
 	t.Helper()
 	switch v := v.(type) {

@@ -25,7 +25,7 @@ type Report struct {
 
 	// Valid is true if nothing is wrong: no message is refused or missing, and Problems is empty.
 	Valid    bool     `json:"valid"`
-	Problems []string `json:"problems,omitempty"` // sentences
+	Problems []string `json:"problems,omitempty"` // what is wrong, one sentence each
 
 	Proven   int `json:"proven"` // Proven, Unsigned and Refused count the messages with each result
 	Unsigned int `json:"unsigned"`
@@ -35,7 +35,7 @@ type Report struct {
 
 	State    protocol.SandboxState `json:"state"`    // of the sandbox after the last accepted message
 	Sequence uint64                `json:"sequence"` // number of the sandbox's last event
-	Writers  []Signer              `json:"writers"`  // who signed accepted messages
+	Writers  []Signer              `json:"writers"`  // the signers of accepted messages
 	Messages []Verdict             `json:"messages"`
 	Execs    []Output              `json:"execs,omitempty"` // ended execs whose output has a hash
 }
@@ -49,7 +49,7 @@ type Signer struct {
 // Verdict describes one message and its result.
 type Verdict struct {
 	Record uint64    `json:"record"`
-	At     time.Time `json:"at"`              // when it was stored, by the store's clock; not signed
+	At     time.Time `json:"at"`              // when it was stored, by the store's clock; no signature covers this time
 	First  uint64    `json:"first,omitempty"` // numbers of its first and last event; 0 if it cannot be decoded
 	Last   uint64    `json:"last,omitempty"`
 	Kinds  []string  `json:"kinds,omitempty"`

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ByDigest replaces the tag of a full reference by a digest. Errors: invalid_argument, or a parse error if the
-// parameter full is not a reference.
+// ByDigest replaces the tag of a full reference by a digest. Errors: invalid_argument, or a parse error if full is not
+// a reference.
 func ByDigest(full, digest string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(full)
 	if err != nil {

@@ -151,7 +151,7 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 		return conclusive
 	}
 	if time.Since(otherStored) < age {
-		t.Error("the tree that was sent again was removed too")
+		t.Error("the second tree was removed, although it was sent again")
 	}
 	return false
 }

@@ -56,7 +56,8 @@ func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	w.Stop()
 	f.Worker("w1", fleet.Role{Clock: -15 * time.Minute})
 	skewed(-15 * time.Minute)
-	// The watchdog checks every sandbox. It would end an exec that appears overdue after a second.
+	// When a short sandbox is deleted, the watchdog has checked all sandboxes. If exec x appeared overdue, the watchdog
+	// would have ended x.
 	for i := range 3 {
 		short := f.Spec()
 		short.TTL = protocol.Duration(time.Second)

@@ -161,7 +161,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	}
 	renewals := locks.Of("w1")
 	after := assigned[1].Time.Sub(renewals[len(renewals)-1].Time)
-	t.Logf("lease %s: unreachable %s after the death, reassigned %s after the last renewal", lockTTL,
+	t.Logf("lease %s: shown unreachable %s after the worker's death, reassigned %s after the last renewal", lockTTL,
 		shown.Round(time.Millisecond), after.Round(time.Millisecond))
 	if after < lockTTL || after > lockTTL+15*time.Second {
 		t.Errorf("reassigned %s after the last renewal: before the lease ended, or long after", after)
@@ -338,7 +338,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		}
 		f.Servers[i] = server
 		work(100)
-		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which,
+		t.Logf("a %s of the event log was killed under load: the longest call took %s (before: %s)", which,
 			stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
 		// An election takes several seconds. If an answer is lost, the client sends its request again after ten
 		// seconds.
@@ -348,7 +348,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	}
 	enough()
 	wg.Wait()
-	t.Logf("%d calls in all, %d of them a create and a delete", done.Load(), creates.Load())
+	t.Logf("%d calls, %d of them a create and its delete", done.Load(), creates.Load())
 
 	for i, s := range boxes {
 		if got := strings.Count(mustExec(ctx, t, s, script("cat /tmp/runs")), "x"); int64(got) != ran[i].Load() {

@@ -36,7 +36,7 @@ type part struct {
 	probe, want string // a script and its expected output; empty if shown is set
 	shown       string // name of the test that checks the effect of the field
 
-	read func(*protocol.Sandbox) any // reads the value back: it must be set, and must not depend on the way it was set
+	read func(*protocol.Sandbox) any // reads the value back; the value must be set, and be the same for each way
 }
 
 // imagePart is part of every group.

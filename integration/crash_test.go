@@ -28,12 +28,12 @@ func doneIn(t *testing.T, within time.Duration, since time.Time, what string, do
 	case err = <-done:
 	case <-time.After(within - time.Since(since)):
 		select {
-		case err = <-done: // if the test process was paused, both channels can be ready
+		case err = <-done: // after a pause of the test process, both channels can be ready
 		default:
 			t.Fatalf("%s: not within %s of the restart", what, within)
 		}
 	}
-	t.Logf("%s: %s after the restart", what, time.Since(since).Round(time.Millisecond))
+	t.Logf("%s: done %s after the restart", what, time.Since(since).Round(time.Millisecond))
 	return err
 }
 
@@ -45,7 +45,7 @@ func begin(call func() error) <-chan error {
 }
 
 // killAll kills the processes of a role that a subtest has not ended. A failed subtest then does not affect the next
-// one.
+// subtest.
 func killAll(f *fleet.Fleet, role string) {
 	for _, p := range f.Processes(role) {
 		p.Kill()

@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAWorkerWorksWithItsCredentials lets a worker do its work on its Docker host before and after it is killed, and
-// before and after NATS is lost. The fleet fails a test in which NATS refuses anything to one of its processes.
+// TestAWorkerWorksWithItsCredentials lets a worker do its work, kills the worker, restarts NATS, and each time lets the
+// worker work again. The fleet fails a test in which NATS refuses anything to one of the fleet's processes.
 func TestAWorkerWorksWithItsCredentials(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Killable: true})

@@ -174,7 +174,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	f.Judge()
 }
 
-// unhealthy returns a check that the only host is listed with an engine that does not answer.
+// unhealthy returns a check: the fleet lists one host, and the engine of that host does not answer.
 func unhealthy(f *fleet.Fleet) func() error {
 	return func() error {
 		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(f.Context(2 * time.Second)))
@@ -292,7 +292,7 @@ func TestAnEngineMayRestartAsAnotherHost(t *testing.T) {
 		t.Errorf("a sandbox is on %s", got)
 	}
 	if w.Exited() {
-		t.Error("the worker has ended")
+		t.Error("the worker ended when its engine became another host")
 	}
 	f.Judge()
 }
@@ -377,7 +377,7 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	if shown == 0 || shown > 20*time.Second {
 		t.Errorf("the host was shown unhealthy after %s", shown)
 	}
-	t.Logf("shown unhealthy after %s; the slowest three reads took %s", shown.Round(10*time.Millisecond),
+	t.Logf("the host was shown unhealthy after %s; the slowest three reads took %s", shown.Round(10*time.Millisecond),
 		slowest.Round(time.Millisecond))
 	// The supervisor does not depend on the engine: execs keep working.
 	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
@@ -564,6 +564,6 @@ func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sand
 	defer docker(t, host, "rm", "-f", unknown)
 	reconciledTwice(t, f, host)
 	if !strings.Contains(names(t, host), unknown) {
-		t.Error("a container of a sandbox that the log does not know was removed")
+		t.Error("the worker removed a container of a sandbox that is not in the log")
 	}
 }

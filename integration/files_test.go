@@ -196,7 +196,7 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files,
+	t.Logf("50 MiB in %d files: first upload %s, second upload %s, create %s", files,
 		uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
 	got := mustExec(ctx, t, s,
 		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat "+
@@ -438,7 +438,7 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	caller := runMeasured(t, exec.CommandContext(ctx, cli, append(f.Flags(), "sandbox", "create", "--id", "large",
 		"--image", fleet.Image, "--copy", dir+":/large")...))
 	worker := w.PeakMemory()
-	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB",
+	t.Logf("uploaded and created in %s; peak memory: worker %d MiB, caller %d MiB",
 		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
 	if worker > 300<<20 || caller > 200<<20 {
 		t.Errorf("the worker took %d MiB, the caller %d MiB", worker>>20, caller>>20)

@@ -90,7 +90,7 @@ func TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule(t *testing
 	}
 	check(t, other.Delete(ctx))
 	if ruled(t, f, e, other.Info().Subnet) {
-		t.Error("the rules of a deleted sandbox are left for the next one in its subnet")
+		t.Error("the rules of a deleted sandbox still apply to its subnet")
 	}
 
 	t.Run("ports stay the same", func(t *testing.T) {

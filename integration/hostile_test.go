@@ -168,7 +168,7 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 			after := h.output(x)
 			h.unharmed(before, after, r.Stdout, r.Stderr)
 			if !bytes.HasPrefix(after, before) || !bytes.HasPrefix(after, half()) {
-				t.Error("the output published before the attack is gone")
+				t.Error("output that was published before the attack is missing")
 			}
 			if int64(len(after)) != r.StdoutBytes || len(after) > 2*len(half()) {
 				t.Errorf("%d bytes of output, the exec says %d and wrote %d", len(after), r.StdoutBytes, 2*len(half()))

@@ -201,7 +201,7 @@ func TestATreeSwappedDuringUploadNeverLeadsOutside(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d uploaded, %d refused; %d exchanges", uploaded, refused, exchanges.Load())
+	t.Logf("%d uploads, %d refused uploads, %d exchanges", uploaded, refused, exchanges.Load())
 	if uploaded == 0 || exchanges.Load() < 100 {
 		t.Errorf("%d trees were uploaded during %d exchanges: the test proves nothing", uploaded, exchanges.Load())
 	}

@@ -44,7 +44,7 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	i := fails.Info()
 	renewals := locks.Of("w1")
 	after := i.StateChangedAt.Sub(renewals[len(renewals)-1].Time)
-	t.Logf("failed %s after the worker's last renewal, lease %s", after.Round(time.Millisecond), ttl)
+	t.Logf("the sandbox failed %s after the worker's last renewal, lease %s", after.Round(time.Millisecond), ttl)
 	if i.Reason != protocol.ReasonHostLost || after < ttl {
 		t.Errorf("failed with reason %s %s after the last renewal, before the lease ended", i.Reason, after)
 	}
@@ -80,7 +80,7 @@ func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 			t.Fatal(err)
 		}
 		took = time.Since(began)
-		r, _ = x.Wait(ctx) // err only says that the exec was cancelled
+		r, _ = x.Wait(ctx) // the error only says that the exec was cancelled
 		return took, r
 	}
 	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")

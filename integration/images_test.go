@@ -225,7 +225,7 @@ func aMissingImageAndAnUnreachableRegistryDiffer(t *testing.T, f *fleet.Fleet, h
 	_, err = f.Client.Create(ctx, imageSpec(f, "127.0.0.1:1/absent:1", ""), sdk.WithID("unreachable"))
 	hasError(t, "no registry", err, protocol.Unavailable, protocol.ReasonRegistryUnreachable)
 	if got := pulls(f, "unreachable"); len(got) == 0 {
-		t.Error("no registry: the attempts are not in the history")
+		t.Error("the history does not show the attempts to reach the registry")
 	}
 }
 
@@ -359,7 +359,7 @@ func aDeleteEndsAPullThatNobodyElseNeeds(t *testing.T, f *fleet.Fleet, h *wareho
 	deleteWithin("deleted-1")
 	time.Sleep(time.Second) // the pull must continue in this time: the other sandbox still needs the image
 	if n := h.door.GivenUp(); n != gone {
-		t.Error("the pull ended while a sandbox waits for it")
+		t.Error("the pull ended, although a sandbox waits for the image")
 	}
 	deleteWithin("deleted-2")
 	f.Eventually(5*time.Second, "the engine aborts the download", func() error {

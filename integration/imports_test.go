@@ -61,8 +61,8 @@ func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)
 	}
-	// An older version gave an imported image its name directly and recorded this. Of two such images, one got a name
-	// that was free. The other got a name that it took from a user's image.
+	// An older version tagged an imported image with its plain name and recorded the image. Here are two such images:
+	// the name of the first was free, and the second took its name from a user's image.
 	wants := map[string]*protocol.WantedImage{}
 	for _, ref := range []string{same, theirs, ours, older, lost} {
 		wants[ref] = importArchive(ctx, t, f, archive, ref)

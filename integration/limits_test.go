@@ -210,8 +210,8 @@ func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 		s   *sdk.Sandbox
 		ttl time.Duration
 	}{
-		{longer, soon}, {longer, time.Hour}, // these extensions set a later end
-		{busy, time.Hour}, {busy, soon}, // an earlier end; without its extension, longer would expire first
+		{longer, soon}, {longer, time.Hour}, // the second extension sets a later end
+		{busy, time.Hour}, {busy, soon}, // the second extension sets an earlier end
 		{stopped, soon},
 	} {
 		if err := step.s.Extend(ctx, step.ttl); err != nil {

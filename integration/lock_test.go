@@ -36,7 +36,7 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	first := f.Worker("first", fleet.Role{})
 	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
-	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal comes before its end
+	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease: the refusal comes at once
 	other := f.Worker("third", fleet.Role{NoWait: true})
 	refusedBy(t, other, 15*time.Second, "first (machine ")
 
@@ -107,7 +107,7 @@ func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	if taken.Sub(last) > ttl+10*time.Second {
 		t.Errorf("the host was taken only %s after the last renewal", taken.Sub(last))
 	}
-	t.Logf("taken %s after the last renewal, lease %s", taken.Sub(last).Round(time.Millisecond), ttl)
+	t.Logf("lock taken %s after the last renewal, lease %s", taken.Sub(last).Round(time.Millisecond), ttl)
 	f.Judge()
 }
 
@@ -200,7 +200,7 @@ func (h *hostFleet) judge() {
 	}
 	if h.TB.Failed() {
 		for _, l := range h.locks.Of("w1") {
-			h.TB.Logf("%s: lock %d of %s", l.Time.Format(time.StampMilli), l.Revision, l.Holder.Instance)
+			h.TB.Logf("%s: lock revision %d of %s", l.Time.Format(time.StampMilli), l.Revision, l.Holder.Instance)
 		}
 	}
 }
@@ -320,7 +320,8 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 			t.Errorf("%s was given away %s after the last renewal, within the lease of %s", id, at.Sub(last), h.ttl)
 		}
 	}
-	t.Logf("pending sandboxes were given away %s after the cut", reassigned[ids[0]].Sub(cut).Round(time.Millisecond))
+	t.Logf("pending sandboxes moved to another host %s after the cut",
+		reassigned[ids[0]].Sub(cut).Round(time.Millisecond))
 	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || !h.ready.Info().Unreachable ||
 		h.ready.Info().State != protocol.StateReady {
 		t.Errorf("the ready sandbox is %+v, %v; want ready, unreachable", h.ready.Info(), err)
@@ -332,7 +333,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	if _, err := during.Wait(h.Context(40 * time.Second)); err != nil {
 		t.Errorf("the exec that was accepted during the cut: %v", err)
 	}
-	t.Logf("the worker serves again %s after the end of the cut", time.Since(mended).Round(time.Millisecond))
+	t.Logf("the worker served an exec %s after the link was mended", time.Since(mended).Round(time.Millisecond))
 	h.Eventually(20*time.Second, "the reassigned sandboxes are gone from the first host", func() error {
 		for _, o := range h.Objects("") {
 			if !strings.HasSuffix(o, ".ready") {

@@ -48,7 +48,7 @@ func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	if err := <-deleted; err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("deleted in %s", time.Since(began))
+	t.Logf("the sandbox was deleted in %s", time.Since(began))
 	if b := f.History("many").State.Sandbox; b.ActiveExecs != 0 || b.TotalExecs != execs {
 		t.Errorf("%d of %d execs have not ended", b.ActiveExecs, b.TotalExecs)
 	}

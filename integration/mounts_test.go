@@ -170,7 +170,7 @@ func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d created, %d refused, %d of them after the container had started; %d exchanges", made, refused, exchanged,
+	t.Logf("%d sandboxes created, %d refused (%d after the container's start), %d exchanges", made, refused, exchanged,
 		exchanges.Load())
 	if made == 0 || exchanges.Load() < 100 {
 		t.Errorf("%d sandboxes were created during %d swaps: the test proves nothing", made, exchanges.Load())
@@ -203,7 +203,7 @@ func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.AwaitKilled(20 * time.Second)
-	// The path of the mount source now leads to another directory than the container's mount.
+	// The path of the mount source now leads to a directory that the container has not mounted.
 	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")),
 		os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
 	if err != nil {

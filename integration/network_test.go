@@ -207,7 +207,7 @@ func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 			return nil
 		})
 		if tcp, udp := f.reaches(t, none, hostLAN, 80, false); tcp || udp {
-			t.Error("the host is reached")
+			t.Error("a sandbox reaches its host")
 		}
 	})
 

@@ -67,7 +67,7 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	if len(left) == 0 {
 		t.Fatal("the engine left no bridge in ten kills: the test proves nothing")
 	}
-	t.Logf("left by the engine: %q", left)
+	t.Logf("the killed engine left %q", left)
 	f.Eventually(20*time.Second, "the bridges are gone", func() error {
 		if left := orphans(); len(left) > 0 {
 			return fmt.Errorf("%q are left", left)

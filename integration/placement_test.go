@@ -116,7 +116,7 @@ func TestAnImageIsFoundWithoutAnEngineEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // the image must appear after the sandbox has waited for a while
+	time.Sleep(2 * time.Second) // let the sandbox wait for a while before the image appears
 	docker(t, main.Host, "tag", fleet.Image, ref)
 	t.Cleanup(func() { docker(t, main.Host, "rmi", ref) })
 	if err := s.WaitReady(f.Context(20 * time.Second)); err != nil {

@@ -66,7 +66,7 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 			f.Eventually(5*time.Second, "the port answers",
 				func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", host)) })
 		}
-		listed := docker(t, "unix:///var/run/docker.sock", "port", containerOf(f, "", s.ID()))
+		listed := docker(t, engines.Default(t).Host, "port", containerOf(f, "", s.ID()))
 		if strings.Count(listed, "-> 127.0.0.1:") != 5 || strings.Contains(listed, "0.0.0.0") {
 			t.Errorf("published: %s", listed)
 		}

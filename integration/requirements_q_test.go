@@ -206,7 +206,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 			"boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
 	}
 	name := func(deployment, sandbox string) string { return "boxfleet." + deployment + ".default." + sandbox }
-	foreign := "other" + deployment // the name of another deployment, for other labels and names
+	foreign := "other" + deployment // the name of another deployment
 	make := func(deployment, sandbox string) {
 		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox),
 			[]string{name(deployment, sandbox)})...)

@@ -109,8 +109,8 @@ func TestS15_FollowingAnIdleSandboxCostsNextToNothing(t *testing.T) {
 		begin := quietConnection(f, id)
 		<-time.After(6 * time.Second) // the measured interval
 		cost[id] = connection(f, id)
-		// All followers of a sandbox share a check for events that a server stored but, because the server died, did
-		// not publish. During the interval the check runs once or twice, with two requests each time.
+		// All followers of a sandbox share a check for unpublished events: a server may die after storing an event and
+		// before publishing it. During the interval the check runs once or twice, with two requests each time.
 		in, out := cost[id].InMsgs-begin.InMsgs, cost[id].OutMsgs-begin.OutMsgs
 		if in > 4 || out > 6 {
 			t.Errorf("in 6 s of silence 20 followers of the %s history sent %d messages and got %d", id, in, out)

@@ -211,8 +211,8 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	// An exec that cannot run also counts as activity. The test requests it well before the idle time ends, and more
-	// than one scan after the idle time began. The time of the stop then shows which of the two moments started the
-	// idle time.
+	// than one scan after the idle time began. The time of the stop then shows whether the exec started the idle time
+	// again.
 	f.Eventually(5*time.Second, "some idle time passes", func() error {
 		if idle := time.Since(s.Info().ActiveAt); idle < ttl/4 {
 			return fmt.Errorf("%s", idle)

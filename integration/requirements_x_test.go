@@ -334,7 +334,7 @@ func TestX8_OutputIsCappedAndASlowReaderDelaysNoProcess(t *testing.T) {
 			r.StderrBytes, len(r.Stdout), len(r.Stderr))
 	}
 	if want := strings.Repeat("0123456789abcde\n", 6250); string(r.Stdout) != want {
-		t.Error("the kept output is not the beginning")
+		t.Error("the kept output is not the beginning of the output")
 	}
 	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"test", "-e", "/tmp/done"}})
 	spec = script("head -c 100000 /dev/zero")

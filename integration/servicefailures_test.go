@@ -129,8 +129,7 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// When the time limit of a service has passed, its error says what the service waited for, even if nothing waits for
-// the service.
+// When the time limit of an optional service has passed, the service's error says what the service waited for.
 func TestAnOptionalServiceThatIsNotReadyInTimeSaysWhy(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -161,7 +160,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	t.Parallel()
 	f := crashing(t)
 	ctx := f.Context(3 * time.Minute)
-	// Each of these services runs until it is told to end, again and again.
+	// Each of these services runs until the file /tmp/bad exists, and from then on ends soon after each start.
 	fragile := func(end string) protocol.Service {
 		return small("echo up; [ -e /tmp/bad ] || { while ! [ -e /tmp/bad ]; do sleep 0.1; done; }; echo going down; " + end)
 	}
@@ -207,7 +206,8 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("%q, %q", serviceEvents(f.History("s"), "db"), serviceEvents(f.History("s"), "greedy"))
+	t.Logf("events of db: %q; events of greedy: %q", serviceEvents(f.History("s"), "db"),
+		serviceEvents(f.History("s"), "greedy"))
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 		t.Errorf("ready %s after its start, before the image's own test can pass", took)
 	}
 	for name, script := range map[string]string{
-		"image": "sort -u /tmp/tests", // the test runs as the service's user
+		"image": "sort -u /tmp/tests", // the health test runs as the service's user
 		"own":   "ls /tmp/own; cat /tmp/tests 2>/dev/null || echo not the image\\'s",
 		"off":   "cat /tmp/tests 2>/dev/null || echo none",
 	} {

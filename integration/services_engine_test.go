@@ -61,7 +61,7 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			}
 			return nil
 		})
-		t.Logf("the engine was %s: the service answers after %s", way.name,
+		t.Logf("the engine was %s: the service answered after %s", way.name,
 			time.Since(restarted).Round(time.Millisecond))
 		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed ||
 			r.Reason != protocol.ReasonInterrupted {

@@ -26,7 +26,7 @@ func TestRequiredServicesGateReadyAndAreReachedByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := time.Since(begun)
-	t.Logf("ready after %s", took.Round(time.Millisecond))
+	t.Logf("the sandbox was ready after %s", took.Round(time.Millisecond))
 	if took < time.Second {
 		t.Errorf("ready after %s, before its services can be", took)
 	}
@@ -228,7 +228,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 		stderr.String() != "oops\n" {
 		t.Errorf("the output ends at %d of %d, stderr is %q", gaps, total, stderr.String())
 	}
-	t.Logf("%d of %d bytes were kept", stdout.Len(), gaps)
+	t.Logf("%d of %d bytes of the service's output were kept", stdout.Len(), gaps)
 	for _, err := range s.Logs(ctx, sdk.WithService("nobody")) {
 		if protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("the output of an unknown service: %v", err)
@@ -389,7 +389,7 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("ready after %s", time.Since(begun).Round(time.Millisecond))
+	t.Logf("the sandbox was ready after %s", time.Since(begun).Round(time.Millisecond))
 	if got := printedBy(t, ctx, s, "", append(slices.Clone(psql), "select n from t")...); got != "42" {
 		t.Errorf("the primary reads %q from the database", got)
 	}

@@ -249,7 +249,7 @@ func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 		return slices.ContainsFunc(f.Objects(""), func(o string) bool { return strings.HasSuffix(o, ".passwd") })
 	}
 	if !left() {
-		t.Error("nothing was left: the test proves nothing")
+		t.Error("the killed worker left no container: the test proves nothing")
 	}
 	deleted := begin(func() error { return s.Delete(ctx) })
 	restarted := time.Now()
@@ -258,7 +258,7 @@ func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left() {
-		t.Error("the sandbox is deleted, but its container exists")
+		t.Error("the sandbox is deleted, but the container of its home lookup exists")
 	}
 	becomesEmpty(f, w)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -48,7 +49,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 		})
 	}
 	t.Run("foreign networks", func(t *testing.T) {
-		const engine = "unix:///var/run/docker.sock"
+		engine := engines.Default(t).Host
 		other := docker(t, engine, "network", "create", "--subnet", "10.222.223.0/24", "boxfleet-test-other")
 		t.Cleanup(func() { docker(t, engine, "network", "rm", "--force", other) })
 		f := fleet.Start(t, fleet.Options{Workers: -1})

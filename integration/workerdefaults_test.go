@@ -93,7 +93,7 @@ func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 			t.Errorf("read back: %+v", s)
 		}
 		own.Image = fleet.Image
-		for range 2 { // the second create is a repeat, which is answered by a lookup
+		for range 2 { // the second create is a repeat; a lookup answers it
 			if _, err := f.Client.Create(ctx, own, sdk.WithID("twice"), sdk.WithRequestID("same")); err != nil {
 				t.Errorf("a repeated request does not find its sandbox: %v", err)
 			}

@@ -24,6 +24,7 @@ const (
 	codeAccountResources    jetstream.ErrorCode = 10002 // the account reached its limit
 	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // too few servers; temporary while the cluster is starting
 	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of a repeated message still waits for a majority
+	codeTooManyRequests     jetstream.ErrorCode = 10167 // too many messages wait to be stored in a stream
 )
 
 // translate turns an error of the NATS client into a *protocol.Error. The server reports a failed compare-and-set with
@@ -60,7 +61,8 @@ func translate(err error, doing string) error {
 		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
 			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
 		}
-		if api.Code == 503 || api.ErrorCode == codeNoSuitablePeers || api.ErrorCode == codeDuplicateInProcess {
+		if api.Code == 503 || api.ErrorCode == codeNoSuitablePeers || api.ErrorCode == codeDuplicateInProcess ||
+			api.ErrorCode == codeTooManyRequests {
 			return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
 		}
 		return protocol.Errorf(protocol.Internal, "", "%s: %s (%d)", doing, api.Description, api.ErrorCode)

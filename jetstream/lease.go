@@ -134,6 +134,16 @@ func (ls *Leases) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
 // trust returns how long the lease is trusted after the start of a renewal.
 func (l *Lease) trust() time.Duration { return l.ttl * 2 / 3 }
 
+// Margin returns how long the lease may still be trusted without another renewal, at least 0.
+func (l *Lease) Margin() time.Duration {
+	until, err := l.Trusted()
+	if err != nil {
+		return 0
+	}
+	_, boot := l.bucket.streams.clock.machine.ahead()
+	return max(until-boot, 0)
+}
+
 // HostHolder returns the name of the worker or coordinator that holds the lock of a host, or an empty name if the lock
 // is free.
 func (ls *Leases) HostHolder(ctx context.Context, hostID string) (name string, err error) {

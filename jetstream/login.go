@@ -211,6 +211,15 @@ func (k *credentials) key() *signer {
 	return k.signer
 }
 
+// CredentialsExpire returns when the credentials that this connection presented to its server expire. Zero: never, or
+// the connection has no credentials file.
+func (c *connection) CredentialsExpire() time.Time {
+	if s := c.login.key(); s != nil {
+		return s.expires
+	}
+	return time.Time{}
+}
+
 // read reads the login again. If that fails, it returns the previous login.
 func (k *credentials) read(login func() (Login, error)) Login {
 	l, err := login()

@@ -27,11 +27,11 @@ type RequestQueue struct {
 	quorum *quorum
 }
 
-// Submit publishes a request. If it returns nil, the request is stored and will be decided. The answer is sent to the
-// subject inbox, but may be lost; then the client finds the outcome by the request's id. Publishing a request again
-// under the same id is harmless: the request is decided once, and each publish is answered. Errors: resource_exhausted
-// with reason queue_full; invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome
-// is unknown.
+// Submit publishes a request. If it returns nil, the request is stored and will be decided, or refused with the answer
+// queue_full, because too many requests of its tenant wait. The answer is sent to the subject inbox, but may be lost;
+// then the client finds the outcome by the request's id. Publishing a request again under the same id is harmless: the
+// request is decided once, and each publish is answered. Errors: resource_exhausted with reason queue_full;
+// invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome is unknown.
 //
 // The message has no JetStream message id: the server would drop a repeated message as a duplicate, and no coordinator
 // would answer it.
@@ -75,11 +75,11 @@ func (q *RequestQueue) Answers() (*Answers, error) {
 	return a, translate(err, "open an inbox")
 }
 
-// Expect returns an inbox for the answer to one request and the channel that the answer arrives on. Replies that only
-// say what the request waits for may arrive before the answer. Each call returns an inbox of its own, even for a
-// request that another call waits for.
+// Expect returns an inbox for the answer to one request and the channel that the answer arrives on. Interim replies may
+// arrive before the answer: see [protocol.Reply.Interim]. Each call returns an inbox of its own, even for a request that
+// another call waits for.
 func (a *Answers) Expect(request string) (inbox string, answer <-chan *protocol.Reply, stop func()) {
-	ch := make(chan *protocol.Reply, 2) // room for one reply that says "still waiting", and for the answer
+	ch := make(chan *protocol.Reply, 2) // room for one interim reply, and for the answer
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next++
@@ -103,10 +103,10 @@ func (a *Answers) deliver(m *nats.Msg) {
 	ch := a.waiting[own]
 	switch {
 	case ch == nil:
-	case r.Waiting == nil:
+	case !r.Interim():
 		delete(a.waiting, own)
 		ch <- r
-	case len(ch) == 0: // otherwise an earlier reply that says "still waiting" is unread
+	case len(ch) == 0: // otherwise an earlier interim reply is unread
 		ch <- r
 	}
 }
@@ -127,6 +127,7 @@ type Delivery struct {
 	inbox                 string
 	republished           bool
 	waits                 bool // the client can tell "still waiting" from an outcome
+	name                  heldName
 }
 
 // CheckOrigin refuses a request whose answer would go outside its user's inbox. It also refuses a request that a stream
@@ -175,12 +176,8 @@ func (q *RequestQueue) AnswerWaiting(d *Delivery, why *protocol.Error) {
 
 const (
 	requestsConsumer = "coordinators"
-	endingConsumer   = "coordinators-ending"
-	// requestsHeld is how many requests all coordinators together may hold.
-	requestsHeld = 1024
-	endingHeld   = 64
-	requestsPull = 512
-	pullExpires  = 5 * time.Second // how long the server keeps a request for messages of the queue
+	requestsPull     = 512
+	pullExpires      = 5 * time.Second // how long the server keeps a request for messages of the queue
 	// requestAckWait is how long a dead coordinator's requests wait before they go to another coordinator. Handling a
 	// request twice is harmless.
 	requestAckWait = 4 * time.Second
@@ -189,126 +186,148 @@ const (
 	// trimPeriod is how often acknowledged requests are removed.
 	trimPeriod = 250 * time.Millisecond
 	trimMost   = 2 * time.Second // longest pause between removals while a request stays unacknowledged
+	// refusalsLogged is how often refusals of requests are logged.
+	refusalsLogged = 10 * time.Second
 	// MaxAttempts is how often a request may fail because of a defect before it becomes a dead letter.
 	MaxAttempts = 6
+)
+
+// Limits of the requests that one coordinator holds. Requests that end something have lines of their own.
+var (
+	endingTurns  = turnLimits{running: 128, ofOneLine: 96, waiting: amount{jobs: 8 << 10, bytes: 16 << 20}}
+	requestTurns = turnLimits{running: 1024, ofOneLine: 768, waiting: amount{jobs: 32 << 10, bytes: 64 << 20}}
 )
 
 // HandleRequest decides one request. A nil error means that the request was decided and answered. After an error the
 // request is delivered again, possibly to another coordinator.
 type HandleRequest func(ctx context.Context, d *Delivery) error
 
-// Requests is one coordinator's side of the queue of requests.
-type Requests struct {
-	queue *RequestQueue
-	held  held
-}
-
-// Requests opens the queue of requests without reading anything yet.
-func (q *RequestQueue) Requests() *Requests { return &Requests{queue: q} }
-
-// ConsumeRequests opens the queue and calls [Requests.Consume], for a coordinator that needs nothing else from the
-// queue.
-func (q *RequestQueue) ConsumeRequests(ctx context.Context, handle HandleRequest) error {
-	return q.Requests().Consume(ctx, handle)
-}
-
-// Consume calls handle with each request until ctx ends, concurrently for all delivered requests. At the end it waits
-// for the calls in flight. A request stays with this coordinator while handle runs. If the coordinator dies in handle,
-// the request goes to another coordinator.
+// ConsumeRequests calls handle with requests until ctx ends, concurrently for many of them. At the end it waits for the calls in
+// flight. A request stays with this coordinator while it waits and while handle runs. If the coordinator dies, the
+// request goes to another coordinator.
+//
+// ConsumeRequests reads ahead of the decisions, without a limit of the server, and puts each request into the line of its
+// tenant. The lines take turns. From a line that is too long, it refuses the oldest requests with queue_full: then the
+// queue keeps room for other tenants, and the requests in the queue get no older. It refuses no request that was
+// delivered before, because a coordinator may have decided such a request.
 //
 // The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
 // own, which takes a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
 // trimRequests removes many acknowledged requests at once, up to four times a second. If the server restarts before
 // that, it delivers acknowledged requests again, but no request is decided twice.
-func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
-	var settled atomic.Int64
+func (q *RequestQueue) ConsumeRequests(ctx context.Context, handle HandleRequest) error {
+	var inHand sync.WaitGroup
+	defer inHand.Wait()
 	background, stop := context.WithCancel(ctx)
 	defer stop()
-	go q.queue.trimRequests(background, &settled)
-	go q.held.extend(background, extendPeriod)
-	return q.queue.consume(ctx, consumption{
+	r := &requests{queue: q}
+	go q.trimRequests(background, &r.settled)
+	go r.held.extend(background, extendPeriod)
+	decide := func(d *Delivery) {
+		defer inHand.Done()
+		err := ctx.Err()
+		if err == nil {
+			err = handle(ctx, d)
+		}
+		r.settle(d, err)
+	}
+	ending, others := newTurns(endingTurns, decide), newTurns(requestTurns, decide)
+	return q.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
 		config: jetstream.ConsumerConfig{
 			Durable: requestsConsumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: requestAckWait,
-			MaxDeliver: -1, MaxAckPending: requestsHeld, MemoryStorage: true,
+			MaxDeliver: -1, MaxAckPending: -1, MemoryStorage: true,
 		},
 		pull: requestsPull,
-		handle: func(ctx context.Context, m *nats.Msg, inHand *sync.WaitGroup) {
-			name, ok := q.take(m)
-			if !ok {
+		handle: func(m *nats.Msg) {
+			d := r.take(m)
+			if d == nil {
 				return
 			}
-			inHand.Go(func() {
-				err := q.decide(ctx, m, handle)
-				if q.queue.settle(q.held.release(name), err) {
-					settled.Add(1)
-				}
-			})
+			lines, limits := others, requestTurns
+			if protocol.EndsWork(d.Verb) {
+				lines, limits = ending, endingTurns
+			}
+			line, of := lineOf(d.Tenant, d.User), amount{1, m.Size()}
+			if d.Attempt > 1 {
+				line, of = line+" again", amount{}
+			}
+			inHand.Add(1)
+			for _, refused := range lines.add(line, d, of) {
+				r.refuse(refused, limits.waiting.half())
+				inHand.Done()
+			}
 		},
 	})
 }
 
-// ConsumeEnding calls handle with each request to cancel, stop or delete, until ctx ends. These requests do not wait
-// for the other requests of the queue. ConsumeEnding removes each decided request from the queue. Otherwise Consume
-// would later deliver the request too, and it would be decided again on a newer state.
-func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) error {
-	var filters []string
-	for _, verb := range []string{protocol.VerbCancel, protocol.VerbStop, protocol.VerbDelete} {
-		filters = append(filters, protocol.RequestSubject("*", verb, "*"), protocol.UserRequestSubject("*", "*", verb, "*"))
-	}
-	return q.queue.consume(ctx, consumption{
-		stream: protocol.StreamRequests,
-		config: jetstream.ConsumerConfig{
-			Durable: endingConsumer, FilterSubjects: filters,
-			AckPolicy: jetstream.AckExplicitPolicy, AckWait: requestAckWait,
-			MaxDeliver: -1, MaxAckPending: endingHeld, MemoryStorage: true, InactiveThreshold: 30 * time.Second,
-		},
-		pull: endingHeld,
-		handle: func(ctx context.Context, m *nats.Msg, inHand *sync.WaitGroup) {
-			name, ok := q.take(m)
-			if !ok {
-				return
-			}
-			inHand.Go(func() {
-				err := q.decide(ctx, m, handle)
-				if err == nil {
-					q.queue.remove(ctx, name.sequence)
-				}
-				q.queue.settle(q.held.release(name), err)
-			})
-		},
-	})
+// requests are the requests that one coordinator holds.
+type requests struct {
+	queue   *RequestQueue
+	held    held
+	settled atomic.Int64 // how many requests were acknowledged
+	logged  time.Time    // when a refusal was last logged
 }
 
-// take adds a message to the held requests. ok is false if the message is already held or has no metadata.
-func (q *Requests) take(m *nats.Msg) (name heldName, ok bool) {
+// take adds a message to the held requests. It returns nil if the message is already held or is no request.
+func (r *requests) take(m *nats.Msg) *Delivery {
 	meta, err := m.Metadata()
 	if err != nil {
-		q.queue.log.Error("ignoring a message in the request queue, because it has no metadata",
+		r.queue.log.Error("ignoring a message in the request queue, because it has no metadata",
 			"subject", m.Subject, "error", err)
-		return heldName{}, false
-	}
-	name = nameOf(meta)
-	return name, q.held.take(name, m)
-}
-
-func (q *Requests) decide(ctx context.Context, m *nats.Msg, handle HandleRequest) error {
-	meta, err := m.Metadata()
-	if err != nil {
-		return err
+		return nil
 	}
 	tenant, user, verb, sandbox, ok := protocol.SplitRequestSubject(m.Subject)
 	if !ok {
 		return nil // the stream's filter admits no other subject
 	}
+	if !r.held.take(nameOf(meta), m) {
+		return nil
+	}
 	h := m.Header
-	return handle(ctx, &Delivery{
+	return &Delivery{
 		Tenant: tenant, User: user, Verb: verb, Sandbox: sandbox,
 		ID: requestID(h), ContentType: headerOf(h, protocol.HeaderContentType),
 		Payload: m.Data, Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
 		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply), republished: isRepublished(h),
-		waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting,
-	})
+		waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting, name: nameOf(meta),
+	}
+}
+
+// refuse answers and acknowledges a request that was not decided, because too many requests of its tenant wait. The
+// parameter most is the limit of a tenant's waiting requests.
+func (r *requests) refuse(d *Delivery, most amount) {
+	why := protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
+		"too many requests of tenant %s wait (a coordinator holds at most %d of them, with %s): this one was not accepted; "+
+			"try again later", d.Tenant, most.jobs, protocol.Bytes(most.bytes))
+	if time.Since(r.logged) > refusalsLogged {
+		r.logged = time.Now()
+		r.queue.log.Warn("refusing requests of a tenant that sends them faster than they are decided", "error", why)
+	}
+	r.queue.Answer(d, &protocol.Reply{Version: protocol.Version, Error: why})
+	r.settle(d, nil)
+}
+
+// settle acknowledges a decided request, or returns an undecided request to the queue.
+func (r *requests) settle(d *Delivery, undecided error) {
+	m := r.held.release(d.name)
+	var err error
+	switch {
+	case undecided == nil:
+		if err = m.Ack(); err == nil {
+			r.settled.Add(1)
+		}
+	case errors.Is(undecided, context.Canceled):
+		_ = m.NakWithDelay(retryPause) // if this fails, the server delivers the request again after the ack wait
+	default:
+		r.queue.log.Warn("could not decide a request; it will be delivered again", "subject", m.Subject,
+			"error", undecided)
+		err = m.NakWithDelay(retryPause)
+	}
+	if err != nil {
+		r.queue.log.Warn("could not tell NATS the outcome of a request; it will be delivered again",
+			"subject", m.Subject, "error", err)
+	}
 }
 
 // RequestQueued reports whether a request of a verb for a sandbox is stored in the queue, decided or not.
@@ -329,15 +348,16 @@ func (q *RequestQueue) LastRequest(ctx context.Context) (uint64, error) {
 	return q.lastSequence(ctx, protocol.StreamRequests)
 }
 
-func (q *RequestQueue) remove(ctx context.Context, sequence uint64) {
+// RemoveRequest removes a decided request from the queue, ahead of the requests before it.
+func (q *RequestQueue) RemoveRequest(ctx context.Context, d *Delivery) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()
 	stream, err := q.js.Stream(ctx, protocol.StreamRequests)
 	if err == nil {
-		err = stream.DeleteMsg(ctx, sequence)
+		err = stream.DeleteMsg(ctx, d.Sequence)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		q.log.Warn("could not remove a decided request from the queue; it will be decided again", "error", err)
+		q.log.Warn("could not remove a decided request from the queue; it may be decided again", "error", err)
 	}
 }
 
@@ -440,18 +460,15 @@ func deadID(subject string, d *Delivery) string {
 type consumption struct {
 	stream string
 	config jetstream.ConsumerConfig
-	pull   int // number of messages to request ahead
-	// handle is called with one message after another and must not block.
-	handle func(ctx context.Context, m *nats.Msg, inHand *sync.WaitGroup)
+	pull   int               // number of messages to request ahead
+	handle func(m *nats.Msg) // is called with one message after another and must not block
 }
 
 // consume calls k.handle with messages until ctx ends. It makes the consumer again each time the server has lost it.
 // The server keeps the consumer only in memory, but messages that are not acknowledged stay in the stream.
 func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
-	var inHand sync.WaitGroup
-	defer inHand.Wait()
 	for {
-		err := q.consumeOnce(ctx, k, &inHand)
+		err := q.consumeOnce(ctx, k)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -463,7 +480,7 @@ func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
 	}
 }
 
-func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *sync.WaitGroup) error {
+func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption) error {
 	consumer, err := q.openQueue(ctx, k)
 	if err != nil {
 		return err
@@ -484,22 +501,22 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *s
 			continue
 		}
 		if err != nil {
-			q.consumeArrived(ctx, k, messages, inHand)
+			q.consumeArrived(ctx, k, messages)
 			return translate(err, "read the queue "+k.stream)
 		}
-		k.handle(ctx, m, inHand)
+		k.handle(m)
 	}
 }
 
 // consumeArrived handles the messages that arrived before the reading ended. Otherwise they would wait for their ack
 // wait to end.
-func (q *RequestQueue) consumeArrived(ctx context.Context, k consumption, p *puller, inHand *sync.WaitGroup) {
+func (q *RequestQueue) consumeArrived(ctx context.Context, k consumption, p *puller) {
 	p.stop()
 	for ctx.Err() == nil {
 		select {
 		case m := <-p.arrived:
 			if !isStatus(m) {
-				k.handle(ctx, m, inHand)
+				k.handle(m)
 			}
 		default:
 			return
@@ -516,23 +533,4 @@ func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.
 	return askRepeatedly(ctx, &q.connection, doing, func(ctx context.Context) (jetstream.Consumer, error) {
 		return q.js.CreateOrUpdateConsumer(ctx, k.stream, k.config)
 	})
-}
-
-// settle acknowledges a decided message, or returns an undecided message to the queue. It reports whether the message
-// was acknowledged.
-func (q *RequestQueue) settle(m *nats.Msg, undecided error) bool {
-	var err error
-	if undecided == nil {
-		err = m.Ack()
-	} else {
-		if !errors.Is(undecided, context.Canceled) {
-			q.log.Warn("could not decide a request; it will be delivered again", "subject", m.Subject, "error", undecided)
-		}
-		err = m.NakWithDelay(retryPause)
-	}
-	if err != nil {
-		q.log.Warn("could not tell NATS the outcome of a request; it will be delivered again",
-			"subject", m.Subject, "error", err)
-	}
-	return undecided == nil && err == nil
 }

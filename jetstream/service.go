@@ -43,6 +43,9 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
+// metadataCoordinator is the key of a coordinator's name in the description of its read service.
+const metadataCoordinator = "coordinator"
+
 const serviceDescription = "Boxfleet: reads"
 
 // Queries serves and sends the queries of the read service.
@@ -62,7 +65,7 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 			Name:     protocol.ServiceName,
 			ID:       nuid.Next(),
 			Version:  version,
-			Metadata: map[string]string{},
+			Metadata: map[string]string{metadataCoordinator: strings.TrimPrefix(r.user, "@")},
 		},
 	}
 	defer s.drain()
@@ -109,14 +112,21 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 		QueueGroup: micro.DefaultQueueGroup,
 	}
 	s.endpoints = append(s.endpoints, stats)
-	queue := newTurns(func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
+	queue := newTurns(queryTurns, func(m *nats.Msg) { s.answer(ctx, m, endpoint, stats) })
+	add := func(m *nats.Msg) {
+		tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
+		queue.add(lineOf(tenant, user), m, amount{1, m.Size()}) // clients repeat queries that are dropped
+	}
 	for _, subject := range []string{stats.Subject, protocol.UserAPISubject("*", "*", name)} {
-		if err := s.subscribe(subject, stats.QueueGroup, queue.add); err != nil {
+		if err := s.subscribe(subject, stats.QueueGroup, add); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// queryTurns limits the queries to one endpoint.
+var queryTurns = turnLimits{running: 256, ofOneLine: 192, waiting: amount{jobs: 2048, bytes: 16 << 20}}
 
 // serveDiscovery answers the questions that `nats service` asks all services, all instances of this service, or this
 // instance.

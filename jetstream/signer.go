@@ -3,6 +3,7 @@ package jetstream
 import (
 	"crypto/ed25519"
 	"os"
+	"time"
 
 	"github.com/nats-io/nkeys"
 
@@ -19,6 +20,8 @@ type signer struct {
 	// host is the Docker host of a worker's credentials. It is empty for other roles, and for credentials that
 	// `boxfleet auth` did not make.
 	host string
+
+	expires time.Time // when the credentials expire; zero: never
 }
 
 // signerOf reads the key of a credentials file.
@@ -48,7 +51,8 @@ func signerOf(file string) (*signer, error) {
 		return nil, err
 	}
 	id, _ := rights.FromCredentials(content)
-	return &signer{ed25519.NewKeyFromSeed(raw), public, id.Host}, nil
+	_, expires := rights.Life(content)
+	return &signer{ed25519.NewKeyFromSeed(raw), public, id.Host, expires}, nil
 }
 
 // proves reports whether the signer made a signature.

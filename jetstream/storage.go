@@ -199,6 +199,12 @@ func filling(s *protocol.Storage) []string {
 	return warnings
 }
 
+// Server describes the server that this process is connected to: its version, the name of its cluster, and the size
+// limit of its messages. The name is empty if the server is alone.
+func (h *StoreHealth) Server() (version, cluster string, maxPayload protocol.Bytes) {
+	return h.nc.ConnectedServerVersion(), h.nc.ConnectedClusterName(), protocol.Bytes(h.nc.MaxPayload())
+}
+
 // Durability describes what an acknowledged write survives now, as far as this process can tell.
 func (h *StoreHealth) Durability(s *protocol.Storage, syncAlways bool) string {
 	server := "NATS " + h.nc.ConnectedServerVersion()

@@ -4,110 +4,137 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	"github.com/nats-io/nats.go"
-
-	"github.com/boxfleet/boxfleet/protocol"
 )
 
-const (
-	// answersAtOnce is how many queries of one endpoint are answered concurrently, tenantsAnswers how many of one tenant.
-	answersAtOnce  = 256
-	tenantsAnswers = answersAtOnce * 3 / 4
-	// Further queries of a tenant to one endpoint wait, up to these limits. Queries beyond them are dropped: the client
-	// asks again.
-	waitingQueries = 1024
-	waitingBytes   = 8 << 20
-)
-
-// turns answers the queries to one endpoint. While queries wait, the tenants take turns, so that a flood of one
-// tenant's queries delays no other tenant. The NATS client would queue and drop the queries of all tenants together.
-type turns struct {
-	answer func(*nats.Msg)
+// turns runs the jobs of tenants. While jobs wait, the tenants take turns, so that a flood of one tenant's jobs delays
+// no other tenant. The NATS client would queue and drop the jobs of all tenants together.
+type turns[J any] struct {
+	run    func(J)
+	limits turnLimits
 
 	mu      sync.Mutex
 	running int
-	tenants map[string]*tenantsTurns // those with a query that runs or waits
-	order   []string                 // the tenants with a waiting query, the next one first
+	waiting amount              // in all lines
+	lines   map[string]*line[J] // those with a job that runs or waits
+	order   []string            // the lines with a waiting job, the next one first
 }
 
-// tenantsTurns are the queries of one tenant.
-type tenantsTurns struct {
+// turnLimits say how many jobs run concurrently, how many of them may be of one line, and how many jobs may wait.
+type turnLimits struct {
+	running, ofOneLine int
+	waiting            amount
+}
+
+// amount is a number of jobs and their size.
+type amount struct{ jobs, bytes int }
+
+func (a amount) plus(b amount) amount  { return amount{a.jobs + b.jobs, a.bytes + b.bytes} }
+func (a amount) minus(b amount) amount { return amount{a.jobs - b.jobs, a.bytes - b.bytes} }
+
+// half is how much can wait in a line while no other line has a waiting job.
+func (a amount) half() amount { return amount{a.jobs / 2, a.bytes / 2} }
+
+// line holds the jobs of one tenant.
+type line[J any] struct {
 	running int
-	waiting []*nats.Msg
-	bytes   int // of the waiting queries
+	waiting []job[J]
+	amount  amount // of the waiting jobs
 }
 
-func newTurns(answer func(*nats.Msg)) *turns {
-	return &turns{answer: answer, tenants: map[string]*tenantsTurns{}}
+type job[J any] struct {
+	what   J
+	amount amount
 }
 
-// add answers a query when it is its tenant's turn. It does not block.
-func (t *turns) add(m *nats.Msg) {
-	tenant, user, _, _ := protocol.SplitAPISubject(m.Subject)
-	if strings.HasPrefix(user, "@") { // workers and operators query in a tenant's name, but do not share its turns
-		tenant += " @"
+func newTurns[J any](limits turnLimits, run func(J)) *turns[J] {
+	return &turns[J]{run: run, limits: limits, lines: map[string]*line[J]{}}
+}
+
+// lineOf returns the name of the line for a tenant's user. Workers and operators act in a tenant's name, but do not
+// share its line.
+func lineOf(tenant, user string) string {
+	if strings.HasPrefix(user, "@") {
+		return tenant + " @"
 	}
+	return tenant
+}
+
+// add runs a job when it is the turn of its line. It does not block. A line may be as long as the room that all lines
+// leave free, so the last room always stays free for other lines. From a longer line, add takes the oldest jobs and
+// returns them; they do not run. A line's only job stays. A job with the amount 0 always stays.
+func (t *turns[J]) add(name string, what J, of amount) (dropped []J) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	of := t.tenants[tenant]
-	if of == nil {
-		of = &tenantsTurns{}
+	l := t.lines[name]
+	if l == nil {
+		l = &line[J]{}
+		t.lines[name] = l
 	}
-	if len(of.waiting) >= waitingQueries || of.bytes+m.Size() > waitingBytes {
-		return
+	if len(l.waiting) == 0 {
+		t.order = append(t.order, name)
 	}
-	t.tenants[tenant] = of
-	if len(of.waiting) == 0 {
-		t.order = append(t.order, tenant)
+	l.waiting = append(l.waiting, job[J]{what, of})
+	l.amount, t.waiting = l.amount.plus(of), t.waiting.plus(of)
+	for l.amount.jobs > 1 && t.isTooLong(l) {
+		dropped = append(dropped, t.takeFirst(l))
 	}
-	of.waiting = append(of.waiting, m)
-	of.bytes += m.Size()
-	if t.running < answersAtOnce && of.running < tenantsAnswers {
+	if t.running < t.limits.running && l.running < t.limits.ofOneLine {
 		t.running++
-		go t.run()
+		go t.runWaiting()
 	}
+	return dropped
 }
 
-// run answers queries until it is the turn of none.
-func (t *turns) run() {
+func (t *turns[J]) isTooLong(l *line[J]) bool {
+	both := t.waiting.plus(l.amount)
+	return both.jobs > t.limits.waiting.jobs || both.bytes > t.limits.waiting.bytes
+}
+
+func (t *turns[J]) takeFirst(l *line[J]) J {
+	first := l.waiting[0]
+	l.waiting[0] = job[J]{}
+	l.waiting = l.waiting[1:]
+	l.amount, t.waiting = l.amount.minus(first.amount), t.waiting.minus(first.amount)
+	return first.what
+}
+
+// runWaiting runs jobs until it is the turn of none.
+func (t *turns[J]) runWaiting() {
 	for {
-		tenant, m := t.begin()
-		if m == nil {
+		name, what, ok := t.begin()
+		if !ok {
 			return
 		}
-		t.answer(m)
-		t.end(tenant)
+		t.run(what)
+		t.end(name)
 	}
 }
 
-// begin takes the query whose turn it is. If there is none, it returns nil, and its caller ends.
-func (t *turns) begin() (tenant string, m *nats.Msg) {
+// begin takes the job whose turn it is. If there is none, ok is false, and its caller ends.
+func (t *turns[J]) begin() (name string, what J, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := slices.IndexFunc(t.order, func(tenant string) bool { return t.tenants[tenant].running < tenantsAnswers })
+	i := slices.IndexFunc(t.order, func(name string) bool { return t.lines[name].running < t.limits.ofOneLine })
 	if i < 0 {
 		t.running--
-		return "", nil
+		return "", what, false
 	}
-	tenant = t.order[i]
+	name = t.order[i]
 	t.order = slices.Delete(t.order, i, i+1)
-	of := t.tenants[tenant]
-	m, of.waiting[0] = of.waiting[0], nil
-	of.waiting = of.waiting[1:]
-	of.bytes -= m.Size()
-	of.running++
-	if len(of.waiting) > 0 {
-		t.order = append(t.order, tenant)
+	l := t.lines[name]
+	what = t.takeFirst(l)
+	l.running++
+	if len(l.waiting) > 0 {
+		t.order = append(t.order, name)
 	}
-	return tenant, m
+	return name, what, true
 }
 
-func (t *turns) end(tenant string) {
+func (t *turns[J]) end(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	of := t.tenants[tenant]
-	if of.running--; of.running == 0 && len(of.waiting) == 0 {
-		delete(t.tenants, tenant)
+	l := t.lines[name]
+	if l.running--; l.running == 0 && len(l.waiting) == 0 {
+		delete(t.lines, name)
 	}
 }

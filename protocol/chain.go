@@ -7,11 +7,11 @@ type Rules struct {
 	Since      uint64 // the last record that may be unsigned, if Signed
 }
 
-// Proof is what a reader knows about the message that carried a batch, except the batch itself.
+// Proof holds the facts that a reader knows about the message of a batch.
 type Proof struct {
 	Hash      Hash       // hash of the payload
 	Signature *Signature // nil: the message is not signed
-	Writer    Writer     // to whom the key of Signature belongs
+	Writer    Writer     // the owner of the key in Signature
 	Fault     *Error     // why Signature proves nothing: it is malformed or false, or its key belongs to nobody
 
 	// After is the record of the previous message in the history, as the server named it when it republished this
@@ -34,8 +34,8 @@ func (p *Proof) Check(deployment, tenant, sandbox string) {
 	}
 }
 
-// Chain is what a reader remembers of a history in order to verify the next message. The zero value is the beginning of
-// a history.
+// Chain holds the facts about a history that a reader needs to verify the next message. The zero value is the beginning
+// of a history.
 type Chain struct {
 	Last    Hash `json:"last"`              // hash of the last accepted message
 	Unknown bool `json:"unknown,omitempty"` // Last is unknown: an older version stored the state
@@ -44,9 +44,9 @@ type Chain struct {
 
 // Verify decides whether readers accept a message. The message must have a valid signature of a writer that may append
 // it, and the signature must name the last accepted message. Messages from the time before the deployment required
-// signatures may be unsigned, unless an earlier message in the history is signed. state is the state before the
-// message, or nil if the history before the message has been purged. Error: permission_denied with reason not_proven;
-// readers then ignore the message.
+// signatures may be unsigned, unless an earlier message in the history is signed. Verify also accepts a message that a
+// coordinator has verified; see [Proof].Notified. state is the state before the message, or nil if the history before
+// the message has been purged. Error: permission_denied with reason not_proven; readers then ignore the message.
 func (c *Chain) Verify(r Rules, state *State, b *Batch, p *Proof) error {
 	switch {
 	case p.Notified:
@@ -67,7 +67,7 @@ func (c *Chain) Verify(r Rules, state *State, b *Batch, p *Proof) error {
 
 // Accept adds an accepted message to the chain.
 func (c *Chain) Accept(p *Proof) {
-	c.Last, c.Unknown = p.Hash, p.Hash == Hash{} // an older version notified without the hash
+	c.Last, c.Unknown = p.Hash, p.Hash == Hash{} // coordinators of older versions notify without the hash
 	c.Signed = c.Signed || p.Signature != nil || p.Signed
 }
 

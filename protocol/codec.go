@@ -61,9 +61,9 @@ func DecodeAs(contentType string, data []byte, v any) error {
 }
 
 // DecodeStrict decodes a client's request or query and rejects unknown fields, so that no option is silently ignored.
-// contentType is the message's header; see [ContentTypeOf]. It also rejects msgpack extensions, including timestamps:
-// no request or query contains any. Errors: invalid_argument with reason "undecodable" or "unknown_field"; Field is the
-// path in the payload.
+// contentType is the message's header; see [ContentTypeOf]. DecodeStrict also rejects msgpack extensions, including
+// timestamps: no request or query contains any. Errors: invalid_argument with reason "undecodable" or "unknown_field";
+// Field is the path in the payload.
 func DecodeStrict(contentType string, data []byte, v any) error {
 	switch ContentTypeOf(contentType, data) {
 	case ContentMsgpack:

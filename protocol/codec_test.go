@@ -163,7 +163,7 @@ func TestEveryTruncationIsATypedError(t *testing.T) {
 	}
 }
 
-// A short message can declare four billion entries; decoding must not allocate for them.
+// A short message can declare four billion entries; decoding must not allocate memory for the declared entries.
 func TestF21_DeclaredLengthCostsNoMemory(t *testing.T) {
 	long := func(code byte) []byte { return binary.BigEndian.AppendUint32([]byte{code}, 0xfffffff0) }
 	key := func(names ...string) []byte {

@@ -14,8 +14,8 @@ type Kind string
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
 	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec
-	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; placed again: Error
-	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained, created again on another host: Reason
+	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; waits for a host again: Error
+	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained; created again on another: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
 	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
 	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Phase.Boot
@@ -52,10 +52,10 @@ const (
 type Event struct {
 	Sequence uint64          `json:"seq"` // 1, 2, 3 … per sandbox, without gap or repeat
 	Kind     Kind            `json:"kind"`
-	Time     time.Time       `json:"time"` // by the store's clock, as the writer knows it
+	Time     time.Time       `json:"time"` // by the store's clock, as the writer estimates it
 	State    SandboxState    `json:"state"`
-	Request  string          `json:"request,omitempty"` // id of the request that caused it
-	Actor    string          `json:"actor,omitempty"`   // user whose request caused it
+	Request  string          `json:"request,omitempty"` // id of the request that caused the event
+	Actor    string          `json:"actor,omitempty"`   // user whose request caused the event
 	Reason   string          `json:"reason,omitempty"`
 	Error    *Error          `json:"error,omitempty"`
 	Phase    *SandboxDetails `json:"sandbox_details,omitempty"`
@@ -63,7 +63,7 @@ type Event struct {
 	Service  *ServiceDetails `json:"service,omitempty"`
 	Primary  *PrimaryDetails `json:"primary,omitempty"`
 
-	// The reader fills these in from the message that carried the event.
+	// The reader fills in the fields below from the message that carried the event.
 	Tenant  string `json:"tenant,omitempty"`
 	Sandbox string `json:"sandbox,omitempty"`
 	Writer  string `json:"writer,omitempty"`
@@ -72,7 +72,7 @@ type Event struct {
 	Replay  bool   `json:"replay,omitempty"` // the event is older than the reader's subscription
 }
 
-// SandboxDetails is what a sandbox event adds to the state.
+// SandboxDetails holds the details that a sandbox event adds to the state.
 type SandboxDetails struct {
 	Phase string `json:"phase,omitempty"` // image, network, container, start
 	// Spec is the accepted spec. In an assignment it is the spec with the worker's defaults, if these defaults change
@@ -100,21 +100,21 @@ type SandboxDetails struct {
 	Name    string   `json:"name,omitempty"` // name of the accepted sandbox
 }
 
-// ExecDetails is what an exec event adds to the state.
+// ExecDetails holds the details that an exec event adds to the state.
 type ExecDetails struct {
 	ID          string    `json:"id"`
 	State       ExecState `json:"state"` // state of the exec after the event
 	Spec        *ExecSpec `json:"spec,omitempty"`
-	Boot        string    `json:"boot,omitempty"`             // supervisor boot that runs it
+	Boot        string    `json:"boot,omitempty"`             // supervisor boot in which the exec runs
 	ExitCode    *int      `json:"exit_code,omitempty"`        // nil: unknown; 128+n: killed by signal n
-	Started     time.Time `json:"started,omitempty,omitzero"` // by the store's clock, as the worker knows it
+	Started     time.Time `json:"started,omitempty,omitzero"` // by the store's clock, as the worker estimates it
 	Ended       time.Time `json:"ended,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // retained bytes, at most the output limit
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`
 	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was retained
 	// OOMKills counts the sandbox's processes that the kernel's OOM killer ended while the exec ran.
 	OOMKills int `json:"oom_kills,omitempty"`
-	// Inline reports that Stdout and Stderr hold the whole output and that the log stream has no output of the exec.
+	// Inline reports that Stdout and Stderr hold the whole output. The output log then has no output of the exec.
 	Inline bool   `json:"inline,omitempty"`
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
@@ -129,14 +129,14 @@ type ExecDetails struct {
 
 // PrimaryDetails describes one run of a sandbox's own command.
 type PrimaryDetails struct {
-	Boot     string `json:"boot"`                // supervisor boot that runs it
+	Boot     string `json:"boot"`                // supervisor boot in which the command runs
 	Restarts int    `json:"restarts,omitempty"`  // earlier runs in this boot
 	ExitCode *int   `json:"exit_code,omitempty"` // nil: unknown, or not ended; 128+n: killed by signal n
 	// OOMKills counts the sandbox's processes that the kernel's OOM killer ended during the run.
 	OOMKills int `json:"oom_kills,omitempty"`
 }
 
-// ServiceDetails is what a service event adds to the state.
+// ServiceDetails holds the details that a service event adds to the state.
 type ServiceDetails struct {
 	Name     string `json:"name"`
 	Hook     int    `json:"hook,omitempty"`      // index in post_start, from 1
@@ -155,7 +155,7 @@ type Batch struct {
 	Version int     `json:"v"`
 	Tenant  string  `json:"tenant"`
 	Sandbox string  `json:"sandbox"`
-	ID      string  `json:"id"` // unique per append; by it a writer recognizes its batch after a lost answer
+	ID      string  `json:"id"` // unique per append; lets a writer recognize its batch after a lost answer
 	Writer  string  `json:"writer"`
 	Token   uint64  `json:"token,omitempty"`
 	Events  []Event `json:"events"`
@@ -165,7 +165,7 @@ type Batch struct {
 }
 
 // DecodeBatch decodes a message of the event log and fills in its events as [Batch.Fill] does. record is the stream
-// sequence of the message. It returns the errors of [Decode] and [Batch.Check].
+// sequence of the message. DecodeBatch returns the errors of [Decode] and [Batch.Check].
 func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	b := &Batch{}
 	if err := Decode(data, b); err != nil {

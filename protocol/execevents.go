@@ -16,7 +16,7 @@ func (s *State) applyExec(e *Event) error {
 	case e.Kind == ExecAccepted:
 		b.ActiveExecs++
 		b.TotalExecs++
-		if e.Request != d.ID { // otherwise UseOf finds it in Execs
+		if e.Request != d.ID { // otherwise UseOf finds the request in Execs
 			s.remember(e, VerbExec, d.ID)
 		}
 	case e.Kind == ExecStarted:
@@ -43,7 +43,7 @@ func (s *State) applyExec(e *Event) error {
 	return nil
 }
 
-// nextExec returns the exec of an event in its state after the event, as a copy, or an error if the event is
+// nextExec returns a copy of the event's exec, in its state after the event. It returns an error if the event is
 // illegal for the exec.
 func (s *State) nextExec(e *Event) (*Exec, error) {
 	d, t := e.Exec, execTransitionOf[e.Kind]

@@ -106,7 +106,7 @@ func anyEvent(c choices, s *State) *Event {
 		if _, _, legal := expected(s, row.Kind, id); legal || !legalOnly {
 			weight := 8
 			if row.Kind == SandboxFailed || row.Kind == SandboxDeleteRequested {
-				weight = 1 // these end the history
+				weight = 1 // these events end the history
 			}
 			if strings.HasPrefix(string(row.Kind), "exec.") {
 				weight = 32 // an exec ends only after three events with the same id
@@ -207,7 +207,7 @@ func TestP2_HistoriesHaveNoGapsAndReplayToTheSameState(t *testing.T) {
 		}
 	}
 	if ended == 0 {
-		t.Error("no history ended an exec")
+		t.Error("no generated history ended an exec")
 	}
 }
 

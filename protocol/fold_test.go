@@ -285,7 +285,7 @@ func TestAnEndedExecDropsItsStdin(t *testing.T) {
 	}
 	if s.Execs["x1"].Spec.Stdin != nil || string(running.Execs["x1"].Spec.Stdin) != "secret" ||
 		string(accept.Exec.Spec.Stdin) != "secret" {
-		t.Error("the state before the end lost its stdin")
+		t.Error("stdin must be missing only after the end of the exec")
 	}
 }
 

@@ -27,7 +27,7 @@ type WantedImage struct {
 	Size    Bytes     `json:"size"`              // size of the file
 	Format  string    `json:"format"`            // archive or rootfs
 	Changes []string  `json:"changes,omitempty"` // Dockerfile instructions to apply to a root filesystem
-	Workers []string  `json:"workers,omitempty"` // workers that should have it; empty: all
+	Workers []string  `json:"workers,omitempty"` // workers that get the image; empty: all
 	Time    time.Time `json:"time"`
 }
 

@@ -2,8 +2,8 @@ package protocol
 
 import "time"
 
-// OperatorIntent is what an operator has requested for a host: cordon, drain or forget. It is stored under the host's
-// id until the operator withdraws the intent or a coordinator has carried it out.
+// OperatorIntent holds an operator's requests for a host: cordon, drain and forget. It is stored under the host's id
+// until the operator withdraws the requests or a coordinator has carried them out.
 type OperatorIntent struct {
 	Version  int         `json:"v"`
 	HostID   string      `json:"host_id"`
@@ -22,7 +22,8 @@ type HostDrain struct {
 }
 
 // HostForget is the intent to give up everything on a host. After Done is set, the intent is kept until the host comes
-// back or has no sandbox assigned. It is still needed for sandboxes that failed on the host and are deleted later.
+// back or has no sandbox assigned. Until then, coordinators need the intent for sandboxes that failed on the host and
+// are deleted later.
 type HostForget struct {
 	Since time.Time `json:"since"`
 	Done  bool      `json:"done,omitempty"`

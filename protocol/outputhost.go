@@ -8,7 +8,7 @@ import (
 // LeftHost is a host that a sandbox was moved away from.
 type LeftHost struct {
 	HostID string    `json:"host_id"`
-	Until  time.Time `json:"until"` // when it was moved
+	Until  time.Time `json:"until"` // when the sandbox was moved
 }
 
 // maxLeft is the largest number of hosts in [State.Left]. Readers ask for the output of each of these hosts.
@@ -29,8 +29,8 @@ type OutputHost struct {
 	From, Until time.Time // by the store's clock; zero: no limit
 }
 
-// outputSlack widens the period of each host at a move of the sandbox: the times of the move and of stored output may
-// come from the clocks of different servers.
+// outputSlack extends the periods of both hosts around a move, because the time of the move and the time of stored
+// output may come from the clocks of different servers.
 const outputSlack = time.Minute
 
 // Covers reports whether the host's worker could publish output at this time.

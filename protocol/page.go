@@ -38,7 +38,7 @@ type BatchPage struct {
 
 // StoredBatch is one message of the event log.
 type StoredBatch struct {
-	Record uint64 `json:"record"` // its sequence in the stream
+	Record uint64 `json:"record"` // stream sequence of the message
 	Data   []byte `json:"data"`   // for [DecodeBatch]
 }
 
@@ -46,7 +46,7 @@ type StoredBatch struct {
 // the answer of the endpoint "chunks". [OutputPage] is easier to read.
 type ChunkPage struct {
 	Chunks []StoredChunk `json:"chunks"` // in the order of their records
-	Next   uint64        `json:"next"`   // record of the last message that was read, for the next page's After
+	Next   uint64        `json:"next"`   // record of the last message of this page: After in the query of the next page
 	More   bool          `json:"more,omitempty"`
 
 	// Host is the id of the host that the sandbox is on; empty: the sandbox has no host. Only the worker of this host
@@ -66,8 +66,8 @@ type StoredChunk struct {
 }
 
 // MessagePage is the answer of the endpoint "messages": a page of the messages of a sandbox's history, exactly as they
-// are stored. It includes messages that are not part of the history because their writer is not proven. Clients use it
-// to check signatures.
+// are stored. It includes messages that are not part of the history because their writer is not proven. Clients check
+// signatures with this page.
 type MessagePage struct {
 	Messages []StoredMessage `json:"messages"` // in the order of their records
 	More     bool            `json:"more,omitempty"`
@@ -75,14 +75,14 @@ type MessagePage struct {
 
 // StoredMessage is one message of the event log as it is stored.
 type StoredMessage struct {
-	Record  uint64              `json:"record"` // its sequence in the stream
+	Record  uint64              `json:"record"` // stream sequence of the message
 	At      time.Time           `json:"at"`     // when it was stored
 	Headers map[string][]string `json:"headers"`
 	Data    []byte              `json:"data"` // a [Batch] in msgpack
 }
 
-// WriterPage is the answer of the endpoint "writers". It says to whom keys belong, and what the deployment requires of
-// the messages in its event log.
+// WriterPage is the answer of the endpoint "writers". It names the owners of keys, and says which messages of the event
+// log must be signed.
 type WriterPage struct {
 	Deployment string             `json:"deployment"`       // id of the deployment; signatures contain it
 	Signed     bool               `json:"signed,omitempty"` // messages after the record Since must be signed
@@ -102,7 +102,7 @@ type RegisteredWriter struct {
 // Writer returns the writer without its key.
 func (w *RegisteredWriter) Writer() Writer { return Writer{Role: w.Role, Name: w.Name, Host: w.Host} }
 
-// Rules returns what the deployment requires.
+// Rules returns the deployment's rules for messages.
 func (w *WriterPage) Rules() Rules {
 	return Rules{Deployment: w.Deployment, Signed: w.Signed, Since: w.Since}
 }
@@ -110,10 +110,10 @@ func (w *WriterPage) Rules() Rules {
 // MaxKeys is the largest number of keys in a query of the endpoint "writers".
 const MaxKeys = 100
 
-// Upload is the answer to each message of an upload, and of the endpoint "uploaded".
+// Upload is the answer to each message of an upload, and the answer of the endpoint "uploaded".
 type Upload struct {
 	ID     string `json:"id,omitempty"`     // where to send the pieces, in the answer to the first message
-	Stored bool   `json:"stored,omitempty"` // the content is stored and will be kept for long enough to be used
+	Stored bool   `json:"stored,omitempty"` // the content is stored, and kept long enough for a create to use it
 }
 
 // MaxOutputPage is the maximum size of a page of output in bytes.

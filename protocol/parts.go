@@ -17,7 +17,7 @@ import (
 // Limits on the parts of a sandbox.
 const (
 	MaxPorts    = 64
-	MaxServices = 12 // a sandbox's network has addresses for these and its primary container
+	MaxServices = 12 // a sandbox's network has addresses for these services and its primary container
 	MaxHooks    = 16
 	MaxTmpfs    = 16
 	MaxTools    = 32
@@ -81,7 +81,7 @@ const (
 type Hook struct {
 	Command  []string `json:"command"`
 	Timeout  Duration `json:"timeout,omitempty"`   // default 1m
-	OnResume bool     `json:"on_resume,omitempty"` // run it again after a resume; not valid in on_delete
+	OnResume bool     `json:"on_resume,omitempty"` // run the hook again after a resume; not valid in on_delete
 }
 
 // Service is an additional container on the sandbox's network, reachable under its name.
@@ -151,8 +151,8 @@ type ServiceStatus struct {
 	Hooks    int          `json:"hooks,omitempty"`   // how many post_start commands have ended since the service started
 	Since    time.Time    `json:"since,omitempty,omitzero"`
 
-	// Ends counts, according to the events, how often the command has ended since the container start that Boot
-	// names. LastExit is the exit code of the last run.
+	// Ends is how often the command has ended since the container start that Boot names, as far as events report it.
+	// LastExit is the exit code of the last run.
 	Ends     int    `json:"ends,omitempty"`
 	Boot     string `json:"boot,omitempty"`
 	LastExit *int   `json:"last_exit,omitempty"`
@@ -197,7 +197,8 @@ func (s *SandboxSpec) resolveParts() {
 	s.RequiredServices, s.OptionalServices = resolveServices(s.RequiredServices), resolveServices(s.OptionalServices)
 }
 
-// resolveServices returns a copy, because the caller of Resolve may share the map.
+// resolveServices returns a copy of the services with every default filled in. It does not change the map, which the
+// caller of Resolve may share.
 func resolveServices(services map[string]Service) map[string]Service {
 	resolved := maps.Clone(services)
 	for name, v := range resolved {

@@ -18,8 +18,8 @@ type PrimaryStatus struct {
 	Boot     string       `json:"boot,omitempty"`      // supervisor boot of the current or last run
 	Restarts int          `json:"restarts,omitempty"`  // earlier runs in this boot
 	ExitCode *int         `json:"exit_code,omitempty"` // exit code of the last ended run; nil: none or unknown
-	Reason   string       `json:"reason,omitempty"`    // why that run ended: oom_killed, or why it could not start
-	Error    *Error       `json:"error,omitempty"`     // why it could not start
+	Reason   string       `json:"reason,omitempty"`    // oom_killed, or why the last run could not start
+	Error    *Error       `json:"error,omitempty"`     // why the last run could not start
 }
 
 // applyPrimary replaces the status instead of changing it, because clones of the state share it.

@@ -12,7 +12,7 @@ type Quota struct {
 	Uploads   Bytes   `json:"uploads,omitempty"`
 }
 
-// TenantUse is what a tenant uses now.
+// TenantUse says how much a tenant uses now.
 type TenantUse struct {
 	Sandboxes int     `json:"sandboxes"` // sandboxes with a host, including stopped ones, until they fail or are deleted
 	Execs     int     `json:"execs"`     // accepted execs that have not ended
@@ -80,5 +80,5 @@ type LeaderReply struct {
 	Lasts   Duration         `json:"lasts,omitempty"`  // how long after the query a claim may be used
 	Quotas  map[string]Quota `json:"quotas,omitempty"` // by tenant; "*": the quota of all tenants without an entry
 	Tenants []*Tenant        `json:"tenants,omitempty"`
-	Next    string           `json:"next,omitempty"` // of the next page of Tenants; empty: there is none
+	Next    string           `json:"next,omitempty"` // page token of the next page of Tenants; empty: no next page
 }

@@ -2,8 +2,8 @@ package protocol
 
 import "time"
 
-// Request is what a client publishes to [RequestSubject]. Tenant, verb and sandbox come from the subject, never
-// from the payload; the request id is the message id. Except in a create, the subject may contain the sandbox's
+// Request is the payload that a client publishes to [RequestSubject]. Tenant, verb and sandbox come from the subject,
+// never from the payload; the request id is the message id. Except in a create, the subject may contain the sandbox's
 // name instead of its id.
 //
 //	create  Sandbox (required), Name
@@ -36,7 +36,7 @@ type Reply struct {
 	Next      string       `json:"next,omitempty"` // page token; empty on the last page
 	Explain   *Explanation `json:"explain,omitempty"`
 	Ping      *Ping        `json:"ping,omitempty"`
-	Defaults  *SandboxSpec `json:"defaults,omitempty"` // the tenant's defaults, below the specs of its creates
+	Defaults  *SandboxSpec `json:"defaults,omitempty"` // the tenant's defaults, for fields that a spec does not set
 	Awaited   []string     `json:"awaited,omitempty"`  // the query's images that pending sandboxes wait for
 	History   *EventPage   `json:"history,omitempty"`
 	Output    *OutputPage  `json:"output,omitempty"`
@@ -47,6 +47,13 @@ type Reply struct {
 	Tenants   []*Tenant    `json:"tenants,omitempty"`
 	Writers   *WriterPage  `json:"writers,omitempty"`
 	Messages  *MessagePage `json:"messages,omitempty"`
+	Checkup   *Checkup     `json:"checkup,omitempty"`
+}
+
+// Interim reports whether the outcome of the request may follow this reply. The reply then only says why the request
+// waits, or that this copy of the request was not accepted because the queue is full.
+func (r *Reply) Interim() bool {
+	return r.Waiting != nil || r.Error != nil && r.Error.Reason == ReasonQueueFull
 }
 
 // Query is the request of every endpoint of the read service. An endpoint rejects fields that it does not use.
@@ -57,7 +64,8 @@ type Query struct {
 	MinSequence uint64            `json:"min_sequence,omitempty"` // wait for a state at least this new
 	Labels      map[string]string `json:"labels,omitempty"`       // labels that a sandbox must have
 	States      []string          `json:"states,omitempty"`       // wanted states; empty: all except deleted
-	// 1 to 1000, default 100. For output, bytes: 1 to [MaxOutputPage], which is also the default.
+	// Number of items, 1 to 1000, default 100. For output the number of bytes, 1 to [MaxOutputPage], which is the
+	// default.
 	Limit   int      `json:"limit,omitempty"`
 	Page    string   `json:"page,omitempty"`    // Next of the previous page
 	Images  []string `json:"images,omitempty"`  // full references and ids
@@ -95,6 +103,8 @@ const (
 
 	EndpointTenant  = "tenant"  // no fields
 	EndpointTenants = "tenants" // Limit, Page; for operators and fleet viewers
+
+	EndpointCheckup = "checkup" // no fields; what is owed is that of the tenant, or of all for operators and fleet viewers
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
@@ -146,7 +156,7 @@ type StreamStorage struct {
 	Error    string   `json:"error,omitempty"`     // why the state is unknown
 }
 
-// Explanation says what a sandbox is waiting for.
+// Explanation says why a sandbox is waiting.
 type Explanation struct {
 	Sandbox  *Sandbox      `json:"sandbox"`
 	Waiting  string        `json:"waiting"` // one sentence
@@ -200,7 +210,7 @@ type Host struct {
 	// PIDs is the number of processes and threads that the kernel allows; 0: unknown.
 	PIDs int64 `json:"pids,omitempty"`
 	// Firewall is "nftables" if rules isolate the networks of sandboxes, and "off" if the operator has turned isolation
-	// off. It is empty if the worker cannot isolate them; then the host takes no sandboxes.
+	// off. It is empty if the worker cannot isolate these networks; then the host takes no sandboxes.
 	Firewall string `json:"firewall,omitempty"`
 	Images   bool   `json:"tells_images,omitempty"` // the worker reports its images in [HostImages]
 	Healthy  bool   `json:"healthy"`                // the engine answers
@@ -238,6 +248,12 @@ type Host struct {
 	// log retains the whole history of its sandboxes.
 	ReadsSegments bool `json:"reads_segments,omitempty"`
 
+	// CredentialsExpire is when NATS stops accepting the worker's credentials; zero: never, or it has none.
+	CredentialsExpire time.Time `json:"credentials_expire,omitempty,omitzero"`
+
+	// LeaseTTL is how long the lock of the host lasts without renewal; 0: an older worker.
+	LeaseTTL Duration `json:"lease_ttl,omitempty"`
+
 	// The coordinator fills in State and all following fields.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`
@@ -253,14 +269,19 @@ type Host struct {
 	Skew     *Duration `json:"skew,omitempty"`
 	ClockOff bool      `json:"clock_off,omitempty"`
 
+	// LeaseMargin, DiskFree and DiskSize are those of the last [Heartbeat].
+	LeaseMargin *Duration `json:"lease_margin,omitempty"`
+	DiskFree    Bytes     `json:"disk_free,omitempty"`
+	DiskSize    Bytes     `json:"disk_size,omitempty"`
+
 	Cordoned bool           `json:"cordoned,omitempty"` // operator intent: no new work
 	Drain    *HostDrain     `json:"drain,omitempty"`    // operator intent: move or end what runs here
-	Holds    map[string]int `json:"holds,omitempty"`    // number of its sandboxes by state, across all tenants
-	Execs    int            `json:"execs,omitempty"`    // number of their execs that have not ended
+	Holds    map[string]int `json:"holds,omitempty"`    // number of sandboxes on the host by state, across all tenants
+	Execs    int            `json:"execs,omitempty"`    // number of execs on the host that have not ended
 }
 
-// Boxfleet reports a machine whose wall clock differs from the store's clock by more than MaxSkew. It makes no
-// decisions by the machines' wall clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
+// Boxfleet reports a machine whose wall clock differs from the store's clock by more than MaxSkew. Boxfleet decides
+// nothing by the machines' wall clocks, but sandboxes see these clocks, and timestamps in the machine's logs are wrong.
 const MaxSkew = 5 * time.Second
 
 // Values of [Host.Firewall].
@@ -280,7 +301,7 @@ const (
 	HostLost      HostState = "lost"      // its lock lease has expired
 )
 
-// Heartbeat is what a worker publishes every second.
+// Heartbeat is the message that a worker publishes every second.
 type Heartbeat struct {
 	Version  int    `json:"v"`
 	Worker   string `json:"worker"`
@@ -297,12 +318,21 @@ type Heartbeat struct {
 	// Skew is how far the worker's wall clock is ahead of the store's; nil: unknown. The worker measures it,
 	// because a heartbeat that arrives late says nothing about clocks.
 	Skew *Duration `json:"skew,omitempty"`
+
+	// LeaseMargin is how long the worker may still trust the host's lock without a renewal. Nil: for at least a third of
+	// the lock's time to live, or an older worker.
+	LeaseMargin *Duration `json:"lease_margin,omitempty"`
+
+	// Free space and size of the fullest of the disks of the engine and the worker; 0: unknown. DiskFree is rounded to a
+	// hundredth of the disk, so that most heartbeats are equal.
+	DiskFree Bytes `json:"disk_free,omitempty"`
+	DiskSize Bytes `json:"disk_size,omitempty"`
 }
 
 // Reservation is the stored value of a reserved id.
 type Reservation struct {
 	Version     int       `json:"v"`
-	Request     string    `json:"request"`     // id of the request that reserved it
+	Request     string    `json:"request"`     // id of the request that reserved the id
 	Fingerprint string    `json:"fingerprint"` // fingerprint of the requested spec
 	Time        time.Time `json:"time"`
 }
@@ -378,16 +408,16 @@ func (r *Request) validate(verb string) error {
 	return nil
 }
 
-// Status is what a coordinator publishes on [StatusSubject] when it starts or stops waiting, and every
-// [StatusPeriod] in between. It is a core NATS message, which may be lost.
+// Status is the message that a coordinator publishes on [StatusSubject] when it starts or stops waiting, and every
+// [StatusPeriod] in between. It is a core NATS message, so it may be lost.
 type Status struct {
 	Version     int       `json:"v"`
 	Coordinator string    `json:"coordinator"`
-	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are decided
+	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are
 	Time        time.Time `json:"time"`
 
 	// Elected reports that the event log or the output log has a new leader. The old leader may not have published its
-	// last stored messages, so followers should read them from the log.
+	// last stored messages, so followers should read these messages from the log.
 	Elected bool `json:"elected,omitempty"`
 }
 

@@ -153,7 +153,8 @@ func (b *Sandbox) assigned(e *Event, d *SandboxDetails) {
 	}
 }
 
-// ready sets the fields that describe the running container. A restart repeats only the details that changed.
+// ready sets the fields that describe the running container. A sandbox.restarted event has only the details that
+// changed.
 func (b *Sandbox) ready(e *Event, d *SandboxDetails) {
 	setIf(&b.Image, d.Image)
 	setIf(&b.Isolation, d.Isolation)
@@ -178,7 +179,7 @@ func (b *Sandbox) containerEnded(e *Event) {
 	setIf(&b.Reason, e.Reason)
 }
 
-// failed also starts the history of a create that failed before it was accepted.
+// failed folds a failure. The event may be the first of its history: a create can fail before it is accepted.
 func (b *Sandbox) failed(e *Event) {
 	if b.State == StateNone {
 		b.Tenant, b.ID, b.Request, b.Actor, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Actor, e.Time

@@ -45,7 +45,7 @@ func playScenario(text []byte) ([]byte, error) {
 		line := lines.Text()
 		switch {
 		case strings.HasPrefix(line, "  "):
-			continue // an outcome, which is written again
+			continue // the outcome that the file expects; the actual outcome takes its place
 		case line == "" || strings.HasPrefix(line, "#"):
 			out.WriteString(line + "\n")
 			continue

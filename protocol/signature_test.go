@@ -54,7 +54,7 @@ func TestASignatureHasTheFormOfItsVersion(t *testing.T) {
 		t.Errorf("parsing gives %+v, %v", back, err)
 	}
 	if back.Signs(append(text, 0)) {
-		t.Error("it also signs a longer text")
+		t.Error("the signature also signs a longer text")
 	}
 }
 
@@ -189,7 +189,7 @@ func TestAChainAcceptsOnlyProvenMessages(t *testing.T) {
 	}
 	chain = Chain{}
 	if chain.Accept(&Proof{Notified: true, Signed: true}); !chain.Signed {
-		t.Error("the chain does not know that a message was signed of which a coordinator notified")
+		t.Error("the chain does not know that the message of a notification was signed")
 	}
 }
 

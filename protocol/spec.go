@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Limits of a spec. A spec outside them is rejected with invalid_argument.
+// Limits of a spec. A spec outside these limits is rejected with invalid_argument.
 const (
 	MaxSpecBytes    = 256 << 10 // bytes of an encoded request
 	MaxArgs         = 4096
@@ -26,7 +26,7 @@ const (
 	MinMemory       = Bytes(16 << 20)
 	MaxPIDs         = 1 << 20
 	MaxOutputLimit  = Bytes(4 << 30)
-	MaxActiveExecs  = 8192     // unfinished execs of a sandbox; its supervisor also keeps this many ended ones
+	MaxActiveExecs  = 8192     // unfinished execs of a sandbox; its supervisor keeps as many ended execs
 	MaxInlineOutput = 16 << 10 // stdout and stderr together, carried in the exec's last event
 )
 
@@ -46,10 +46,10 @@ const (
 
 // What happens to a ready sandbox when its host is lost.
 const (
-	OnHostLossWait = "wait" // keep it, shown as unreachable, until the host comes back
-	OnHostLossFail = "fail" // fail it with reason host_lost when the host's lock lease expires
-	// Recreate it elsewhere from its spec, with the same id and the next generation, when the host's lock lease
-	// expires.
+	OnHostLossWait = "wait" // keep the sandbox, shown as unreachable, until the host comes back
+	OnHostLossFail = "fail" // fail the sandbox with reason host_lost when the host's lock lease expires
+	// Recreate the sandbox on another host from its spec, with the same id and the next generation, when the host's
+	// lock lease expires.
 	OnHostLossReplace = "replace"
 )
 

@@ -61,7 +61,7 @@ type Sandbox struct {
 	Name   string       `json:"name,omitempty"` // unique while pending, ready or stopped
 	Spec   SandboxSpec  `json:"spec"`           // resolved, with the defaults of its worker
 	State  SandboxState `json:"state"`
-	// target of the current transition: ready, stopped or deleted; failed: none
+	// state that the sandbox should reach: ready, stopped or deleted; failed once it has failed
 	Desired  SandboxState `json:"desired"`
 	Sequence uint64       `json:"sequence"`        // sequence of its last event
 	Request  string       `json:"request"`         // id of the create request
@@ -89,7 +89,7 @@ type Sandbox struct {
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
 	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
-	// last start or end of an exec, or time of becoming ready; idle_ttl counts from here
+	// when an exec was last accepted, started or ended, or when the sandbox became ready; idle_ttl counts from here
 	ActiveAt  time.Time `json:"active_at,omitempty,omitzero"`
 	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"` // when its ttl deletes it
 	// outcome of its on_delete command: done or failed; empty: it did not run
@@ -161,9 +161,9 @@ type Exec struct {
 	AcceptSequence uint64 `json:"accept_sequence,omitempty"`
 }
 
-// FoldVersion is the version of [State] and of what [State.Apply] computes. Stored states of another version
-// are discarded and their histories folded again. Increment it with every change of State, of the types in it,
-// or of the effect of an event. Otherwise coordinators would use stored states that lack the new information.
+// FoldVersion is the version of [State] and of the results of [State.Apply]. Stored states of another version are
+// discarded and their histories folded again. Increment it with every change of State, of the types in it, or of the
+// effect of an event. Otherwise coordinators would use stored states that lack the new information.
 const FoldVersion = 5
 
 // State is the fold of a sandbox's history: the sandbox, its execs that have not ended, and its newest ended

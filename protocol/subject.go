@@ -40,7 +40,7 @@ const (
 	HeaderKind        = "Boxfleet-Kind"     // kinds of the events in the message, comma separated
 	HeaderSequence    = "Boxfleet-Sequence" // first and last event sequence, "7" or "7-9"
 	HeaderState       = "Boxfleet-State"    // sandbox state after the message
-	HeaderWriter      = "Boxfleet-Writer"   // coordinator or worker that wrote it
+	HeaderWriter      = "Boxfleet-Writer"   // coordinator or worker that wrote the message
 	HeaderToken       = "Boxfleet-Token"    // fencing token of the writer's host lock
 	HeaderSignature   = "Boxfleet-Signature"
 	HeaderExec        = "Boxfleet-Exec"
@@ -65,6 +65,14 @@ const (
 	VerbDelete = "delete"
 	VerbExtend = "extend"
 )
+
+// Verbs are the verbs of all requests.
+var Verbs = []string{VerbCreate, VerbExec, VerbCancel, VerbStop, VerbResume, VerbDelete, VerbExtend}
+
+// EndsWork reports whether requests with a verb end something. Such requests make room.
+func EndsWork(verb string) bool {
+	return verb == VerbCancel || verb == VerbStop || verb == VerbDelete
+}
 
 // Arguments of the subject functions must have passed [ValidateID].
 

@@ -104,7 +104,7 @@ func wrongType(path, want string, got any) *Error {
 		Message: "must be " + want + ", got " + describeValue(got)}
 }
 
-// describeValue describes a value in terms of the payload.
+// describeValue describes a value of the payload without Go types.
 func describeValue(v any) string {
 	switch v := v.(type) {
 	case string:

@@ -51,7 +51,7 @@ type Uses [][]Use
 const (
 	usesBlock   = 32
 	keptUses    = 1000           // maximum number of uses per sandbox
-	keptUsesFor = 24 * time.Hour // older uses are dropped when another one is added
+	keptUsesFor = 24 * time.Hour // older uses are dropped when another use is added
 )
 
 // find returns the use of a request id, or nil.

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// MaxWorkerDefaults is the maximum encoded size of a worker's defaults in bytes. They are part of the worker's
-// entry in the host table, which is written every few seconds and listed with all others in one message.
+// MaxWorkerDefaults is the maximum encoded size of a worker's defaults in bytes. They are part of the worker's entry in
+// the host table. The entry is written every few seconds, and one message lists all entries.
 const MaxWorkerDefaults = 4 << 10
 
 // WorkerDefaults are the sandbox fields for which the operator of a worker may set a default: what a host

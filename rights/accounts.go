@@ -41,7 +41,7 @@ type Share struct {
 // Way is the direction of a [Share], and how many answers a message may have.
 type Way string
 
-// The ways.
+// The ways of a [Share] between the account of the streams and another account.
 const (
 	Asked    Way = "asked" // the other account publishes; there is at most one answer to each message
 	AskedFor Way = "batch" // the other account publishes; there may be many answers to each message

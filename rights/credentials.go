@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"strings"
+	"time"
 )
 
 // Names of the tags of credentials. A tag is a name, a colon and a value. [Template] refers to the last two.
@@ -16,22 +17,8 @@ const (
 // FromCredentials returns the identity that a NATS credentials file names. It checks no signature: servers do that. ok
 // is false if package auth did not write the file, for example because another operator wrote it.
 func FromCredentials(file []byte) (id Identity, ok bool) {
-	parts := strings.Split(tokenOf(string(file)), ".")
-	if len(parts) != 3 {
-		return Identity{}, false
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return Identity{}, false
-	}
-	var claims struct {
-		Subject string `json:"sub"`
-		Name    string `json:"name"`
-		NATS    struct {
-			Tags []string `json:"tags"`
-		} `json:"nats"`
-	}
-	if err := json.Unmarshal(payload, &claims); err != nil {
+	claims, ok := claimsOf(file)
+	if !ok {
 		return Identity{}, false
 	}
 	id = Identity{Name: claims.Name, Key: claims.Subject}
@@ -54,6 +41,42 @@ func FromCredentials(file []byte) (id Identity, ok bool) {
 		}
 	}
 	return id, id.Validate() == nil
+}
+
+// Life returns when a NATS credentials file was issued and when it expires. Zero: the file does not say, or it never
+// expires.
+func Life(file []byte) (issued, expires time.Time) {
+	claims, _ := claimsOf(file)
+	if claims.Issued != 0 {
+		issued = time.Unix(claims.Issued, 0).UTC()
+	}
+	if claims.Expires != 0 {
+		expires = time.Unix(claims.Expires, 0).UTC()
+	}
+	return issued, expires
+}
+
+// claims are the parts of a JWT that Boxfleet reads.
+type claims struct {
+	Subject string `json:"sub"`
+	Name    string `json:"name"`
+	Issued  int64  `json:"iat"` // Unix time
+	Expires int64  `json:"exp"` // Unix time; 0: never
+	NATS    struct {
+		Tags []string `json:"tags"`
+	} `json:"nats"`
+}
+
+func claimsOf(file []byte) (found claims, ok bool) {
+	parts := strings.Split(tokenOf(string(file)), ".")
+	if len(parts) != 3 {
+		return claims{}, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil || json.Unmarshal(payload, &found) != nil {
+		return claims{}, false
+	}
+	return found, true
 }
 
 // tokenOf returns the JWT of a credentials file: the line below the first line of dashes.

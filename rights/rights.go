@@ -49,8 +49,8 @@ var (
 	keyPattern  = regexp.MustCompile(`\AU[A-Z2-7]{55}\z`)
 )
 
-// Validate checks that every part of the identity is one token of a subject, without wildcards, and that it has the
-// parts that its role needs and no others. A server checks none of this when it fills in a template. Error:
+// Validate checks that every part of the identity is one token of a subject, without wildcards, and that the identity
+// has exactly the parts that its role needs. A server checks none of this when it fills in a template. Error:
 // invalid_argument with field role, name, tenant, host or key.
 func (id Identity) Validate() error {
 	if !slices.Contains(Roles(), id.Role) {
@@ -120,7 +120,7 @@ type Row struct {
 	Role     Role
 	Verb     Verb
 	Subjects []string
-	Why      string // what the role needs it for, in one sentence
+	Why      string // why the role needs the right, in one sentence
 }
 
 // Set is a list of permissions: the subjects to publish to and to subscribe to. Everything else is forbidden. Neither

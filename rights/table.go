@@ -17,7 +17,7 @@ func inboxOf(role Role) string {
 	return "_INBOX.@{name}.>"
 }
 
-// Names of streams as the JetStream API has them.
+// The streams in which JetStream keeps a bucket or an object store have these names.
 func kv(bucket string) string      { return "KV_" + bucket }
 func objects(bucket string) string { return "OBJ_" + bucket }
 
@@ -61,15 +61,6 @@ func follow(stream string, filters ...string) (subjects []string) {
 		subjects = append(subjects, "$JS.API.CONSUMER.CREATE."+stream+".*."+f)
 	}
 	return append(subjects, "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
-}
-
-// queue returns the subjects needed to take requests through each named consumer, and to acknowledge them.
-func queue(consumers ...string) (subjects []string) {
-	for _, c := range consumers {
-		of := protocol.StreamRequests + "." + c
-		subjects = append(subjects, "$JS.API.CONSUMER.CREATE."+of, "$JS.API.CONSUMER.MSG.NEXT."+of, "$JS.ACK."+of+".>")
-	}
-	return subjects
 }
 
 // keys returns the subjects of keys of a bucket.
@@ -133,6 +124,7 @@ func coordinatorMessages() []Row {
 
 // coordinatorStreams are a coordinator's rights on the API of JetStream.
 func coordinatorStreams() []Row {
+	const requests = protocol.StreamRequests + ".coordinators"
 	return []Row{
 		{Verb: Publish, Subjects: []string{"$JS.API.INFO"}, Why: "check that JetStream is available and has room"},
 		{Verb: Publish, Subjects: api("STREAM.INFO", append(slices.Clone(allStreams), streamMoving)...),
@@ -146,10 +138,10 @@ func coordinatorStreams() []Row {
 			Why: "read histories and output, and find interrupted uploads"},
 		{Verb: Publish, Subjects: follow(protocol.StreamEvents, protocol.EventFilter), Why: "follow the event log"},
 		{Verb: Publish, Subjects: follow(protocol.StreamLogs, protocol.OutputAll), Why: "measure the stored output"},
-		{Verb: Publish, Subjects: append(queue("coordinators", "coordinators-ending"),
-			"$JS.API.CONSUMER.INFO."+protocol.StreamRequests+".coordinators"), Why: "take requests and settle them"},
+		{Verb: Publish, Subjects: []string{"$JS.API.CONSUMER.CREATE." + requests, "$JS.API.CONSUMER.MSG.NEXT." + requests,
+			"$JS.ACK." + requests + ".>", "$JS.API.CONSUMER.INFO." + requests}, Why: "take requests and settle them"},
 		{Verb: Publish, Subjects: api("STREAM.MSG.DELETE", protocol.StreamRequests),
-			Why: "remove a request that was decided ahead of others"},
+			Why: "remove a request that was decided while others wait"},
 		{Verb: Publish, Subjects: api("STREAM.PURGE",
 			protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, kv(protocol.BucketNames),
 			kv(protocol.BucketExecIDs), kv(protocol.BucketSandboxes), kv(protocol.BucketHistories),
@@ -255,8 +247,12 @@ func tenantRows(role Role) []Row {
 
 // userRows are the rights that a user has and a viewer lacks.
 func userRows() []Row {
+	var requests []string
+	for _, verb := range protocol.Verbs {
+		requests = append(requests, root+"request.{tenant}.{name}."+verb+".*")
+	}
 	return []Row{
-		{User, Publish, []string{root + "request.{tenant}.{name}.*.*"}, "send requests, in its tenant"},
+		{User, Publish, requests, "send requests, in its tenant"},
 		{User, Publish, []string{root + "blob.{tenant}.{name}.*.*"}, "upload trees through a coordinator"},
 	}
 }

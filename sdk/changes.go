@@ -46,8 +46,7 @@ func endedError(state SandboxState, own *Error) error {
 	return nil
 }
 
-// change is a request to change a sandbox. The call returns when the sandbox meets the condition in the field until.
-// With settings.acceptedOnly it returns when the request is accepted.
+// change is a request to change a sandbox. The field until is the condition that ends the call's wait.
 type change struct {
 	sandbox  *Sandbox
 	verb     string
@@ -56,7 +55,8 @@ type change struct {
 	until    condition
 }
 
-// do sends the request. It returns when the sandbox has changed or, with acceptedOnly, when the request is accepted.
+// do sends the request. It returns when the sandbox meets the condition or, with acceptedOnly, when the request is
+// accepted.
 func (c change) do(ctx context.Context) error {
 	s, mode := c.sandbox, findForever
 	if c.settings.acceptedOnly {
@@ -74,7 +74,7 @@ func (c change) do(ctx context.Context) error {
 		}
 		return err
 	}
-	// Follow before sending the request, so that its effect cannot be missed.
+	// A follower that starts after the request could miss the request's effect.
 	return withFollower(ctx, s, c.verb, func(w *follower) error {
 		reply, err := s.client.ask(ctx, request, submitForever)
 		if err != nil {
@@ -164,7 +164,7 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 
 // WaitReady waits until the sandbox is ready. It does not miss a change between the last call on this handle and this
 // call. Ending ctx ends only the wait. Errors: the error that the sandbox failed with; failed_precondition with reason
-// sandbox_stopped or sandbox_deleted if the sandbox is stopped or deleted; not_found.
+// sandbox_stopped or sandbox_deleted if the sandbox is stopped, deleted or being deleted; not_found.
 func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
 
 // WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are the same as for [Sandbox.WaitReady].

@@ -26,20 +26,22 @@ const RequestTries = 3
 
 const defaultRequestTimeout = 10 * time.Second
 
-// Options says how a client reaches the fleet. The zero value connects to a `boxfleet up` on this machine that requires
-// no token.
+// Options says how a client reaches the fleet. The zero value connects to a NATS server on this machine that requires
+// neither credentials nor a token.
 type Options struct {
 	URL    string // NATS servers, separated by commas; default [DefaultURL]
 	Token  string // the server's token, if it requires one
 	Creds  string // path of a NATS credentials file, if the server requires one
 	Tenant string // the client works with sandboxes of this tenant; default: the tenant in Creds, or "default"
-	User   string // who sends the requests, if the server has permissions for each user; default: the user in Creds
+	User   string // the sender of requests, if the server has permissions for each user; default: the user in Creds
 	Name   string // name of the connection, as the NATS server lists it; default "boxfleet-sdk"
 
 	// RequestTimeout is how long the client waits for the answer to a request before it sends the request again with
 	// the same id; default 10 s. Repeats are harmless: a request is carried out once. Once the queue has stored a
-	// request, the time before each further copy doubles, up to 2 min. A call that waits only for acceptance and whose
-	// context has no deadline gives up after [RequestTries] times RequestTimeout.
+	// request, the time before each further copy doubles, up to 2 min. A request that is refused with the reason
+	// queue_full was not accepted: the client sends it again, after pauses of 250 ms to 10 s, until its context ends. A call
+	// that waits only for acceptance and whose context has no deadline gives up after [RequestTries] times RequestTimeout,
+	// and returns the refusal if that was the reason.
 	RequestTimeout time.Duration
 
 	// IDPrefixes lets callers pass the beginning of a generated sandbox id instead of the whole id: at least
@@ -48,7 +50,7 @@ type Options struct {
 	IDPrefixes bool
 
 	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open
-	Logger *slog.Logger    // gets changes of the connection and long waits for an answer; default [slog.Default]
+	Logger *slog.Logger    // logs changes of the connection and long waits for an answer; default [slog.Default]
 }
 
 // Client drives a fleet. It is safe for concurrent use and reconnects by itself without limit.
@@ -120,8 +122,8 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		c.ownsConn = true
 		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger,
 			Tenant: o.Tenant, User: o.User,
-			// A user with its own permissions may not call JetStream's API, which the connection would call to find out
-			// what is wrong with JetStream.
+			// A connection calls JetStream's API to find out why JetStream does not answer. A user with its own
+			// permissions may not call this API.
 			WithoutStreams: o.User != ""}
 		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
@@ -188,8 +190,8 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	for _, f := range c.feeds {
 		f.unsubscribe()
-		// Repairs start only under f.mu and not after unsubscribe, so wg.Wait below waits for all of them. The field
-		// closed ends the rechecks.
+		// A repair starts only under f.mu, and none starts after unsubscribe. wg.Wait below therefore waits for all
+		// repairs. The field closed ends the rechecks.
 		f.mu.Lock()
 		f.closed = true
 		f.mu.Unlock()
@@ -205,8 +207,8 @@ func (c *Client) Close() {
 // Tenant returns the tenant that the client works for.
 func (c *Client) Tenant() string { return c.tenant }
 
-// Ping asks which coordinator answers and how durable the deployment is. Ping does not retry. Errors: unavailable if no
-// coordinator is running.
+// Ping asks one coordinator for its name and for the state of the deployment. Ping does not retry. Errors: unavailable
+// if no coordinator is running.
 func (c *Client) Ping(ctx context.Context) (*Ping, error) {
 	reply, err := c.query(ctx, protocol.EndpointPing, protocol.Query{})
 	if err != nil {
@@ -226,9 +228,9 @@ func (c *Client) Now(ctx context.Context) time.Time {
 	return c.reads.Now(ctx)
 }
 
-// Defaults reads the values that the operator configured for fields which the specs of this tenant's sandboxes omit.
-// For fields that Defaults omits too, the worker that gets the sandbox has its own defaults: see [Host]. Defaults asks
-// one coordinator and does not retry. Errors: unavailable if no coordinator is running.
+// Defaults reads the operator's default values for the sandbox specs of this tenant. A field that neither the spec nor
+// Defaults sets gets the default of the sandbox's worker: see [Host]. Defaults asks one coordinator and does not retry.
+// Errors: unavailable if no coordinator is running.
 func (c *Client) Defaults(ctx context.Context) (*SandboxSpec, error) {
 	reply, err := c.query(ctx, protocol.EndpointDefaults, protocol.Query{})
 	if err != nil {
@@ -256,10 +258,10 @@ func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*
 	return batches, err
 }
 
-// onLoss calls f each time that live messages may have been lost for good, until stop is called. They may have been
-// lost after each reconnect, and when coordinators report that a stream has a new leader: the old leader may have
-// stored messages without publishing them. f must not block. The reports can be lost too, so a caller that waits for
-// something also polls now and then.
+// onLoss calls f when live messages may have been lost for good, until stop is called: after each reconnect, and when
+// coordinators report that a stream has a new leader. The old leader may have stored messages without publishing them.
+// f must not block. The coordinators' reports can be lost too, so a caller that waits for something also polls now and
+// then.
 func (c *Client) onLoss(f func()) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,10 +14,11 @@
 //	Client.Raw        requests, queries and batches in the form that travels over NATS
 //
 // A sandbox has an id, which is never used again. It may also have a name ([WithName]). When the sandbox has failed or
-// is deleted, another sandbox can take the name. [Client.Sandbox] accepts an id or a name; the handle then stays with
-// that one sandbox.
+// is deleted, another sandbox can take the name. [Client.Sandbox] accepts an id or a name. The handle keeps referring
+// to the sandbox that it found first, even if another sandbox takes the name.
 //
 // # Lists, events and output
+//
 // Every list and every stream is an iter.Seq2 of items and errors. It ends after the first error, when its context
 // ends, or when the caller leaves the loop. [ReadAll] collects a list into a slice. Calls with names that end in Page
 // return one page. With [WithFollow] a sequence of events, output or logs continues with the items that are added

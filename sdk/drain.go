@@ -73,8 +73,8 @@ func (t *tail) drainLog(ctx context.Context) error {
 	})
 }
 
-// readKept passes to the sink the output of a running exec that the log has now. If the log has output but lacks bytes
-// before that output, it may get these bytes a little later: see [jetstream.OutputWindow].
+// readKept passes to the sink the output of a running exec that the log has now. If the log lacks bytes before the
+// output that it has, the missing bytes may be stored a little later: see [jetstream.OutputWindow].
 func (t *tail) readKept(ctx context.Context) error {
 	read := false
 	complete := func() bool {

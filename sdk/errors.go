@@ -51,6 +51,9 @@ func isTransient(err error) bool {
 		err != nil && protocol.AsError(err).Reason == protocol.ReasonTooManyReads
 }
 
+// isQueueFull reports whether an error says that a request was not accepted because the queue is full.
+func isQueueFull(why *Error) bool { return why != nil && why.Reason == protocol.ReasonQueueFull }
+
 // isContextEnd reports whether a call failed because its time ran out or its caller cancelled it.
 func isContextEnd(err error) bool {
 	code := protocol.CodeOf(err)

@@ -38,8 +38,8 @@ func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Ev
 // Options: [WithFrom], [WithFollow]. Errors are those of [Sandbox.Events]; not_found also for an unknown exec.
 func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		// Ask a coordinator whether the exec exists. The history alone cannot show that the exec does not exist, and a
-		// follower would wait for it for ever. If no coordinator answers, read the history all the same.
+		// Ask whether the exec exists. The history alone cannot show that the exec does not exist, and a follower would
+		// wait for it for ever. On any other error, read the history all the same.
 		if !x.Info().State.Terminal() {
 			switch err := x.Refresh(ctx); protocol.CodeOf(err) {
 			case protocol.NotFound, protocol.InvalidArgument:
@@ -66,8 +66,7 @@ func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event
 // EventsPage asks a coordinator, once, for events of the sandbox's history, beginning with the event that has the
 // number from; 0 means the oldest event that is kept. limit is the number of events, 1 to 1000; 0 means 100. A page
 // ends early once its events take more than half a MiB. last is the number of the last existing event: a page from
-// last+1 is empty. EventsPage is for clients that may not read the streams; [Sandbox.Events] reads the streams directly
-// and can follow.
+// last+1 is empty. [Sandbox.Events] reads the whole history and can follow it.
 //
 // Errors: not_found; out_of_range with reason sequence_beyond_end if from is greater than last+1, and with reason
 // sequence_not_kept if that event has expired; resource_exhausted with reason too_many_reads.

@@ -9,8 +9,8 @@ import (
 )
 
 // Evidence reads the stored messages of the sandbox's history, with their signatures and the owners of the keys.
-// [evidence.Check] says what these messages prove. The evidence holds the whole history in memory. It includes messages
-// that are not part of the history because their writer is not proven.
+// [evidence.Check] checks what these messages prove. The evidence holds the whole history in memory. It includes
+// messages that are not part of the history because their writer is not proven.
 //
 // Errors: not_found if the sandbox never existed or its history has expired; unavailable if no coordinator is running.
 func (s *Sandbox) Evidence(ctx context.Context) (*evidence.Evidence, error) {

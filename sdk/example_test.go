@@ -142,7 +142,7 @@ func ExampleClient_List() {
 	}
 }
 
-// Create a sandbox from YAML. The spec argument is merged over it.
+// Create a sandbox from YAML. The spec argument is merged over the document.
 func ExampleWithYAML() {
 	ctx := context.Background()
 	client := connect(ctx)

@@ -161,8 +161,8 @@ func (x *Exec) find(ctx context.Context, mode findMode) (sandbox string, err err
 	return x.sandbox.find(ctx, mode)
 }
 
-// Refresh reads the exec again, once, and updates Info. It never makes Info older. Errors: not_found; unavailable if no
-// coordinator is running.
+// Refresh reads the exec again, once, and updates Info. It never replaces Info with an older state. Errors: not_found;
+// unavailable if no coordinator is running.
 func (x *Exec) Refresh(ctx context.Context) error {
 	sandbox, err := x.find(ctx, findOnce)
 	if err != nil {

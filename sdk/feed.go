@@ -24,8 +24,8 @@ const (
 	minRecheck = 3 * time.Second
 	maxRecheck = time.Minute
 	// A batch that the client does not believe makes the feed read the history. doubtPause is the shortest pause
-	// between two such reads, because anybody who can append can make any number of such batches. The first doubtBurst
-	// reads need not wait.
+	// between two such reads, because every process that may append can make any number of such batches. The first
+	// doubtBurst reads need not wait.
 	doubtPause = 100 * time.Millisecond
 	doubtBurst = 8
 	// maxEarly is how many batches a feed holds until a caller says where the feed begins.
@@ -46,9 +46,9 @@ func (p *recheckPause) next(silent bool) time.Duration {
 }
 
 // feed is a client's only live subscription to a sandbox's history. All calls about the sandbox share the feed. It
-// delivers batches in order, each at least once. It begins with the event that a caller passes to coverFrom, and not
-// with the first batch that arrives, which may be a copy of an old one. It reads the history from a coordinator after a
-// gap, a reconnect, a silence, or a batch that it does not believe.
+// delivers batches in order, each at least once. It begins after the event that a caller passes to coverFrom, and not
+// with the first batch that arrives, which may be a copy of an old batch. It reads the history from a coordinator after
+// a gap, a reconnect, a silence, or a batch that it does not believe.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -385,9 +385,8 @@ func (f *feed) repairOnce() bool {
 	return true
 }
 
-// learn asks the coordinators who owns the keys of doubted batches that are part of the history. The feed can then
-// believe later batches of the same writers. Without an answer, the feed does not believe these later batches and reads
-// them from the history.
+// learn asks the coordinators for the owners of unknown keys that signed batches of the history. The feed can then
+// believe later batches of the same writers. Without an answer, the feed reads these later batches from the history.
 func (f *feed) learn(batches []*protocol.Batch) {
 	f.mu.Lock()
 	keys := f.unknownKeys(batches)

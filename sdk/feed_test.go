@@ -17,7 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A batch is stored after a repair has read the log, and arrives before the repair ends. The repair must deliver it.
+// A batch is stored after a repair has read the log, and arrives before the repair ends. The repair must deliver this
+// batch.
 func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
@@ -77,7 +78,7 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 }
 
 // If the leader of the log dies after storing an event and before publishing it, no connection breaks, and no later
-// event reveals the gap. In this test the stream publishes nothing.
+// event reveals the loss. In this test the stream publishes nothing.
 func TestAnUnpublishedEventIsFound(t *testing.T) {
 	t.Parallel()
 	c, server, ctx := connectedToItsOwnServer(t)
@@ -112,7 +113,7 @@ func TestAnUnpublishedEventIsFound(t *testing.T) {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		t.Error("the end of the exec is not found")
+		t.Error("the client has not found the end of the exec")
 	}
 	for want := uint64(1); want <= 3; want++ {
 		select {
@@ -185,7 +186,7 @@ func TestRechecksBackOffWhileSilent(t *testing.T) {
 		t.Errorf("the pauses are %v", pauses)
 	}
 	if p.next(false) != minRecheck {
-		t.Error("an arrival does not restore the shortest pause")
+		t.Error("a batch that arrives does not restore the shortest pause")
 	}
 }
 
@@ -257,7 +258,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
 	t.Cleanup(func() { stop(); <-done; tail.close() })
 	go func() {
 		defer close(done)
-		// The log does not know the sandbox. The exec counts as running because its state says so.
+		// The log has no history of the sandbox. The exec counts as running because the given state says so.
 		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning,
 			Sequence: 1})
 		if reading.Err() == nil {

@@ -59,8 +59,8 @@ func (c *Client) resolve(ctx context.Context, ref string) (*SandboxInfo, error) 
 	return reply.Sandbox, nil
 }
 
-// historyID returns the id under which the sandbox's history is stored. Histories can be read without a coordinator. If
-// no coordinator answers, historyID therefore assumes that the handle was made from an id.
+// historyID returns the id under which the sandbox's history is stored. If no coordinator answers or knows the sandbox,
+// historyID assumes that the handle was made from an id. The read of the history then returns the error.
 func (s *Sandbox) historyID(ctx context.Context) (string, error) {
 	ref, found := s.ref()
 	if found {

@@ -12,9 +12,8 @@ import (
 // reads them from the history later, so a slow reader uses a bounded amount of memory.
 const followerBuffer = 256
 
-// follower returns the batches of a sandbox's history after an event: in order, and each batch once. It never ends by
-// itself. Only one goroutine may use a follower. Only the methods push and mayHaveMissed, which the feed calls, are
-// safe for concurrent use.
+// follower returns the batches of a sandbox's history after an event: in order, and each batch once. Only one goroutine
+// may use a follower. Only the methods push and mayHaveMissed, which the feed calls, are safe for concurrent use.
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch
@@ -86,7 +85,7 @@ func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 	}
 }
 
-// read reads the history after the last batch. It retries until it succeeds or ctx ends.
+// read reads the history after the last batch. It repeats a read that failed for a transient reason, until ctx ends.
 func (w *follower) read(ctx context.Context) error {
 	for {
 		batches, err := w.feed.client.history(ctx, w.feed.sandbox, w.record)

@@ -67,9 +67,9 @@ func unknownHost(field, name string, hosts []*Host) error {
 	return &Error{Code: protocol.NotFound, Field: field, Message: message}
 }
 
-// Cordon stops giving a host new work, including resumes of sandboxes that are stopped on it. Sandboxes and execs that
-// run on the host continue. The cordon survives restarts of the worker and lasts until [Hosts.Uncordon]. If ctx ends
-// first, the change may still be made; repeating the call is safe. Errors: not_found.
+// Cordon makes the fleet give a host no new work, not even resumes of sandboxes that are stopped on the host. Sandboxes
+// and execs that run on the host continue. The cordon survives restarts of the worker and lasts until [Hosts.Uncordon].
+// If ctx ends first, the change may still be made; repeating the call is safe. Errors: not_found.
 func (h *Hosts) Cordon(ctx context.Context, name string) error {
 	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned = true
@@ -92,7 +92,7 @@ func (h *Hosts) Uncordon(ctx context.Context, name string) error {
 //
 // deadline counts from now. When it has passed, the remaining sandboxes are ended with reason drained: a sandbox with
 // on_host_loss replace is recreated on another host, a sandbox with fail fails, a sandbox with wait is stopped. A
-// deadline of 0 sets no limit. If the host is already being drained, the earlier deadline stays.
+// deadline of 0 sets no limit, but keeps the deadline of a drain that has already begun.
 //
 // Drain returns once the drain is recorded; [Hosts.WaitDrained] waits for its end. If ctx ends first, the change may
 // still be made; repeating the call is safe. Errors: invalid_argument; not_found.

@@ -78,7 +78,7 @@ func listPage(ctx context.Context, c *Client, s *settings, page string) (*Page[*
 			return nil, err
 		}
 	}
-	if err := protocol.ValidateHostLabels("labels", s.labels); err != nil { // the rules for sandboxes are the same
+	if err := protocol.ValidateHostLabels("labels", s.labels); err != nil { // labels of sandboxes have the same rules
 		return nil, err
 	}
 	reply, err := c.query(ctx, protocol.EndpointList, protocol.Query{

@@ -6,9 +6,9 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// The worker of any host can publish live output under the name of any sandbox; the server proves only from which host
-// it came. A client therefore takes live output only from the host that the sandbox is on. It reads all other output
-// through a coordinator, which knows the hosts of the sandbox.
+// The worker of any host can publish live output under the name of any sandbox. The server proves only from which host
+// the output comes. A client therefore takes live output only from the host that the sandbox is on. It reads all other
+// output through a coordinator, which knows the hosts of the sandbox.
 
 const (
 	// maxHeld is how many chunks from other hosts a tail holds until it knows the sandbox's host.
@@ -25,7 +25,7 @@ type liveChunk struct {
 }
 
 // takeLive takes a chunk from the host that the sandbox is on. A chunk from another host waits until a coordinator has
-// said which host the sandbox is on now.
+// named the host that the sandbox is on now.
 func (t *tail) takeLive(k liveChunk) error {
 	known := t.feed.host()
 	if k.host == known {
@@ -63,8 +63,8 @@ func (f *feed) host() string {
 	return f.hostID
 }
 
-// isOn records the host that the sandbox is on according to a handle or an answer. An empty host changes nothing. The
-// host may be an old one, so the verifier does not use it: it takes its host from the history alone.
+// isOn records the host that the sandbox is on according to a handle or an answer. An empty host changes nothing. A
+// handle may be old and name an earlier host, so the verifier takes its host from the history alone.
 func (f *feed) isOn(host string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

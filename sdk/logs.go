@@ -63,7 +63,8 @@ func logName(ctx context.Context, s *Sandbox, o *settings) (string, error) {
 	return protocol.ServiceLog(o.service), nil
 }
 
-// LogsPage is [Exec.OutputPage] for the output of the sandbox's own command or, with [WithService], of a service.
+// LogsPage does the same as [Exec.OutputPage] for the output of the sandbox's own command or, with [WithService], of a
+// service.
 func (s *Sandbox) LogsPage(ctx context.Context, stream string, offset int64, limit int, opts ...LogsPageOption) (
 	*OutputPage, error) {
 	o := settingsOf(opts, LogsPageOption.forLogsPage)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
@@ -16,12 +15,16 @@ const lookupTimeout = 2 * time.Second
 
 // lookUpUntil waits for the answer to a stored request. At growing intervals it also looks for the effect of the
 // request, because only the answer may have been lost. It returns true if it has found the effect or if ctx has ended.
-// It returns false at the deadline. In mode submitForever, each interim answer sets a new deadline, maxResend after the
+// It returns false at the deadline, and when a copy of the request was refused because the queue is full. In mode submitForever, each interim answer sets a new deadline, maxResend after the
 // answer.
 func (s *submission) lookUpUntil(ctx context.Context, deadline time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
-		if !backoff.Sleep(ctx, min(interval, time.Until(deadline))) {
+		select {
+		case <-ctx.Done():
 			return true
+		case <-s.full:
+			return false
+		case <-time.After(min(interval, time.Until(deadline))):
 		}
 		if reply := s.lookUp(ctx); reply != nil {
 			s.found <- reply
@@ -41,7 +44,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	r := &s.request
-	// Look for an extension first: the sandbox that is read afterwards then includes it.
+	// Look for the extension first, so that the sandbox read afterwards includes the extension.
 	extended := r.Verb == protocol.VerbExtend && s.hasExtended(ctx)
 	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
 	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {

@@ -292,7 +292,7 @@ func WithWorkers(names ...string) ImportOption {
 type settings struct {
 	// requests
 	id, name, request *string // nil: not given
-	idGiven           bool    // an option set id; fillIDs always sets it
+	idGiven           bool    // an option set id; fillIDs sets id in any case
 	acceptedOnly      bool
 	yaml              []byte
 	env               map[string]string

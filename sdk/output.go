@@ -87,8 +87,7 @@ func (x *Exec) output(ctx context.Context, o *settings, s *yielder) error {
 
 // OutputPage asks a coordinator, once, for a piece of one stream of the exec's output, starting at a byte offset. limit
 // is the number of bytes, 1 to [protocol.MaxOutputPage]; 0 means the maximum. The page may hold fewer bytes. It is
-// empty if the exec has printed nothing after the offset yet. OutputPage is for clients without permission to read the
-// stream in NATS; [Exec.Output] reads that stream directly and can follow the output.
+// empty if the exec has printed nothing after the offset yet. [Exec.Output] reads the whole output and can follow it.
 //
 // Errors: not_found; out_of_range with reason sequence_beyond_end for an offset beyond the end; resource_exhausted with
 // reason too_many_reads.

@@ -22,7 +22,7 @@ type Request struct {
 	Verb    string           // such as [protocol.VerbCreate]
 	Sandbox string           // the sandbox's id or, except for a create, its name
 	ID      string           // id of the request; empty: a new id
-	Payload protocol.Request // Submit sets the version in it
+	Payload protocol.Request // Submit sets its version
 
 	after uint64 // the request's effect comes after this record of the history; 0: not known
 }
@@ -34,7 +34,9 @@ type Request struct {
 // Without a deadline Submit gives up with deadline_exceeded after [RequestTries] times the request timeout. The error
 // has a reason, such as log_full, if the fleet said why it has not decided the request yet; the stored request will be
 // decided later. While the fleet reports that its log is full, new creates and execs fail at once with
-// resource_exhausted and reason log_full.
+// resource_exhausted and reason log_full. A request that is not accepted because the queue is full is sent again, after
+// pauses of 250 ms to 10 s. If Submit gives up then, the error has the reason queue_full; without a deadline its code is
+// resource_exhausted.
 //
 // Submit does not validate the payload; the coordinator does. As everywhere in this package, an error names a field of
 // the spec as spec.FIELD.
@@ -73,8 +75,8 @@ func (r *Raw) Query(ctx context.Context, endpoint string, q protocol.Query) (*pr
 }
 
 // History reads the batches of a sandbox's history that come after a record. A record is the stream sequence of a
-// batch's message; 0 reads all batches. sandbox is an id or a name. History needs a coordinator only to find the
-// sandbox of a name. The result is complete up to the moment of the call, and empty for an unknown sandbox.
+// batch's message; 0 reads all batches. sandbox is an id or a name. The result is complete up to the moment of the
+// call, and empty for an unknown sandbox. Errors: unavailable if no coordinator is running.
 func (r *Raw) History(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err

@@ -44,9 +44,9 @@ type Result struct {
 	Sequence   uint64 `json:"sequence"`             // number of the event that ended the exec
 }
 
-// Err returns nil for an exec that ended by itself, whatever its exit code. Otherwise it returns why the exec ended:
-// the exec's own error if it could not run or was interrupted; the code cancelled if it was cancelled;
-// deadline_exceeded with reason timeout if it ran longer than its timeout.
+// Err returns nil for an exec that ended by itself, whatever its exit code. Otherwise it returns an error: the exec's
+// own error if the exec could not run or was interrupted; the code cancelled if the exec was cancelled;
+// deadline_exceeded with reason timeout if the exec ran longer than its timeout.
 func (r *Result) Err() error {
 	switch r.State {
 	case protocol.ExecStateFinished:

@@ -21,7 +21,7 @@ type Sandbox struct {
 type known struct {
 	mu    sync.Mutex
 	id    string
-	found bool // id holds an id; if false, it may also hold a name or the beginning of an id
+	found bool // id holds an id; if false, id may hold a name or the beginning of an id
 	info  SandboxInfo
 	newer uint64 // newest event seen by calls on the handle or its execs; info may be older
 }
@@ -47,7 +47,7 @@ func (s *Sandbox) ID() string {
 
 // Info returns the state of the sandbox as the last call on this handle learned it. Info does not change by itself;
 // [Sandbox.Refresh] reads the current state. Info().Sequence is the number of the last event that this state includes.
-// WaitReady, WaitStopped and WaitDeleted on the handle notice every later event.
+// WaitReady, WaitStopped and WaitDeleted on the handle miss no later event.
 func (s *Sandbox) Info() SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()

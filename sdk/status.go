@@ -13,7 +13,7 @@ type fleetStatus struct {
 }
 
 type report struct {
-	waiting *Error // why coordinators decide no requests; nil if they do
+	waiting *Error // why coordinators decide no requests; nil: they decide requests
 	at      time.Time
 }
 

@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,7 @@ const (
 	warnPause   = time.Minute            // minimum time between two such warnings of one client
 	retryPause  = 250 * time.Millisecond // how long to wait after a failed attempt
 	maxResend   = 2 * time.Minute        // maximum time between two copies of a stored request
+	maxFull     = 10 * time.Second       // maximum pause after a copy was refused because the queue is full
 )
 
 // submission is one request that is being sent. It runs in its own goroutine, because the effect of a request may
@@ -32,9 +34,11 @@ type submission struct {
 	request Request
 	mode    submitMode
 	waiting atomic.Pointer[waiting] // the latest interim answer
-	refused atomic.Pointer[Error]   // why the latest attempt to store the request failed
+	refused atomic.Pointer[Error]   // why the latest copy was not stored or not accepted
+	stored  atomic.Int64            // how many copies were stored and not refused because the queue is full
 
 	replies <-chan *protocol.Reply // any number of interim answers, then the outcome; see isOutcome
+	full    chan struct{}          // gets a value when a stored copy was refused because the queue is full
 	found   chan *protocol.Reply   // the outcome, read from the history because only the answer was lost
 	failed  chan error
 	stop    func()
@@ -50,7 +54,7 @@ type waiting struct {
 func (c *Client) submit(ctx context.Context, r Request, mode submitMode) *submission {
 	inbox, replies, forget := c.answers.Expect(r.ID)
 	running, cancel := context.WithCancel(ctx)
-	s := &submission{client: c, request: r, mode: mode, replies: replies,
+	s := &submission{client: c, request: r, mode: mode, replies: replies, full: make(chan struct{}, 1),
 		found: make(chan *protocol.Reply, 1), failed: make(chan error, 1)}
 	s.stop = func() { cancel(); forget() }
 	if _, bounded := ctx.Deadline(); bounded {
@@ -92,13 +96,30 @@ func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 }
 
 // isOutcome reports whether a reply is the outcome. Otherwise the reply is an interim answer, which says why the
-// request waits; isOutcome stores it.
+// request waits or why a copy of the request was not accepted; isOutcome stores it.
 func (s *submission) isOutcome(reply *protocol.Reply) bool {
-	if reply.Waiting == nil {
+	switch {
+	case !reply.Interim():
 		return true
+	case reply.Waiting != nil:
+		s.waiting.Store(&waiting{why: reply.Waiting, at: time.Now()})
+	default:
+		s.refused.Store(reply.Error)
+		s.stored.Add(-1)
+		select {
+		case s.full <- struct{}{}:
+		default: // run has not sent another copy since an earlier refusal
+		}
 	}
-	s.waiting.Store(&waiting{why: reply.Waiting, at: time.Now()})
 	return false
+}
+
+// notAccepted returns why no copy of the request was accepted. It returns nil if the queue may hold a copy.
+func (s *submission) notAccepted() *Error {
+	if why := s.refused.Load(); s.stored.Load() <= 0 && isQueueFull(why) {
+		return why
+	}
+	return nil
 }
 
 // whyWaiting returns why the fleet has not decided the request. It returns nil if the fleet gave no reason.
@@ -111,13 +132,16 @@ func (s *submission) whyWaiting() *Error {
 
 // explain adds a reason to the error of a call that gave up: why the fleet has not decided the request.
 func (s *submission) explain(err error) error {
-	why := s.whyWaiting()
+	why, said := s.notAccepted(), ": "
+	if why == nil {
+		why, said = s.whyWaiting(), ": the request is stored and will be decided; it waits: "
+	}
 	if why == nil || !isContextEnd(err) {
 		return err
 	}
 	typed := *protocol.AsError(err)
 	typed.Reason = why.Reason
-	typed.Message += ": the request is stored and will be decided; it waits: " + why.Message
+	typed.Message += said + why.Message
 	return &typedError{&typed, err}
 }
 
@@ -161,15 +185,24 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	giveUp := time.Now().Add(c.giveUpAfter())
 	warn := time.AfterFunc(warnAfter, s.warnWaiting)
 	defer warn.Stop()
+	full := backoff.New(retryPause, maxFull)
 	for patience := c.requestTimeout; ; {
 		ends := time.Now().Add(patience)
 		if s.mode == submitBounded && ends.After(giveUp) {
 			ends = giveUp
 		}
 		err := s.publish(ctx, inbox, payload)
+		if err == nil && s.lookUpUntil(ctx, ends) {
+			return
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
+		case isQueueFull(s.refused.Load()):
+			pause := full.Next()
+			if !backoff.Sleep(ctx, pause/2+rand.N(pause/2)) { // many clients may have been refused at the same moment
+				return
+			}
 		case err != nil && (!isTransient(err) || isFinal(err)):
 			s.failed <- err
 			return
@@ -177,18 +210,24 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			if !backoff.Sleep(ctx, retryPause) {
 				return
 			}
-		case s.lookUpUntil(ctx, ends):
-			return
 		default: // the request is stored; another copy only makes a coordinator repeat a lost answer
 			patience = max(c.requestTimeout, min(2*patience, maxResend))
 		}
 		if s.mode == submitBounded && !time.Now().Before(giveUp) {
-			s.failed <- protocol.Errorf(protocol.DeadlineExceeded, "",
-				"%s %s: no answer within %s; it is not known whether request %s was carried out",
-				s.request.Verb, s.request.Sandbox, c.giveUpAfter(), s.request.ID)
+			s.failed <- s.gaveUp()
 			return
 		}
 	}
+}
+
+// gaveUp returns the error of a submission that gave up.
+func (s *submission) gaveUp() error {
+	if why := s.notAccepted(); why != nil {
+		return why
+	}
+	return protocol.Errorf(protocol.DeadlineExceeded, "",
+		"%s %s: no answer within %s; it is not known whether request %s was carried out",
+		s.request.Verb, s.request.Sandbox, s.client.giveUpAfter(), s.request.ID)
 }
 
 // refuse ends the submission with err before the request is stored. If an earlier copy of the request was carried out,
@@ -206,8 +245,21 @@ func (s *submission) publish(ctx context.Context, inbox string, payload []byte) 
 	c := s.client
 	ctx, cancel := context.WithTimeout(ctx, c.requestTimeout)
 	defer cancel()
+	s.stored.Add(1) // until the queue says otherwise
+	s.refused.Store(nil)
+	select {
+	case <-s.full: // an earlier copy was refused
+	default:
+	}
 	err := c.conn.Submit(ctx, c.tenant, s.request.Verb, s.request.Sandbox, s.request.ID, inbox, payload)
-	s.refused.Store(protocol.AsError(err))
+	if err == nil { // the answer may already have been received
+		return nil
+	}
+	why := protocol.AsError(err)
+	s.refused.Store(why)
+	if isQueueFull(why) {
+		s.stored.Add(-1)
+	}
 	return err
 }
 

@@ -30,7 +30,7 @@ func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 	if leader < 0 {
 		t.Fatal("the queue of requests has no leader")
 	}
-	const patience = time.Second // short, to send the request again while no server can store it
+	const patience = time.Second // short, so that the client sends the request again while no server can store it
 	client, err := sdk.Connect(ctx, f.Options(sdk.Options{URL: f.Servers[leader].ClientURL(), RequestTimeout: patience}))
 	if err != nil {
 		t.Fatal(err)

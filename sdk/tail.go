@@ -32,7 +32,7 @@ var errStopped = errors.New("the caller has stopped")
 // sink takes output in order, without gap or repeat. One goroutine calls it.
 type sink interface {
 	write(stream string, offset int64, data []byte) error
-	wants(stream string) bool // whether it takes more output of this stream
+	wants(stream string) bool // whether the sink takes more output of this stream
 }
 
 // tail follows one exec to its end: the event that ended it and, if wanted, its output. Only the goroutine of one call
@@ -55,7 +55,7 @@ type tail struct {
 	ahead   []jetstream.Chunk // chunks after bytes that are still missing
 	next    uint64            // record of the log to continue from
 	total   map[string]int64  // size of each stream, once the exec has ended
-	held    []liveChunk       // chunks from hosts other than the sandbox's, as far as the client knows
+	held    []liveChunk       // chunks from hosts that may not be the sandbox's
 	asked   time.Time         // when a chunk from another host last made the tail read the log
 
 	// sums has, for each stream that was read from its first byte, the hash of the bytes that were passed to the sink.

@@ -186,11 +186,11 @@ func TestAnUploadBelongsToItsTenant(t *testing.T) {
 		return sent > 0
 	}
 	if !sends(alice) || sends(alice) || !sends(bob) {
-		t.Error("a tenant found an upload that another one sent, or not its own")
+		t.Error("a tenant found another tenant's upload, or did not find its own")
 	}
 }
 
-// If a request names another user's inbox for its answer, it is neither carried out nor answered.
+// A request that names another user's inbox for its answer is neither carried out nor answered.
 func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -258,7 +258,8 @@ func TestNoNameEndsACoordinator(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A dead letter whose headers would exceed the server's limit.
+	// This request becomes a dead letter. With all headers of the request, the dead letter would exceed the server's
+	// limit.
 	m := nats.NewMsg(protocol.UserRequestSubject("acme", "alice", protocol.VerbStop, "x"))
 	m.Header.Set(protocol.HeaderContentType, "application/json;"+strings.Repeat("x", 60_000))
 	m.Header.Set(protocol.HeaderRequest, "r9")

@@ -7,8 +7,8 @@ import "github.com/boxfleet/boxfleet/protocol"
 
 // SandboxSpec says what a sandbox is: image, command, resources, network, mounts, services. Only Image is required. The
 // field Disk needs a host with a storage driver that supports quotas. A create is refused early if no host has such a
-// driver. On some hosts, quotas also depend on how the file system is mounted. There the sandbox fails while its
-// container is created, with failed_precondition and the field spec.disk.
+// driver. On some hosts, quotas also need a mount option of the file system. If a host lacks the option, the sandbox
+// fails while its container is created, with failed_precondition and the field spec.disk.
 type SandboxSpec = protocol.SandboxSpec
 
 // ExecSpec says what an exec runs. Only Command, an argv without a shell, is required.

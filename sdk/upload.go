@@ -82,10 +82,10 @@ func placed(source string, info fs.FileInfo, target string) string {
 	return target
 }
 
-// PlaceCopies gives the copies of a document that have not been uploaded yet the targets that [Client.Upload] will
-// return. Call it before [spec.Document.Validate], which reads no file: without the final targets, it would conclude
-// that two files copied into one directory have the same target. A copy whose source cannot be read stays unchanged;
-// Upload reports the error.
+// PlaceCopies sets the final targets of a document's copies that are not uploaded yet, as [Client.Upload] will return
+// them. Call it before [spec.Document.Validate], which reads no file. Without the final targets, Validate would
+// conclude that two files copied into one directory have the same target. A copy whose source cannot be read stays
+// unchanged; Upload reports the error.
 func PlaceCopies(d *spec.Document) {
 	for _, l := range d.Copies {
 		if info, err := os.Stat(l.Source); err == nil {

@@ -7,12 +7,12 @@ import (
 )
 
 // verifier decides which live batches of one sandbox's history a client may believe. The server publishes each message
-// that the event log stores. Coordinators refuse some of these messages, because another worker or a process with
-// stolen credentials wrote them. The client believes a batch that was signed by a coordinator, or by the worker of the
-// host that the sandbox is assigned to. It reads everything else from the coordinators, which return only what is part
-// of the history.
+// that the event log stores. Coordinators refuse some of these messages, because the worker of another host or a
+// process with stolen credentials wrote them. The client believes a batch that was signed by a coordinator, or by the
+// worker of the host that the sandbox is assigned to. It reads all other batches from the coordinators, which return
+// only batches of the history.
 //
-// The zero value knows nothing of the history. It is not safe for concurrent use.
+// A verifier is not safe for concurrent use.
 type verifier struct {
 	writers *writers
 	chain   protocol.Chain
@@ -35,7 +35,7 @@ func newVerifier(w *writers) verifier {
 }
 
 // believes reports whether the client believes that a batch is part of the history. follows is true if the batch
-// directly follows the last accepted one. believes never asks a coordinator.
+// directly follows the last accepted batch. believes never asks a coordinator.
 func (v *verifier) believes(b *protocol.Batch, follows bool) bool {
 	rules, known, _ := v.writers.current()
 	if !known {
@@ -63,8 +63,8 @@ func (v *verifier) believes(b *protocol.Batch, follows bool) bool {
 	return chain.Verify(rules, state, b, &p) == nil
 }
 
-// doubts remembers a batch that the client does not believe. If the history turns out to have this batch, the client
-// asks to whom its key belongs.
+// doubts remembers a batch that the client does not believe. If a read of the history contains this batch, the client
+// asks the coordinators for the owner of the batch's key.
 func (v *verifier) doubts(b *protocol.Batch) {
 	if p := b.Proof; p == nil || p.Signature == nil || p.Fault != nil || b.Record == 0 {
 		return
@@ -75,7 +75,8 @@ func (v *verifier) doubts(b *protocol.Batch) {
 	v.doubted = append(v.doubted, doubt{b.Record, b.Proof.Signature.Key})
 }
 
-// unknownKeys returns the unknown keys of doubted batches that the history has.
+// unknownKeys returns the keys of doubted batches whose owners the client does not know. Only batches of the history
+// count.
 func (v *verifier) unknownKeys(history []*protocol.Batch) (keys []string) {
 	for _, b := range history {
 		key := v.keyAt(b.Record)
@@ -103,7 +104,7 @@ func (v *verifier) accept(b *protocol.Batch) {
 		v.chain.Unknown = true
 		writer, known := v.writers.of(v.keyAt(b.Record))
 		if known && writer.Role == protocol.OwnerWorker && writer.Name == b.Writer {
-			v.host = writer.Host // coordinators accept such a batch only from the worker of this host
+			v.host = writer.Host // coordinators accept a worker's batch only from the sandbox's host
 		}
 	}
 	for i := range b.Events {

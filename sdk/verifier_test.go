@@ -36,8 +36,8 @@ func TestAForgedBatchTellsTheClientNoHost(t *testing.T) {
 	}
 }
 
-// Old unsigned messages of a deployment that signs now are valid. A live batch is new, so without a signature it proves
-// nothing, and neither does a batch without a record.
+// Old unsigned messages of a deployment that signs now are valid. A live batch is new, so it proves nothing without a
+// signature. A batch without a record proves nothing either.
 func TestAClientBelievesNoUnsignedBatchOfADeploymentThatSigns(t *testing.T) {
 	t.Parallel()
 	w := &writers{read: time.Now(), rules: protocol.Rules{Signed: true, Since: 1000}}
@@ -55,7 +55,7 @@ func TestAClientBelievesNoUnsignedBatchOfADeploymentThatSigns(t *testing.T) {
 	}
 }
 
-// old is a sandbox whose history has three events, the last one of which ends exec x.
+// old is a sandbox whose history has three events; the last event ends exec x.
 type old struct {
 	t       *testing.T
 	client  *Client
@@ -108,7 +108,7 @@ func newOld(t *testing.T) *old {
 	return o
 }
 
-// copyOf returns batch i as if somebody had stored the batch again after the third one.
+// copyOf returns batch i as if somebody had stored the batch again after the third batch.
 func (o *old) copyOf(i int) *protocol.Batch {
 	b := *o.batches[i]
 	last := o.batches[len(o.batches)-1].Record
@@ -136,8 +136,8 @@ func TestAFeedDoesNotBeginWithACopyOfAnOldBatch(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// The client has not received the second and the third batch, and receives a copy of the second. It must still find the
-// third.
+// The client has not received the second and the third batch, and receives a copy of the second batch. The client must
+// still find the third batch.
 func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -146,7 +146,7 @@ func TestACopyOfTheNextBatchHidesNothing(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// Batches that arrive before the feed knows where it begins are delivered once it knows, without a read of the history.
+// Batches may arrive before the feed knows where it begins. The feed delivers them later without a read of the history.
 func TestEarlyBatchesAreDelivered(t *testing.T) {
 	t.Parallel()
 	o := newOld(t)
@@ -176,8 +176,8 @@ func TestTooManyEarlyBatchesAreRead(t *testing.T) {
 	o.findsTheEnd()
 }
 
-// The server publishes whatever it stores. A client believes a live batch only with a valid signature of a coordinator, or
-// of the worker of the sandbox's host.
+// The server publishes every batch that it stores. A client believes a live batch only if a coordinator or the worker
+// of the sandbox's host signed it.
 func TestAClientBelievesOnlyProvenBatches(t *testing.T) {
 	t.Parallel()
 	type signer struct {

@@ -54,7 +54,7 @@ func (w *writers) learn(ctx context.Context, keys []string) error {
 		}
 		keys = keys[n:]
 		w.mu.Lock()
-		if !w.rules.Signed { // no deployment stops requiring signatures
+		if !w.rules.Signed { // a deployment that requires signatures never stops doing so
 			w.rules, w.read = page.Rules(), time.Now()
 		}
 		if w.byKey == nil || len(w.byKey)+len(page.Writers) > writersKnown {

@@ -125,9 +125,9 @@ func (h *Handler) words(r slog.Record) string {
 	return words.String()
 }
 
-// may reports whether to log a line, and how many similar lines were left out since the last line that was logged. The
-// function words returns the complete line. The method may calls it only if the number of similar lines allows one
-// more, so that a flood of records costs little.
+// may reports whether to log a line, and how many similar lines were left out since the last logged line. It calls
+// words, which returns the complete line, only while the limits on similar lines are not reached. A flood of records
+// therefore costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -162,7 +162,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail takes the place of the method may for records at debug level. It limits only records about a sandbox.
+// mayInDetail is like may, for records at debug level. It limits only records about a sandbox.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true

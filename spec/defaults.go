@@ -36,8 +36,7 @@ func ParseDefaults(data []byte, o Options) (Defaults, error) {
 	return defaults, nil
 }
 
-// parseInto decodes a text of at most one document into a value. The fields in errors begin with the text of the
-// parameter field.
+// parseInto decodes a text of at most one document into a value. The fields in errors begin with the given field.
 func parseInto(data []byte, o Options, field string, into reflect.Value) (*Document, error) {
 	if len(data) > MaxFileBytes {
 		return nil, fault(o.Name, field, "has more than %d bytes", MaxFileBytes)

@@ -161,8 +161,8 @@ func (d *Document) forgetBelow(path string) {
 	}
 }
 
-// AddCopy adds a file or tree on the caller's machine that has not been uploaded yet. The parameter to becomes the
-// entry in Spec.Copies and has no digest.
+// AddCopy adds a file or tree on the caller's machine that has not been uploaded yet. Its entry in Spec.Copies is the
+// given copy, which must have no digest.
 func (d *Document) AddCopy(source string, to protocol.Copy, exclude ...string) {
 	d.Copies = append(d.Copies, LocalCopy{len(d.Spec.Copies), source, exclude})
 	d.Spec.Copies = append(d.Spec.Copies, to)

@@ -55,8 +55,8 @@ func (f *faults) result(err error) error {
 	return joined(found, err == errMore)
 }
 
-// joined combines several errors into one. It has the code, reason and field of the first; its message lists
-// the others with their fields.
+// joined combines several errors into one. It has the code, reason and field of the first error; its message lists the
+// other errors with their fields.
 func joined(found []*protocol.Error, more bool) error {
 	if len(found) == 1 && !more {
 		return found[0]

@@ -25,7 +25,7 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 			return true, short(d, node, path, v, readNetwork)
 		}
 		defer func() {
-			if v.Allow != nil && v.Mode == "" { // even if Allow is empty, which Validate rejects
+			if v.Allow != nil && v.Mode == "" { // also for an empty list, which Validate then rejects
 				v.Mode = protocol.NetworkAllow
 			}
 		}()

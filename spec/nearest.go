@@ -2,8 +2,8 @@ package spec
 
 import "strings"
 
-// Nearest returns the known name that is most similar to a mistyped name: the one that takes the fewest edits. It
-// returns "" if even that one takes more edits than a third of the letters of name.
+// Nearest returns the known name that takes the fewest edits to become the mistyped name. It returns "" if this takes
+// more edits than a third of the letters of name.
 func Nearest(name string, known []string) string {
 	if len(name) < 3 || len(name) > 64 { // too short to tell, or not a name
 		return ""

@@ -21,8 +21,8 @@ type Layer struct {
 // builtInOrigin is the origin of fields that no layer sets.
 const builtInOrigin = "built in"
 
-// Origins returns the layers that each field of a resolved spec comes from, by the wire name of the field. The
-// parameter layers has the layers in the order of [Merge], lowest first.
+// Origins returns the layers that each field of a resolved spec comes from, by the wire name of the field. The layers
+// are in the order of [Merge], lowest first.
 func Origins(resolved protocol.SandboxSpec, layers ...Layer) map[string]string {
 	origins := map[string]string{}
 	v := reflect.ValueOf(resolved)

@@ -195,7 +195,7 @@ func TestSyntaxErrorsPointAtTheMistake(t *testing.T) {
 		_, inDefaults := ParseDefaults([]byte(text), Options{Name: "f"})
 		for field, err := range map[string]error{"spec": inRequest, "defaults": inDefaults} {
 			if field == "defaults" && strings.Count(text, "---") > 1 {
-				continue // these are valid in one document
+				continue // these texts are valid as one document
 			}
 			if err == nil || !strings.HasPrefix(err.Error(), "invalid_argument: "+field+": f: "+want) {
 				t.Errorf("%.60q\nwant %q\ngot  %v", text, want, err)

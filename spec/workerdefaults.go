@@ -75,7 +75,7 @@ func Says(resolved, layer protocol.SandboxSpec) bool {
 	return true
 }
 
-// contains reports whether has, the value of a field, contains wanted.
+// contains reports whether a field's value contains the wanted value.
 func contains(f reflect.StructField, has, wanted reflect.Value) bool {
 	switch {
 	case f.Type.Kind() == reflect.Map:

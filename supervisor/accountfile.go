@@ -74,7 +74,7 @@ func (f *accountFile) read() string {
 	return string(data)
 }
 
-// eachLine calls the function visit with the fields of each line, until visit returns false.
+// eachLine calls visit with the fields of each line, until visit returns false.
 func (f *accountFile) eachLine(visit func(fields []string) bool) {
 	for line := range strings.Lines(f.read()) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' && !visit(strings.Split(line, ":")) {

@@ -82,8 +82,7 @@ func newExec(s *supervisor, start *control.Start, files execFiles, w *control.We
 	}
 }
 
-// run starts the command, waits for its end, and sends the result. It calls the function reply once, before it sends
-// the result.
+// run starts the command, waits for its end, and sends the result. It calls reply once, before it sends the result.
 func (e *exec) run(start *control.Start, reply func()) {
 	began, kills := time.Now(), e.s.oom.kills()
 	e.emptyRecord()
@@ -157,8 +156,8 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	}
 }
 
-// settleWhy decides why the exec ended, because an exit and a stop may happen at the same time. It returns false if the
-// exec ended by itself; a later stop then has no effect.
+// settleWhy decides whether the exec ended by itself or was stopped, because an exit and a stop may happen at the same
+// time. It reports whether the exec was stopped. If not, a later stop has no effect.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -61,7 +61,7 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 		l.environ[name] = value
 	}
 	if root, _ := l.accounts.user("0"); l.environ["HOME"] == root.home {
-		delete(l.environ, "HOME") // the container runtime set it for PID 1; it does not come from the image
+		delete(l.environ, "HOME") // the container runtime set HOME for PID 1; the value does not come from the image
 	}
 	return l, nil
 }
@@ -154,9 +154,8 @@ func checkStrings(c command) error {
 	return nil
 }
 
-// environment returns the environment of a command: the supervisor's environment, overridden by the variables in the
-// parameter over. HOME and USER come from the account if they are not set otherwise. The result search is the value of
-// PATH.
+// environment returns the environment of a command: the supervisor's environment, overridden by the given variables.
+// HOME and USER come from the account if they are not set otherwise. The second result is the value of PATH.
 func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
 	env = make([]string, 0, len(l.environ)+len(over)+3)
 	search = defaultPath
@@ -204,7 +203,7 @@ func (p *stdio) open(stdin []byte, null *os.File) error {
 		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 			return err
 		}
-		if err := unix.SetNonblock(pipe[0], true); err != nil { // only the supervisor's end
+		if err := unix.SetNonblock(pipe[0], true); err != nil { // the command's end stays blocking
 			return err
 		}
 	}

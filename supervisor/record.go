@@ -15,7 +15,7 @@ import (
 // PID 1 and the worker are both killed within this time, the exit code is lost, and is reported as unknown.
 const recordDelay = 100 * time.Millisecond
 
-// record is the state of an exec's file for the exit record.
+// record is the state of an exec's exit record.
 type record struct {
 	mu     sync.Mutex
 	closed bool // the record was written, or is no longer needed
@@ -69,8 +69,8 @@ func (s *supervisor) record(e *exec) {
 	})
 }
 
-// closeRecord closes the file of the record, unless it was closed before. If the function write is not nil, closeRecord
-// calls it before it closes the file.
+// closeRecord closes the file of the record, unless it was closed before. If write is not nil, closeRecord calls it
+// before it closes the file.
 func (e *exec) closeRecord(write func(fd int)) {
 	e.record.mu.Lock()
 	defer e.record.mu.Unlock()

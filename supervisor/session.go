@@ -39,7 +39,7 @@ func (s *supervisor) serve(ctx context.Context) {
 	}
 }
 
-// session uses one connection until the connection ends. The result welcomed is true if the worker answered the Hello.
+// session uses one connection until the connection ends. It reports whether the worker answered the Hello.
 func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed bool) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	box := newOutbox()

@@ -30,8 +30,8 @@ type sink struct {
 	diskFull  bool // a write failed because the disk was full
 }
 
-// execSink returns the sink for a stream of an exec. If there is no file, the sink takes only the first keep bytes,
-// which stay in memory.
+// execSink returns the sink for a stream of an exec. If there is no file, the output has only its first keep bytes,
+// which the stream keeps in memory.
 func execSink(fd int, limit, keep int64) *sink {
 	if fd == 0 {
 		limit = min(limit, keep)

@@ -138,8 +138,7 @@ func newBoot() string {
 }
 
 // greet handles the Welcome of a connection, with the files that came with the Welcome. The first Welcome of this boot
-// starts the primary command. greet refuses the first Welcome, and returns false, if the Welcome arrives after the time
-// in the parameter until.
+// starts the primary command. If the first Welcome arrives after until, greet refuses it and returns false.
 func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration) bool {
 	s.mu.Lock()
 	first := s.welcome == nil
@@ -220,8 +219,8 @@ func (s *supervisor) tellOutput(e *exec) {
 	}
 }
 
-// accept creates the exec of a Start, or returns the exec if it already exists. If the result created is true, the exec
-// has taken over the files. Otherwise the files still belong to the caller.
+// accept creates the exec of a Start, or returns the exec if it already exists. A created exec has taken over the
+// files. Otherwise the files still belong to the caller.
 func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, created bool, refused *protocol.Error) {
 	if err := protocol.ValidateID("exec_id", start.ID); err != nil {
 		return nil, false, protocol.AsError(err)

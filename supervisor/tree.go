@@ -31,7 +31,7 @@ type trees struct {
 	members map[uint32][]int
 }
 
-// find returns the living processes with a group for which the function match returns true.
+// find returns the living processes with a group that matches.
 func (t *trees) find(match func(group uint32) bool) []int {
 	var pids []int
 	for group, members := range t.scan() {
@@ -145,8 +145,8 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 	}
 }
 
-// groupOf reads the exec's group and the parent from the status of a process. The group is 0 if the process has no
-// group of an exec. alive is false if the process has ended.
+// groupOf reads a process's exec group and parent from the process's status. The group is 0 if the process has no group
+// of an exec. alive is false if the process has ended.
 func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	if len(status) == 0 {
 		return 0, 0, false
@@ -187,10 +187,10 @@ func statusLine(status []byte, key string) []byte {
 	return line
 }
 
-// end ends the processes with a group for which the function match returns true. It sends TERM to each process, and
-// sends KILL to the processes that are left at the deadline. It calls the function deadline again and again, because
-// the deadline may become earlier. When the channel hurry is closed, end checks the processes at once. end returns
-// false if processes are left after it has sent KILL for killBound.
+// end ends the processes with a group that matches. It sends TERM to each process, and sends KILL to the processes that
+// are left at the deadline. It calls deadline again and again, because the deadline may become earlier. When the
+// channel hurry is closed, end checks the processes at once. end returns false if processes are left after it has sent
+// KILL for killBound.
 func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
 	asked := map[int]bool{}
 	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
@@ -219,9 +219,9 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 	}
 }
 
-// kill sends KILL, in rounds, to the processes with a group for which the function match returns true, until no such
-// process is left. Rounds also end a fork bomb: each round kills nearly all of its processes, and the sandbox's limit
-// of processes bounds how many it forks meanwhile. Stopping the processes before killing them would take longer.
+// kill sends KILL, in rounds, to the processes with a group that matches, until no such process is left. Rounds also
+// end a fork bomb: each round kills nearly all of its processes, and the sandbox's process limit bounds the number of
+// new processes. Stopping the processes before killing them would take longer.
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {

@@ -54,7 +54,7 @@ func (w *rewriter) check(h *tar.Header, name string) error {
 		return refuse("entry %.200q has the invalid owner %d:%d", h.Name, h.Uid, h.Gid)
 	}
 	for record := range h.PAXRecords {
-		if strings.HasPrefix(record, "GNU.sparse.") { // a few bytes that expand to any size
+		if strings.HasPrefix(record, "GNU.sparse.") { // a sparse file: a few bytes that expand to any size
 			return refuse("entry %.200q is a sparse file", h.Name)
 		}
 	}

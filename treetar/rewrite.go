@@ -54,7 +54,7 @@ type rewriter struct {
 	out *tar.Writer
 
 	entries int   // read so far, including global headers
-	bytes   int64 // bytes of the files of these entries
+	bytes   int64 // total size of these entries' files
 	begun   bool  // an entry was accepted
 	single  bool  // the tree is one file, which Root names
 
@@ -69,7 +69,7 @@ func (w *rewriter) entry(h *tar.Header) error {
 	}
 	w.entries++
 	w.bytes += h.Size
-	if h.Typeflag == tar.TypeXGlobalHeader { // git archive writes one; it describes no file
+	if h.Typeflag == tar.TypeXGlobalHeader { // git archive writes a global header; it describes no file
 		return nil
 	}
 	if !w.begun {

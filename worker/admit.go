@@ -74,7 +74,7 @@ func (a *admissions) clear() {
 }
 
 const (
-	admitPause = 100 * time.Millisecond // time between two tries; a sandbox that has just ended may still be counted
+	admitPause = 100 * time.Millisecond // pause between two tries; a sandbox that ends meanwhile may free its room
 	admitTries = 3
 )
 

@@ -43,13 +43,13 @@ func TestAdoptedContainersHoldTheirGPUs(t *testing.T) {
 	}
 	e.findGPUs([]docker.Container{
 		made("runs", "1", true), made("to-be-inspected", "2", false), made("stopped", "0", false), made("without", "", true),
-		{Running: true, Labels: map[string]string{docker.LabelGPUs: "0"}}, // has no sandbox label, so it holds no GPU
+		{Running: true, Labels: map[string]string{docker.LabelGPUs: "0"}}, // no sandbox label: holds no GPU
 	})
 	mustTake(t, w.gpus, "new", 1, "0")
 	_, err = w.gpus.Take(box("newer"), 1)
 	refusedGPU(t, err)
 	e.findGPUs([]docker.Container{made("runs", "1", true), made("was-stopped", "1", false)})
-	w.gpus.Rest(box("was-stopped")) // the log says that it is stopped
+	w.gpus.Rest(box("was-stopped")) // the log says that the sandbox is stopped
 	refusedGPU(t, w.gpus.Claim(box("was-stopped"), []string{"1"}))
 	w.gpus.Forget()
 	e.findGPUs(nil) // in the next tenure, no containers exist any more

@@ -31,7 +31,7 @@ func newInitialInspection() *initialInspection {
 
 // begin starts the wait for the sandboxes that were found on the host. Only the first call has an effect, because this
 // worker created the sandboxes that later calls find. If some sandboxes are not settled in time, the inspection stops
-// waiting for them and calls the function late with their keys.
+// waiting for them and passes their keys to late.
 func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []protocol.SandboxKey)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -40,7 +40,7 @@ func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []
 	}
 	i.begun, i.left = true, map[protocol.SandboxKey]bool{}
 	for _, k := range found {
-		if !i.early[k] { // has settled already, and may now be waiting in Admit for the other sandboxes
+		if !i.early[k] { // an early sandbox is settled, and may wait in Admit for the other sandboxes
 			i.left[k] = true
 		}
 	}

@@ -18,7 +18,7 @@ func TestAHostTakesNoSandboxBeforeItsInitialInspection(t *testing.T) {
 		t.Error("the host takes sandboxes before its containers were listed")
 	}
 	i.begin(keys("a", "b"), nil)
-	for _, k := range keys("a", "a", "later") { // a is settled twice, and later was not found on the host
+	for _, k := range keys("a", "a", "later") { // a settles twice; "later" was not found on the host
 		if i.settled(k) || i.full() == "" {
 			t.Errorf("the host takes sandboxes after %v settled, although b has not settled", k)
 		}

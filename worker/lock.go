@@ -75,7 +75,7 @@ func writeAt(f *os.File, text string) error {
 // over at once. Otherwise acquire waits until the lease ends. It fails if the holder is alive and renews the lease.
 func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
 	w := l.w
-	machine, _ := os.Hostname() // after an error the name is empty; it is only displayed
+	machine, _ := os.Hostname() // after an error, the name is empty; the name is only displayed
 	holder := jetstream.Holder{
 		Name: w.cfg.Name, Instance: w.instance, Place: l.place,
 		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.address),
@@ -136,6 +136,29 @@ func (l *hostLock) token() uint64 {
 		return lease.Token()
 	}
 	return 0
+}
+
+// ttl returns how long the lock lasts without renewal, or 0 if the lock is not held.
+func (l *hostLock) ttl() protocol.Duration {
+	if lease := l.lease.Load(); lease != nil {
+		return protocol.Duration(lease.TTL())
+	}
+	return 0
+}
+
+// lowMargin returns how long the lock may still be trusted without a renewal if that is less than a third of its time
+// to live, else nil. The worker renews the lock when half of its time to live is left, so a low margin means that
+// renewals failed.
+func (l *hostLock) lowMargin() *protocol.Duration {
+	lease := l.lease.Load()
+	if lease == nil {
+		return nil
+	}
+	margin := protocol.Duration(lease.Margin().Round(100 * time.Millisecond))
+	if margin.Std() >= lease.TTL()/3 {
+		return nil
+	}
+	return &margin
 }
 
 // release gives the lease up. It waits at most three seconds for NATS.

@@ -17,8 +17,8 @@ type mailboxes struct {
 	running sync.WaitGroup
 }
 
-// deliver calls the function give, which gives news to a sandbox and returns true. If the goroutine of the sandbox has
-// just ended, give returns false; deliver then calls give again with a new sandbox and goroutine.
+// deliver calls give, which passes news to a sandbox and returns true. If the sandbox's goroutine has just ended, give
+// returns false, and deliver calls give again with a new sandbox and goroutine.
 func (m *mailboxes) deliver(ctx context.Context, k protocol.SandboxKey, give func(*sandbox.Sandbox) bool) {
 	for ctx.Err() == nil && !give(m.start(ctx, k)) {
 	}

@@ -73,6 +73,7 @@ func (r *registration) entry() *protocol.Host {
 		Registries: w.cfg.Images.Registries, Images: true, ReadsSegments: true,
 
 		Posture: posture(w), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.capacity().full(),
+		CredentialsExpire: w.conn.CredentialsExpire(), LeaseTTL: w.lock.ttl(),
 		StartedAt: w.started, SeenAt: now, Skew: skew,
 	}
 }
@@ -99,6 +100,8 @@ func (r *registration) beat(ctx context.Context) error {
 		healthy, problem, _ := r.condition()
 		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy,
 			Problem: problem, Full: w.capacity().full(), Listening: w.listening.times.Load(), Skew: r.skew()}
+		beat.LeaseMargin = w.lock.lowMargin()
+		beat.DiskFree, beat.DiskSize = w.disk.Fullest()
 		r.reportState(healthy, problem)
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("could not send a heartbeat", "error", err)

@@ -78,7 +78,7 @@ type worker struct {
 //
 // Run starts over if the engine comes back with another version or configuration, or if another host's engine answers
 // at the same address. Run waits while the engine does not answer. If Config.Ephemeral is set and the first attempt
-// gets no answer, Run returns the error instead.
+// gets no answer, Run does not wait, but returns the error.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")
@@ -164,8 +164,8 @@ func (w *worker) run(ctx context.Context) error {
 	return w.tenures(ctx)
 }
 
-// background runs a function in a goroutine. The returned function stop ends the context of that function, and waits
-// until it returns.
+// background runs a function in a goroutine. Calling stop ends the function's context, and waits until the function
+// returns.
 func background(ctx context.Context, run func(ctx context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

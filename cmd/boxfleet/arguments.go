@@ -66,9 +66,9 @@ func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
 	return args[:at], args[at:]
 }
 
-// commandLine holds the arguments of exec and run: ids, and the command to run. Boxfleet's own flags stand before the
-// command; they may also stand between the ids. Everything after the first word of the command belongs to the command,
-// as with ssh and docker. "--" before the command is optional, unless the command starts with a dash.
+// commandLine holds the arguments of `exec` and `run`: ids, and the command to run. Boxfleet's own flags stand before
+// the command; they may also stand between the ids. Everything after the first word of the command belongs to the
+// command, as with ssh and docker. "--" before the command is optional, unless the command starts with a dash.
 type commandLine struct{ ids, command []string }
 
 // of makes cmd accept one id for each name, and a command to run.

@@ -37,7 +37,7 @@ prints one tenant after another.`,
 			}
 			all := cmds.config.Tenant == everyTenant
 			if all {
-				cmds.config.Tenant = protocol.DefaultTenant // only to list the tenants
+				cmds.config.Tenant = protocol.DefaultTenant // this connection only lists the tenants
 			}
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if ago > 0 {

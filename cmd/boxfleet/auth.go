@@ -12,7 +12,7 @@ import (
 )
 
 // authCommands are the commands of `boxfleet auth`, which make credentials for NATS servers in operator mode. Except
-// for push, they need no server: everything is in the authority's directory.
+// for `push`, they need no server: everything is in the authority's directory.
 type authCommands struct{ *servers }
 
 func (cmds authCommands) group() *cobra.Command {
@@ -49,7 +49,7 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// of opens the authority. It calls do with the authority and with the identity of the holder that args and flags name.
+// of opens the authority, and passes it and the holder's identity to do. The arguments and flags name the holder.
 func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
 ) ([]auth.Issued, error) {
 	id, err := h.identity(args)
@@ -63,7 +63,7 @@ func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights
 	return do(opened, id)
 }
 
-// holder has the flags that identify, together with the arguments ROLE and NAME, the holder of credentials.
+// holder has flags. Together with the arguments ROLE and NAME, these flags identify the holder of credentials.
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {

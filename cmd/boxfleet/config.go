@@ -30,7 +30,7 @@ type config struct {
 	DataDir                                         string
 	HealthListen                                    string
 	Listen                                          string
-	ListenGiven, TenantGiven                        bool // these were set explicitly, perhaps to the default value
+	ListenGiven, TenantGiven                        bool // these settings were given, perhaps with their default values
 	ListenInsecurely                                bool
 	Insecure                                        bool
 	Ballast                                         protocol.Bytes
@@ -258,7 +258,7 @@ func asText(value any) (string, error) {
 // usualFile returns the default configuration file, or "" if this user has no home directory.
 func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.yaml") }
 
-// dataDir returns the default data directory of up, or "" if this user has no home directory.
+// dataDir returns the default data directory of `up`, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
 // userDir returns the path DIR/boxfleet/name. DIR is the value of the environment variable or, if the variable is not

@@ -47,7 +47,7 @@ func (c *config) forCoordinator() (coordinator.Config, error) {
 	}
 	quotas := quotasReader(k.Quotas)
 	if quotas != nil {
-		if _, err := quotas(); err != nil { // check the file before the connection, which may take long
+		if _, err := quotas(); err != nil { // check the file before connecting, because connecting may take long
 			return coordinator.Config{}, err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// execOptions holds the arguments and flags of exec.
+// execOptions holds the arguments and flags of `exec`.
 type execOptions struct {
 	execFlags
 	line                            commandLine
@@ -199,7 +199,7 @@ func exitOf(r *sdk.Result, err error) error {
 	case code.code == 0 && code.cause == nil:
 		return nil
 	case code.code == 0 && protocol.AsError(err).Reason == protocol.ReasonOutputDiffers:
-		code.code = exitFailure // a script must not use this output
+		code.code = exitFailure // the output that was read is wrong, so `exec` must not succeed
 	}
 	return code
 }
@@ -254,8 +254,8 @@ func (cmds runCommands) noteContinues(box *sdk.Sandbox, id string) {
 			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context named running ends, or when
-// the exec has had its grace period and endMargin to end.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when the context of the running exec ends, or
+// when the exec has had its grace period and endMargin to end.
 func (cmds runCommands) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {

@@ -4,8 +4,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// execsVerbs are the subcommands of execs. They are not subcommands of exec, because `boxfleet exec list` must run a
-// command in the sandbox named list.
+// execsVerbs are the subcommands of `execs`. They are not subcommands of `exec`, because `boxfleet exec list` must run
+// a command in the sandbox named list.
 var execsVerbs = []string{"list", "ls", "ps", "get", "cancel", "kill", "logs"}
 
 // execsCommands are the commands of `boxfleet execs`.

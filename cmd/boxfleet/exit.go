@@ -7,10 +7,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Exit codes. If the command ran, exec and run return its own exit code.
+// Exit codes. If the command ran, `exec` and `run` return the command's own exit code.
 const (
 	exitFailure   = 1   // the command failed
 	exitUsage     = 2   // the command line or configuration is wrong
+	exitWarnings  = 3   // the worst finding of doctor is a warning
+	exitErrors    = 4   // the worst finding of doctor is an error
 	exitTimedOut  = 124 // the exec exceeded its timeout and has no exit code
 	exitNotRun    = 125 // the exec could not be run
 	exitCancelled = 130 // the exec was cancelled and has no exit code

@@ -78,8 +78,8 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// startUpWithoutEngine runs `boxfleet up` and returns when the NATS server of up listens. Without an engine, the worker
-// never becomes ready. The function stop ends that run and returns the output.
+// startUpWithoutEngine runs `boxfleet up` and returns when the NATS server of `up` listens. Without an engine, the
+// worker never becomes ready. Calling stop ends that run, and returns the output.
 func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	t.Helper()
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
@@ -108,7 +108,7 @@ func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	return stop
 }
 
-// In `up & ping --wait 1m`, the ping runs while up starts. The NATS server of up listens before the worker of up is
+// In `up & ping --wait 1m`, the ping runs while `up` starts. The NATS server of `up` listens before the worker is
 // ready, and the ping finds the credentials for the server through the connection file.
 func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	clean(t)
@@ -123,7 +123,7 @@ func TestClientsConnectToAnUpThatIsStillStarting(t *testing.T) {
 	}
 }
 
-// If another user's up listens on the default port, clients connect to that up until this user's up listens.
+// While only another user's `up` listens on the default port, clients connect to the `up` of that user.
 func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	clean(t)
 	server := startNATSOfAnotherUser(t)

@@ -143,7 +143,7 @@ func (srv *servers) serveHealth(h *health) (stop func(), err error) {
 	mux.HandleFunc("GET /readyz", answerHealth(h.readiness))
 	server := &http.Server{Handler: http.MaxBytesHandler(mux, healthHeader), MaxHeaderBytes: healthHeader,
 		ReadTimeout: healthWithin, WriteTimeout: healthWithin, IdleTimeout: healthIdle}
-	go func() { _ = server.Serve(l) }() // returns when stop is called
+	go func() { _ = server.Serve(l) }() // Serve returns when stop is called
 	srv.say("health: http://%[1]s/healthz and http://%[1]s/readyz", l.Addr())
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
@@ -43,6 +45,7 @@ func TestACoordinatorIsNotReadyWhileItsLogTakesNoWork(t *testing.T) {
 	t.Setenv("BOXFLEET_NATS", server.ClientURL())
 	r := startRole(t, "coordinator")
 	r.await(t, http.StatusOK, "places sandboxes")
+	r.turns(t, 2)
 	if err := server.DisableJetStream(); err != nil {
 		t.Fatal(err)
 	}
@@ -56,12 +59,22 @@ func TestAWorkerIsNotReadyWhileItsEngineDoesNotAnswer(t *testing.T) {
 	stop := relayEngine(t, socket)
 	r := startRole(t, "worker", "--engine", "unix://"+socket, "--state-dir", t.TempDir(), "--name", "w1")
 	r.await(t, http.StatusOK, "the engine answers")
+	r.turns(t, 2)
 	stop()
 	r.await(t, http.StatusServiceUnavailable, "worker: ")
 	relayEngine(t, socket)
 	r.await(t, http.StatusOK, "the engine answers")
 	removeHostMark(t)
 	r.ends(t, 20*time.Second)
+}
+
+// turns waits until as many main loops of the role turn as the parameter want says. A loop begins soon after the role is ready.
+func (r *role) turns(t *testing.T, want int) {
+	t.Helper()
+	eventually.Holds(t, patience, fmt.Sprintf("%d main loops turn", want), func() bool {
+		code, text := r.ask("/healthz")
+		return code == http.StatusOK && strings.Contains(text, fmt.Sprintf("main loops that turn: %d", want))
+	})
 }
 
 // relayEngine makes the engine reachable at another socket until stop is called.

@@ -69,7 +69,7 @@ func (cl *client) handleSignals(cmd *cobra.Command) {
 	if !cl.ownsProcess {
 		return
 	}
-	signal.Ignore(syscall.SIGPIPE) // a write to a closed pipe then fails instead
+	signal.Ignore(syscall.SIGPIPE) // a write to a closed pipe then fails, and does not end the process
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	if !signal.Ignored(syscall.SIGHUP) {

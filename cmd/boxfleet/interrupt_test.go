@@ -108,7 +108,7 @@ func (c *process) ends(within time.Duration) int {
 	}
 }
 
-// The method says checks that stderr contains each of these parts.
+// says fails the test unless stderr contains each of these parts.
 func (c *process) says(parts ...string) {
 	c.t.Helper()
 	for _, want := range parts {

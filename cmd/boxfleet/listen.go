@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// listenAt returns where up listens; port 0 means any free port. If the default port is in use, listenAt chooses a free
-// port. If a port that the user chose is in use, it returns an error. Listening beyond loopback requires
+// listenAt returns where `up` listens; port 0 means any free port. If the default port is in use, listenAt chooses a
+// free port. If a port that the user chose is in use, it returns an error. Listening beyond loopback requires
 // --listen-insecurely: the connection is not encrypted, so others could change messages on the way.
 func listenAt(listen string, isDefault, insecurely bool) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(listen)

@@ -158,7 +158,7 @@ func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
 }
 
 // run runs the coordinator and the worker until ctx ends. The worker starts when the coordinator has created the
-// streams. On shutdown the worker ends first, so that the coordinator can still decide the worker's reports. If one
+// streams. On shutdown the worker ends first, so that the coordinator can still act on the worker's last events. If one
 // role fails, the other ends too.
 func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, ready <-chan struct{}) {
 	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))

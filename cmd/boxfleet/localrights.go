@@ -34,7 +34,7 @@ type localRights struct {
 	authority               *auth.Authority
 	dir                     string // data directory
 	coordinator, user       rights.Identity
-	worker                  rights.Identity // Host is the host in the worker's present credentials
+	worker                  rights.Identity // worker.Host is the host in the worker's present credentials
 	server                  *embedded.Keeper
 	trusted                 *auth.Trust // what the server trusts now
 	coordinatorIn, workerIn string      // paths of the credentials files
@@ -111,7 +111,7 @@ func openAuthority(dir string) (*auth.Authority, error) {
 }
 
 // localUser returns the name under which the user of this machine acts. The prefix local- sets it apart from the
-// machine's name, which up gives to its worker.
+// machine's name, which `up` gives to its worker.
 func localUser() string {
 	name := ""
 	if u, err := user.Current(); err == nil {

@@ -25,7 +25,7 @@ func TestSandboxesStayWhenAFleetGetsCredentials(t *testing.T) {
 		if code := stop(); code != 0 {
 			t.Fatalf("up ended with %d", code)
 		}
-		if again > 0 { // without a key, up could append only messages that readers refuse
+		if again > 0 { // without a key, `up` could append only messages that readers refuse
 			code, _, stderr := call(t.Context(), "", "up", "--insecure")
 			if code == 0 || !strings.Contains(stderr, "has no key to sign with") {
 				t.Errorf("up --insecure ended with %d: %s", code, stderr)
@@ -42,7 +42,7 @@ func TestSandboxesStayWhenAFleetGetsCredentials(t *testing.T) {
 	}
 }
 
-// inData returns a path in the data directory of up.
+// inData returns a path in the data directory of `up`.
 func inData(parts ...string) string {
 	return filepath.Join(append([]string{os.Getenv("XDG_DATA_HOME"), "boxfleet"}, parts...)...)
 }
@@ -115,7 +115,7 @@ func TestLostAndDamagedFilesOfUpAreNamed(t *testing.T) {
 		file string
 		mode fs.FileMode
 		text string // empty: the file is lost
-		want string // empty: up repairs it
+		want string // empty: `up` repairs it
 	}{
 		"lost authority":      {authority, 0, "", "is lost: restore it from a backup"},
 		"damaged authority":   {authority, 0o600, "{", "is damaged"},
@@ -148,7 +148,7 @@ func TestLostAndDamagedFilesOfUpAreNamed(t *testing.T) {
 			if code != exitFailure || !strings.Contains(stderr, "failed_precondition") || !strings.Contains(stderr, c.want) {
 				t.Errorf("up: %d, %s", code, stderr)
 			}
-			// A lost file is still lost: up must not make another one.
+			// A lost file is still lost: `up` must not make another one.
 			if err := os.Remove(c.file); err != nil && (c.text != "" || !errors.Is(err, fs.ErrNotExist)) {
 				t.Fatal(err)
 			}
@@ -173,7 +173,7 @@ func TestUpContinuesWithAReplacedAuthority(t *testing.T) {
 	expect(t, "sandbox list", 0, "web")
 }
 
-// If the authority of a fleet is missing, up --insecure must not run the fleet without credentials, and up must not
+// If the authority of a fleet is missing, `up --insecure` must not run the fleet without credentials, and `up` must not
 // make another authority by itself.
 func TestUpInsecureChangesNothingInAFleetWithCredentials(t *testing.T) {
 	clean(t)
@@ -228,7 +228,7 @@ func TestAWorkerGetsTheCredentialsOfItsHostAfterAFailure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(f.rights.workerIn, 0o644); err != nil { // such a file of credentials is refused
+	if err := os.Chmod(f.rights.workerIn, 0o644); err != nil { // a file that others can read is refused
 		t.Fatal(err)
 	}
 	if err := f.rights.onHost(t.Context(), conn, "h1"); err == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notOurs returns the error for a user who may not use the `boxfleet up` on this machine. owner is the uid that runs
-// this up, or -1 if unknown.
+// notOurs returns the error for a user who may not use the `boxfleet up` on this machine. owner is the uid under which
+// this `up` runs, or -1 if unknown.
 func notOurs(owner int) error {
 	const do = "run this as that user, start your own fleet with `boxfleet up`, or name a NATS server with --nats"
 	switch {

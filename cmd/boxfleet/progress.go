@@ -20,7 +20,7 @@ func (con *console) progress(what string) (done func()) {
 	return done
 }
 
-// progressing does the same as progress. The function tell changes the text of the line.
+// progressing does the same as progress. Calling tell changes the text of the line.
 func (con *console) progressing(what string) (tell func(what string), done func()) {
 	if !con.watched() {
 		return func(string) {}, func() {}

@@ -75,7 +75,7 @@ func (p *program) root() *cobra.Command {
 	return root
 }
 
-// addCommands adds the commands. The help shows them in these groups.
+// addCommands adds the commands, in the groups that the help shows.
 func (p *program) addCommands(root *cobra.Command) {
 	boxes, runs := sandboxCommands{p.client}, runCommands{p.client}
 	for _, g := range []struct {
@@ -94,7 +94,8 @@ func (p *program) addCommands(root *cobra.Command) {
 			p.servers.upCommand(), p.servers.coordinatorCommand(), p.servers.workerCommand(),
 			storageCommands{p.servers}.group(), authCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
 		{groupOperate, "", roleClient, []*cobra.Command{
-			pingCommands{p.client}.pingCommand(), auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
+			pingCommands{p.client}.pingCommand(), doctorCommands{p.client}.doctorCommand(),
+			auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
 			versionCommand(p.console), manCommand()}},
 	} {
 		if g.title != "" {

@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// deleteWithin is the time limit for deleting run's sandbox.
+// deleteWithin is the time limit for deleting the sandbox of `run`.
 const deleteWithin = time.Minute
 
-// runCommands are the commands that run a command in a sandbox: run and exec.
+// runCommands are the commands that run a command in a sandbox: `run` and `exec`.
 type runCommands struct{ *client }
 
 func (cmds runCommands) runCommand() *cobra.Command {
@@ -124,8 +124,8 @@ func (cmds runCommands) requestDelete(ctx context.Context, box *sdk.Sandbox) err
 	return err
 }
 
-// deleteAfter deletes a sandbox, even if ctx has ended. The parameter after is the error of the steps before the
-// delete. If the create was interrupted, the sandbox may appear later or never.
+// deleteAfter deletes a sandbox, even if ctx has ended. The last parameter is the error of the steps before the delete.
+// If the create was interrupted, the sandbox may appear later or never.
 func (cmds runCommands) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
 	defer cmds.progress("deleting the sandbox")()
 	err := cmds.requestDelete(ctx, box)

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// sandboxCommands are the commands of `boxfleet sandbox`, and ps and rm.
+// sandboxCommands are the commands of `boxfleet sandbox`, and `ps` and `rm`.
 type sandboxCommands struct{ *client }
 
 func (cmds sandboxCommands) group() *cobra.Command {

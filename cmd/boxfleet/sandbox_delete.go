@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// deleteCommand returns a command that deletes sandboxes. The parameter below is the command line of the parent
+// deleteCommand returns a command that deletes sandboxes. The first parameter is the command line of the parent
 // command.
 func (cmds sandboxCommands) deleteCommand(below, name string, aliases ...string) *cobra.Command {
 	var wait bool

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// listCommand returns a command that lists sandboxes. The parameter below is the command line of the parent command.
+// listCommand returns a command that lists sandboxes. The first parameter is the command line of the parent command.
 func (cmds sandboxCommands) listCommand(below, name string, aliases ...string) *cobra.Command {
 	var labels, states []string
 	var called string

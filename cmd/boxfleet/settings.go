@@ -46,7 +46,7 @@ var (
 	onlyWorker       = []string{"worker"}
 	upAndCoordinator = []string{"up", "coordinator"}
 	upAndWorker      = []string{"up", "worker"}
-	storageSet       = []string{"set"} // the subcommand set of boxfleet storage
+	storageSet       = []string{"set"} // boxfleet storage set
 )
 
 // settings returns every setting. Setting a value writes it to c.
@@ -95,7 +95,7 @@ func (c *config) commonSettings() []setting {
 	}
 }
 
-// upSettings are the settings of up itself.
+// upSettings are the settings of `up` itself.
 func (c *config) upSettings() []setting {
 	return []setting{
 		{"up.ballast", "64MiB",

@@ -18,7 +18,7 @@ func TestProgressFitsOnOneLineOfANarrowTerminal(t *testing.T) {
 	done := con.progress("creating the sandbox\x1b[2J: it waits for an image")
 	var text string
 	buf := make([]byte, 4096)
-	for deadline := time.Now().Add(30 * time.Second); strings.Count(text, "\r") < 3; { // at least two updates
+	for deadline := time.Now().Add(30 * time.Second); strings.Count(text, "\r") < 3; { // until two updates of the line
 		if time.Now().After(deadline) {
 			t.Fatalf("too little progress within 30 s: %q", text)
 		}

@@ -37,8 +37,8 @@ func (s *screen) String() string {
 	return s.buf.String()
 }
 
-// startUp runs `boxfleet up` and returns when the fleet is ready. The function stop ends that run as SIGTERM
-// does, and returns the exit code.
+// startUp runs `boxfleet up` and returns when the fleet is ready. Calling stop ends that run as SIGTERM does, and
+// returns the exit code.
 func startUp(t *testing.T, args ...string) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -106,8 +106,8 @@ func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
 	}
 }
 
-// checkDataIsHidden checks that no sandbox can mount a directory of up's own data, such as the event log, even though
-// the operator allows mounts of the whole data directory.
+// checkDataIsHidden checks that no sandbox can mount a directory with the data of `up`, such as the event log, even
+// though the operator allows mounts of the whole data directory.
 func checkDataIsHidden(t *testing.T) {
 	t.Helper()
 	own := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")

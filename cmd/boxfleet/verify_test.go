@@ -70,7 +70,7 @@ func TestTheHistoryOfASandboxIsVerified(t *testing.T) {
 	if err := os.WriteFile(huge, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(huge, evidenceMost+1); err != nil { // takes no space on the disk
+	if err := os.Truncate(huge, evidenceMost+1); err != nil { // the file takes no space on the disk
 		t.Fatal(err)
 	}
 	if code, _, stderr := call(t.Context(), "", "sandbox", "verify", "--file", huge); code != exitUsage ||

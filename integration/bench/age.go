@@ -25,8 +25,8 @@ const pastOfGoals = 100000
 // exec, and restarting the worker.
 func measureAge(ctx context.Context, b *bench) (err error) {
 	r := b.role // without credentials, because no role has the right to write past execs
-	// Measure when a snapshot contains the past execs. In production a snapshot contains them some time after they have
-	// ended.
+	// A short interval: the measurement begins when a snapshot contains the past execs. In production a snapshot
+	// contains past execs some time after their end.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second
 	d, err := deploy(ctx, r, true)
 	if err != nil {

@@ -33,7 +33,7 @@ func measureExec(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, bare.remove(ctx)) }()
-	var plain *sdk.Sandbox // of a deployment without credentials
+	var plain *sdk.Sandbox // in a deployment without credentials
 	if !b.insecure {
 		r := b.role
 		r.Dir = b.dir + "/plain"
@@ -111,15 +111,15 @@ func (b *bench) execRoundTrip(ctx context.Context, s, plain *sdk.Sandbox, bare *
 	return nil
 }
 
-// withoutCredentials is the suffix of the name of a measurement without credentials. Its samples alternate with those
-// of the same measurement with credentials.
+// withoutCredentials is the suffix of the name of a measurement without credentials. The samples of both measurements,
+// with and without credentials, alternate.
 const withoutCredentials = ", without credentials"
 
 // execLoad is one pattern of concurrent execs.
 type execLoad struct {
 	measurement
 	parallel, over int         // how many execs run at once, and in how many sandboxes
-	without        measurement // of a deployment without credentials
+	without        measurement // the same in a deployment without credentials
 }
 
 // execRates counts the execs per second in several rounds. In each round it measures Boxfleet and then the bare Engine.

@@ -40,8 +40,8 @@ type target struct {
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target for a measurement with the given size. If that size is not the one that the target was set for,
-// which is the parameter of, then at returns no target.
+// at returns the target for a measurement of this size, or no target if the target was set for another size. The
+// parameter of is the size that the target was set for.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}
@@ -118,7 +118,7 @@ func (m *measurement) goal() string {
 	return fmt.Sprintf("%s %s %s", m.Target.Of, relation, figure(m.Target.Bound))
 }
 
-// figure returns a number with three significant digits and without an exponent.
+// figure returns a number with about three significant digits.
 func figure(v float64) string {
 	switch {
 	case v >= 100:

@@ -153,7 +153,7 @@ func awaitSnapshots(ctx context.Context, url string, of []string) error {
 			}
 		}
 	}
-	// The coordinator writes its checkpoint after the last snapshot. Give it time for that.
+	// The coordinator writes its checkpoint a little after the last snapshot. Wait for the checkpoint.
 	select {
 	case <-time.After(3 * time.Second):
 	case <-ctx.Done():

@@ -24,7 +24,7 @@ import (
 // roleVariable is the environment variable that passes a role to a process of the bench.
 const roleVariable = "BOXFLEET_BENCH_ROLE"
 
-// role is what a process of the deployment runs.
+// role says which parts of the deployment a process runs.
 type role struct {
 	Server     bool   `json:"server,omitempty"`  // NATS and a coordinator
 	NATS       bool   `json:"nats,omitempty"`    // NATS alone
@@ -40,7 +40,7 @@ type role struct {
 	Port int `json:"port,omitempty"` // port of NATS; 0: any free port
 	// Lazy makes NATS acknowledge messages before it writes them to disk. This fills the store faster.
 	Lazy     bool          `json:"lazy,omitempty"`
-	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
+	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: the default
 }
 
 // Names of the coordinator and the worker. They differ, because with credentials no two roles may have the same name.

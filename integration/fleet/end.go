@@ -21,7 +21,7 @@ const (
 )
 
 // MayLeave skips the check that the fleet leaves nothing behind when the test ends, and prints the reason. Only a test
-// that permanently breaks something may call it, and only if Boxfleet cannot clean up without that thing.
+// that permanently breaks something may call it, and only if Boxfleet cannot clean up without the broken part.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
 // remains finds and removes what a fleet leaves behind when its test ends.
@@ -63,7 +63,7 @@ func (f remains) checkLeaks() {
 		return
 	}
 	if len(late) > 0 {
-		f.TB.Logf("removed only after the last delete: %q", late)
+		f.TB.Logf("these objects were removed only after the last delete: %q", late)
 	}
 	f.TB.Logf("nothing is left: deleting took %s, cleaning up %s more",
 		deleted.Sub(began).Round(time.Millisecond), took)
@@ -107,7 +107,7 @@ func (f remains) revive() {
 		}
 	}
 	for _, p := range newest {
-		if p.Role.NATS != "" && !p.Exited() { // the test has closed its link between this process and NATS
+		if p.Role.NATS != "" && !p.Exited() { // the test has closed the link between this process and NATS
 			p.Kill()
 		}
 		p.Role.NATS = ""

@@ -213,7 +213,7 @@ func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 		if late {
 			f.TB.Fatalf("%s: not within %s: %v", what, d, err)
 		}
-		// Five fleets with frequent checks would take the processor from each other.
+		// Tests of several fleets run at once, so frequent checks would take too much processor time.
 		time.Sleep(min(max(waited/20, 20*time.Millisecond), 200*time.Millisecond))
 	}
 }

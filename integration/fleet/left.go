@@ -71,7 +71,7 @@ func (f remains) leftInDirectories() []string {
 		seen[dir] = true
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil {
-				if os.IsNotExist(err) { // the worker has removed it in the meantime
+				if os.IsNotExist(err) { // the worker has removed the file in the meantime
 					return nil
 				}
 				return err
@@ -97,8 +97,8 @@ func (f remains) leftInDirectories() []string {
 	return left
 }
 
-// leftInStore reports whether an uploaded tree is kept longer than the deployment promises. A tree remains after the
-// delete of the sandboxes that used it: another sandbox may use the tree until it expires.
+// leftInStore returns a finding if an uploaded tree is kept longer than the deployment promises. A delete of the
+// sandboxes that used a tree does not remove the tree: another sandbox may use the tree until it expires.
 func (f remains) leftInStore() []string {
 	if f.options.BlobMaxAge == 0 {
 		return nil // the product's default, longer than any test

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Link is a TCP proxy to the first NATS server. A test can cut it. While the link is cut, no byte passes in either
-// direction and neither side gets an error. Bytes in flight arrive after [Link.Mend].
+// Link is a TCP proxy to the first NATS server. A test can cut the link. While the link is cut, no byte passes in
+// either direction and neither side gets an error. Bytes in flight arrive after [Link.Mend].
 type Link struct {
 	listener net.Listener
 	server   string

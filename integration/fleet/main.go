@@ -21,7 +21,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// supervisorPath is the supervisor that Main built.
+// supervisorPath is the path of the supervisor that Main built.
 var supervisorPath string
 
 // Main is the TestMain of packages that start fleets. If the process was started for a role, Main runs that role.
@@ -60,7 +60,7 @@ func withSupervisor(run func() int) int {
 	return checked(run)
 }
 
-// play runs a coordinator or a worker until SIGTERM.
+// play runs a coordinator, a worker or the NATS server until SIGTERM.
 func play(encoded string) error {
 	var r Role
 	if err := json.Unmarshal([]byte(encoded), &r); err != nil {

@@ -95,7 +95,7 @@ const roleVariable = "BOXFLEET_TEST_ROLE"
 // readyLine is the line that a process prints when it is ready.
 const readyLine = "READY"
 
-// Process is a coordinator or a worker in its own process.
+// Process is a coordinator, a worker or the NATS server in its own process.
 type Process struct {
 	Name string
 	Role Role
@@ -225,7 +225,7 @@ func (p *Process) AwaitReady(d time.Duration) {
 		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
 	case <-time.After(d):
 		select {
-		case <-p.ready: // if the test process was paused, both channels can be ready
+		case <-p.ready: // after a pause of the test process, both channels can be ready
 		default:
 			p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
 		}
@@ -239,7 +239,7 @@ func (p *Process) AwaitExit(d time.Duration) error {
 	case <-p.exited:
 		return p.err
 	case <-time.After(d):
-		if !p.Exited() { // if the test process was paused, both channels can be ready
+		if !p.Exited() { // after a pause of the test process, both channels can be ready
 			p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
 		}
 		return p.err
@@ -322,7 +322,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Restart starts the ended process again, without the crash that its Role asks for.
+// Restart starts the ended process again, without the crash or panic that its Role asks for.
 func (p *Process) Restart() *Process {
 	p.f.TB.Helper()
 	<-p.exited

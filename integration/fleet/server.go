@@ -12,7 +12,7 @@ import (
 
 const serverKind = "server"
 
-// startServer starts the NATS server in its own process. The test can kill it and restart it on the same store.
+// startServer starts the NATS server in its own process. The test can kill the server and restart it on the same store.
 func (f *Fleet) startServer() {
 	f.TB.Helper()
 	ports, err := embedded.FreePorts(1)

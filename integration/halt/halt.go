@@ -1,5 +1,5 @@
 // Package halt pauses processes and waits until they have stopped. SIGSTOP alone is only a request: a thread of the
-// process has to run to receive it. On a busy machine the other threads keep running until then.
+// process must run to receive the signal. On a busy machine the other threads keep running until then.
 package halt
 
 import (

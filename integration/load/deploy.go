@@ -217,7 +217,7 @@ func (d *deployment) heard(ctx context.Context, command string) (heard, error) {
 	return sum, nil
 }
 
-// end kills all processes. The caller removes the directory.
+// end kills all processes and removes the deployment's directory.
 func (d *deployment) end() error {
 	if d.client != nil {
 		d.client.Close()

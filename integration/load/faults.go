@@ -49,8 +49,8 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 	return err
 }
 
-// failSchedulerOver kills the scheduling coordinator while sandboxes are created, and waits for the first placement by
-// another coordinator.
+// failSchedulerOver kills the scheduling coordinator while sandboxes are created, and measures the time to the first
+// placement by another coordinator.
 func (m *measurement) failSchedulerOver(ctx context.Context) error {
 	const rate, creates = 20, 200
 	before := m.watch.count(isAccepted)

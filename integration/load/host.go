@@ -60,7 +60,7 @@ func workerIdentity(i int) rights.Identity {
 
 func newID() string { return strings.ToLower(ulid.Make().String()) }
 
-// run takes the host's lock and works until ctx ends. It takes the lock again each time it is lost.
+// run takes the host's lock and works until ctx ends. It takes the lock again each time the lock is lost.
 func (h *host) run(ctx context.Context) error {
 	if err := h.conn.Open(ctx); err != nil {
 		return err

@@ -31,7 +31,7 @@ type options struct {
 	processes    int           // number of processes that run the workers
 	coordinators int           // number of coordinator processes
 	sandboxes    int           // number of sandboxes to create
-	rate         float64       // creates per second; 0: as fast as they are accepted
+	rate         float64       // creates per second; 0: as fast as the fleet accepts creates
 	parallel     int           // number of concurrent creates if rate is 0
 	living       int           // number of sandboxes that exist before the run
 	over         int           // number of sandboxes that were deleted before the run

@@ -158,7 +158,7 @@ func (m *measurement) creates(ctx context.Context) error {
 	}
 	m.line("accepted", "%d after %.1f s", m.sandboxes, time.Since(begin).Seconds())
 	if m.backlog {
-		before, _ = part.Busy(m.pids()...) // from now on the sandboxes are accepted and must still be placed
+		before, _ = part.Busy(m.pids()...) // all sandboxes are accepted now; measure their placement
 		if err := m.hostsCome(ctx); err != nil {
 			return err
 		}
@@ -209,7 +209,7 @@ func (m *measurement) latencies() {
 	m.line("assignments", "%s a second", figure(m.placing))
 }
 
-// judge reports everything that is wrong, according to the log, with the n created sandboxes.
+// judge reports each fault that the log shows of the n created sandboxes.
 func (m *measurement) judge(n int) error {
 	outcomes, onHost, messages, most := map[string]int{}, map[string]int{}, 0, 0
 	m.watch.each(func(id string, l *life) {
@@ -340,8 +340,8 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			// Warnings are always acceptable: they report temporary conditions. Errors are acceptable only if the run
-			// kills processes or the machine is too slow.
+			// Warnings are always acceptable: they report temporary conditions. Errors are acceptable only in runs that
+			// kill processes, and in short runs, which may use a slow machine.
 			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}

@@ -72,13 +72,13 @@ func (h *heard) add(o heard) {
 	h.Tenures += o.Tenures
 }
 
-// mark begins a new notification round.
+// mark begins a new notification round: from now on, told counts the sandboxes for which a notification comes.
 func (p *park) mark() heard {
 	p.round.Add(1)
 	return p.told()
 }
 
-// told returns the numbers of this notification round.
+// told returns the numbers since the last call of mark.
 func (p *park) told() heard {
 	sum, round := heard{Tenures: p.tenures.Load()}, p.round.Load()
 	for _, h := range p.hosts {

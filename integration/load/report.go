@@ -82,7 +82,7 @@ func percentile(sorted []time.Duration, p float64) time.Duration {
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// figure prints at least three significant digits, without an exponent.
+// figure returns a number without an exponent and with at most two decimals.
 func figure(v float64) string {
 	switch {
 	case v >= 100 || v == math.Trunc(v):

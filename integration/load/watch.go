@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// watch reads the log while it is written, and records the progress of each sandbox. All times are the store's time
-// stamps.
+// watch reads the log while it is written, and records the progress of each sandbox that the run creates. All times are
+// the store's time stamps.
 type watch struct {
 	nc   *nats.Conn
 	stop func()

@@ -16,6 +16,6 @@ func TestAnImageIsPushedToAPrivateRegistry(t *testing.T) {
 		t.Errorf("the digest is %q", digest)
 	}
 	if door.Passed("PUT", "/manifests/1") != 1 {
-		t.Error("the push did not pass the door")
+		t.Error("the push did not go through the door")
 	}
 }

@@ -20,7 +20,7 @@ type History struct {
 	worker     string
 	state      protocol.State
 	write      func(*protocol.Batch) error
-	err        error // the first error; after it nothing is written
+	err        error // the first error; after an error nothing is written
 }
 
 // Sandbox begins a history: the sandbox is accepted, assigned to a host, and becomes ready on that host. at is the time

@@ -26,8 +26,8 @@ type Past struct {
 func ID(i int) string { return fmt.Sprintf("past-%07d", i) }
 
 // Execs appends execs to the history of a ready sandbox. Each was accepted, started and finished. Coordinators and the
-// sandbox's worker follow the log and treat these execs like any other execs. One writer appends all of it, so the
-// deployment must not require signatures; see [SignedExecs].
+// sandbox's worker follow the log and treat these execs like any other execs. One writer appends all these events, so
+// the deployment must not require signatures; see [SignedExecs].
 func Execs(ctx context.Context, conn *jetstream.Conn, tenant, sandbox string, p Past) error {
 	j := conn.Journal(jetstream.JournalConfig{Tenant: tenant, Sandbox: sandbox, Writer: "seed", KeepEnded: 1})
 	return p.each(func(ids []string) error { return do(ctx, j, ids, p.Output, accepted, started, finished) })

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// Config says what the operator allows.
+// Config says what the operator allows sandboxes to use.
 type Config struct {
 	Profiles        []string // capability profiles that sandboxes may choose; default hardened
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
@@ -69,7 +69,7 @@ func New(cfg Config, engine docker.Info) (*Abilities, error) {
 // countGPUs counts the device files of NVIDIA's driver, /dev/nvidia0 and so on.
 func countGPUs(dev string) int {
 	n := 0
-	found, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*")) // the pattern is well-formed
+	found, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*")) // the pattern is well-formed, so there is no error
 	for _, path := range found {
 		if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeCharDevice != 0 {
 			n++

@@ -92,8 +92,8 @@ var errGPUsUnknown = protocol.Errorf(
 	"the worker does not know yet which GPUs of the host are free",
 )
 
-// others returns the GPUs of all other sandboxes. The result held has the GPUs of sandboxes that run, and the result
-// rested those in the containers of stopped sandboxes. The caller holds the lock.
+// others returns the GPUs of all other sandboxes: in held the GPUs of sandboxes that run, and in rested the GPUs in the
+// containers of stopped sandboxes. The caller holds the lock.
 func (g *GPUs) others(k protocol.SandboxKey) (held, rested map[string]bool) {
 	held, rested = map[string]bool{}, map[string]bool{}
 	for other, u := range g.of {

@@ -26,7 +26,7 @@ const (
 // Config describes the supervisor to wait for.
 type Config struct {
 	ControlDir string // directory of the socket that the supervisor dials
-	RunDir     string // directory that the container writes to; the worker does not trust its contents
+	RunDir     string // directory with the files that the supervisor writes; the worker does not trust their content
 	Home       string // directory of the container on the host
 	Welcome    control.Welcome
 	Lease      func() (until time.Duration, err error) // returns until when the host's lock may be trusted
@@ -46,8 +46,9 @@ type Events interface {
 // Attachment is the connection to the supervisor of one start of a container.
 type Attachment struct {
 	Link *supervise.Link
-	// Run is the run directory, which the container writes to. Close leaves the directory open, because execs may still
-	// read from it afterwards. The garbage collector closes the directory when the attachment is no longer referenced.
+	// Run is the run directory, with the files that the supervisor writes. Close leaves the directory open, because
+	// execs may still read from it afterwards. The garbage collector closes the directory when the attachment is no
+	// longer referenced.
 	Run  *os.Root
 	Home string // directory of the container on the host
 	Key  []byte // authenticates the supervisor's exit records
@@ -199,7 +200,7 @@ func (a *Attachment) onEnd(result control.Result) {
 	if command != nil {
 		select {
 		case command <- result:
-		default: // the supervisor has already reported this result
+		default: // the command already has its result
 		}
 	}
 	a.cfg.Events.Ended(result)

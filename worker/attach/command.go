@@ -52,7 +52,7 @@ func (a *Attachment) Command(ctx context.Context, start control.Start) (control.
 	}
 }
 
-// Runs reports whether a call of Command with this id has not returned yet.
+// Runs reports whether a call of Command with this id is in progress.
 func (a *Attachment) Runs(id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +65,7 @@ func (a *Attachment) ForgetCommand(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := a.Link.Forget(ctx, id); err != nil {
-		a.cfg.Log.Debug("the supervisor did not drop a hook or health test from its execs", "command", id, "error", err)
+		a.cfg.Log.Debug("the supervisor did not drop a hook or health test", "command", id, "error", err)
 	}
 }
 
@@ -79,7 +79,7 @@ func (a *Attachment) outputOf(r *control.Result) []byte {
 	return LastOutput(append(append([]byte(nil), stdout...), stderr...))
 }
 
-// readEnd returns the last part of an output file of this size, or nil if the file cannot be opened.
+// readEnd returns the last part of an output file, or nil if the file cannot be read. size is the size of the file.
 func (a *Attachment) readEnd(id, name string, size int64) []byte {
 	file, err := supervise.OpenOutput(a.Run, id, name)
 	if err != nil {

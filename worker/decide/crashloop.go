@@ -27,7 +27,7 @@ func (c *CrashLoop) Report(p *control.Primary, now time.Time) {
 		since = now
 	}
 	ended := p.LastExit != nil || p.Error != nil
-	if ended && !(p.Running && c.runningSince.Equal(since)) { // a report of a new run implies the exit before it
+	if ended && !(p.Running && c.runningSince.Equal(since)) { // a new run implies that the run before has ended
 		c.Ended(since, OutOfMemory(p))
 		c.exit = p.LastExit
 	}
@@ -57,8 +57,8 @@ func (c *CrashLoop) Looping(now time.Time) bool {
 // Reset removes all recorded reports and ends.
 func (c *CrashLoop) Reset() { *c = CrashLoop{Window: c.Window, Guard: c.Guard} }
 
-// Error returns the error of a command in a crash loop. The parameter what names the command, and the parameter memory
-// is the memory limit.
+// Error returns the error of a command in a crash loop. The first parameter is the subject of the message, such as "the
+// service", and the second is the command's memory limit.
 func (c *CrashLoop) Error(what string, memory protocol.Bytes) *protocol.Error {
 	loops := fmt.Sprintf("again and again: within %s it never ran for %s", c.Window, c.Guard)
 	if c.oom {

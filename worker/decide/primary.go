@@ -72,8 +72,8 @@ func (r *PrimaryRun) endOf(run int) protocol.Event {
 }
 
 // Steady returns 0 if the command has run for SteadyFor. Otherwise it returns how long to wait before calling Steady
-// again. It returns an error if the command cannot be started, or if a run of the command ended too early. Runs that
-// began before the time in the parameter from do not count.
+// again. It returns an error if the command cannot be started, or if a run of the command ended too early. A run that
+// began before the time from does not count.
 func (r *PrimaryRun) Steady(spec *protocol.SandboxSpec, from, now time.Time) (time.Duration, *protocol.Error) {
 	switch {
 	case r.Error != nil:

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// Here returns the result of the function decide if the sandbox is still assigned to this host in this generation.
-// Otherwise it returns no events.
+// Here calls decide and returns its events if the sandbox is still assigned to this host in this generation. Otherwise
+// it returns no events.
 func Here(st *protocol.State, hostID string, generation uint64, decide Decision) []protocol.Event {
 	if st.Sandbox.HostID != hostID || st.Sandbox.Generation != generation {
 		return nil
@@ -117,8 +117,8 @@ func Failed(st *protocol.State, run *PrimaryRun, why *protocol.Error) []protocol
 		protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason})
 }
 
-// endSandbox returns the events that end the sandbox's own command and the sandbox's execs, followed by the event in
-// the parameter end.
+// endSandbox returns the events that end the sandbox's own command and the sandbox's execs, followed by the given
+// event.
 func endSandbox(st *protocol.State, run *PrimaryRun, reason string, end protocol.Event) []protocol.Event {
 	return append(append(PrimaryEvents(&st.Sandbox, run), endExecs(st, reason)...), end)
 }

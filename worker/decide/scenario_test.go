@@ -41,7 +41,7 @@ func play(text []byte) ([]byte, error) {
 	for lines.Scan() {
 		line := lines.Text()
 		if strings.HasPrefix(line, "  ") {
-			continue // an outcome, which is written again
+			continue // the line is an outcome, which play writes again
 		}
 		out.WriteString(line + "\n")
 		if line == "" || strings.HasPrefix(line, "#") {

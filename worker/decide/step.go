@@ -73,7 +73,7 @@ func Next(b *protocol.Sandbox, hostID string, found Inspection) Operation {
 			return Stop
 		case found.Container != ContainerRunning:
 			return Revive
-		case !found.Connected, found.Boot != b.Boot: // another boot: the log does not have the last start yet
+		case !found.Connected, found.Boot != b.Boot: // with another boot, the log lacks the container's last start
 			return Attach
 		}
 	case protocol.StateStopped:

@@ -26,7 +26,7 @@ const reserveInodes = 32
 
 func newReserve(dir string, size func(room) int64) *reserve {
 	r := &reserve{dir: filepath.Join(dir, "reserve"), size: size}
-	_, err := os.Stat(filepath.Join(r.dir, "held")) // the method hold creates this file last
+	_, err := os.Stat(filepath.Join(r.dir, "held")) // hold creates this file last
 	r.held = err == nil
 	return r
 }

@@ -16,8 +16,8 @@ type room struct {
 	allInodes int64 // 0 if the file system does not limit inodes
 }
 
-// readRoom reads the free space of dir's file system. The result ok is false if the directory cannot be read. The
-// engine's directory cannot be read, for example, if the worker runs in a container that has only the engine's socket.
+// readRoom reads the free space of dir's file system, and returns false if dir cannot be read. For example, a worker in
+// a container that has only the engine's socket cannot read the engine's directory.
 func readRoom(dir string) (_ room, ok bool) {
 	var fs unix.Statfs_t
 	var stat unix.Stat_t
@@ -84,14 +84,14 @@ const (
 // A disk is near its low limit if its free space is less than nearFactor times the limit.
 const nearFactor = 2
 
-// level classifies a disk. The parameter lost is the number of bytes by which the free space shrank in the last second.
-// The result inodes is true if the shortage of inodes is more urgent than the shortage of bytes.
+// level classifies a disk. In the last second, the free space shrank by the number of bytes in lost. The result inodes
+// is true if the shortage of inodes is more urgent than the shortage of bytes.
 func (l limits) level(r room, lost int64) (_ level, inodes bool) {
 	byBytes, limit := enough, l.lowOf(r)
 	switch in2s := r.free - 2*max(lost, 0); {
 	case r.free < limit/2:
 		byBytes = critical
-	case r.free < limit, r.free-lost < limit/2: // would be critical within a second
+	case r.free < limit, r.free-lost < limit/2: // at this rate, the disk is critical within a second
 		byBytes = low
 	case r.free < nearFactor*limit || in2s < limit:
 		byBytes = near

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/diskuse"
 )
 
-// measure measures all sandboxes. It has only measureWithin, which may be too short to measure all of them, so it
-// begins with the sandboxes that wrote the most since the previous sample.
+// measure measures all sandboxes. Its time limit, measureWithin, may be too short for all of them, so it begins with
+// the sandboxes that wrote the most since the previous sample.
 func (d *Watch) measure(ctx context.Context, free map[uint64]int64) *sample {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()

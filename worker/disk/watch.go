@@ -50,6 +50,7 @@ type Watch struct {
 	copies     map[*copying]bool
 
 	full     atomic.Pointer[string] // why the host takes no sandboxes; nil if it takes them
+	fullest  atomic.Pointer[room]   // the disk with the smallest part free; nil: unknown
 	allKnown atomic.Bool            // all containers that ran before this worker started are tracked
 
 	// The following fields are used only by the goroutine of Run.
@@ -70,7 +71,7 @@ type container struct {
 	key   protocol.SandboxKey
 	home  string // the sandbox's directory
 	pid   int    // PID of the first process
-	group string // control groups of all its processes
+	group string // control groups of its processes; see diskuse.Group
 	layer string // directory of its writable layer; "": unknown
 
 	device uint64 // the device with the layer
@@ -133,8 +134,8 @@ func (d *Watch) Track(k protocol.SandboxKey, pid int, home string) {
 func (d *Watch) AllTracked() { d.allKnown.Store(true) }
 
 // Copy watches a copy into a container of a sandbox. The caller also writes the copied bytes to the returned counter,
-// and calls the returned function done at the end. If the copy fills the disk, the returned context ends, and its cause
-// is the error with which the sandbox fails.
+// and calls done at the end. If the copy fills the disk, the returned context ends, and its cause is the error with
+// which the sandbox fails.
 func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &copying{key: k, cancel: cancel}
@@ -170,6 +171,19 @@ func (d *Watch) Full() string {
 	return ""
 }
 
+// Fullest returns the free space and the size of the disk of which the smallest part is free, or zeros if that is
+// unknown. The free space is rounded down to a hundredth of the disk.
+func (d *Watch) Fullest() (free, size protocol.Bytes) {
+	if d == nil {
+		return 0, 0
+	}
+	r := d.fullest.Load()
+	if r == nil || r.size < 100 {
+		return 0, 0
+	}
+	return protocol.Bytes(r.free - r.free%(r.size/100)), protocol.Bytes(r.size)
+}
+
 // Run watches until ctx ends.
 func (d *Watch) Run(ctx context.Context) {
 	for {
@@ -196,7 +210,7 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	d.setFull(worst)
 	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
 	if firstKnown {
-		d.before = nil // so that chooseWriter finds, this one time, the sandbox that wrote while no worker ran
+		d.before = nil // without an earlier sample, chooseWriter chooses the sandbox that wrote last
 		defer func() { d.unwatchedSince = time.Time{} }()
 	}
 	if d.unwatchedSince.IsZero() {
@@ -225,10 +239,15 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 // readRooms reads the free space of all disks. It takes the reserve if the worker's disk has enough free space.
 func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64) {
 	free = map[uint64]int64{}
+	var fullest *room
+	defer func() { d.fullest.Store(fullest) }()
 	for i, dir := range d.dirs {
 		r, ok := readRoom(dir)
 		if !ok {
 			continue
+		}
+		if fullest == nil || float64(r.free)/float64(r.size) < float64(fullest.free)/float64(fullest.size) {
+			fullest = &r
 		}
 		lost := int64(0)
 		if was, known := d.free[r.device]; known {
@@ -275,7 +294,7 @@ func (d *Watch) fullForNoSandbox(s shortage, now time.Time) {
 	}
 }
 
-// chooseWriter returns the sandbox to stop. The result found is false if no sandbox should be stopped.
+// chooseWriter returns the sandbox to stop, and false if no sandbox should be stopped.
 func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
 	if s.level < low {
 		return writer{}, false

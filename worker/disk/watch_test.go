@@ -79,6 +79,9 @@ func TestAWriterIsStoppedWithANoteAlthoughTheDiskIsFull(t *testing.T) {
 	if !d.reserve.held || d.Full() != "" {
 		t.Fatalf("on an empty disk, the reserve is held: %t, and the host is full: %q", d.reserve.held, d.Full())
 	}
+	if free, size := d.Fullest(); size != 16<<20 || free < size*9/10 || free > size {
+		t.Errorf("%s of %s are free on an empty disk", free, size)
+	}
 	culprit := process(t)
 	d.Track(one, culprit.Process.Pid, home)
 	if err := fill(t, home, 64<<20); !errors.Is(err, unix.ENOSPC) {

@@ -69,8 +69,8 @@ func fastestWriter(before, now *sample, device uint64, inodes bool) writer {
 	return fastest
 }
 
-// growth returns by how much the files of each sandbox grew on a device. The result uncounted contains the sandboxes
-// with a source that at least one of the samples counted only partially.
+// growth returns by how much the files of each sandbox grew on a device. The result uncounted has each sandbox with a
+// source that one of the samples counted only in part.
 func growth(before, now *sample, device uint64, inodes bool) (grown, uncounted map[protocol.SandboxKey]int64) {
 	grown, uncounted = map[protocol.SandboxKey]int64{}, map[protocol.SandboxKey]int64{}
 	for src, use := range now.use {

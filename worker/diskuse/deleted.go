@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Deleted counts, until ctx ends, the deleted files that processes still have open or mapped, and that are on the file
-// system of the processes' root, or on the given device. If the root is an overlay, the given device must be that of
-// the overlay's layer: the kernel reports the overlay's device for some files, and the layer's device for others.
+// Deleted counts the deleted files that the processes still have open or mapped, until ctx ends. It counts only files
+// on two devices: the device of the processes' root, and the given device. If the root is an overlay, the given device
+// must be that of the overlay's layer: the kernel reports the overlay's device for some files, and the layer's device
+// for others.
 func Deleted(ctx context.Context, pids []int, device uint64, since time.Time) Usage {
 	u := &unnamed{since: since.Unix(), seen: map[file]bool{}, use: Usage{Device: device, Complete: true}}
 	for _, pid := range pids {

@@ -9,10 +9,9 @@ import (
 )
 
 // PullAside pulls the image of a reference and inspects it, but does not change which image the engine has under that
-// reference. It gives the pulled image the name in the parameter as, and takes this name away from any other image.
-// After the pull, the engine may also have a reference by digest to the image; PullAside then calls the function left
-// with this reference. If several callers share the pull, only the function of one caller is called. PullAside reports
-// progress and returns errors like [Engine.PullImage].
+// reference. The pulled image gets the given name, which any other image loses. After the pull, the engine may also
+// have a reference by digest to the image; PullAside then passes this reference to left. If several callers share the
+// pull, only one of them gets the reference. PullAside reports progress and returns errors like [Engine.PullImage].
 func (ps *pulls) PullAside(ctx context.Context, ref, as string, left func(ref string),
 	report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)

@@ -34,8 +34,8 @@ func (c call) subject() string {
 	return s
 }
 
-// do runs f with the call's deadline, and translates f's error. All calls of the Docker client are made in such a
-// function f, except for the endless streams of events.
+// do runs f with the call's deadline, and translates f's error. Every call of the Docker client runs inside do, except
+// for the endless streams of events.
 func (conn *connection) do(ctx context.Context, c call, f func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()

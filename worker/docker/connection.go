@@ -7,7 +7,10 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/docker/docker/api/types/versions"
 	"github.com/docker/docker/client"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // connection is shared by all parts of an [Engine]. It has the deadlines and the Docker clients. All requests of the
@@ -18,7 +21,7 @@ type connection struct {
 	pinger      *client.Client // dials a new connection for each request
 	deployment  string
 	callTimeout time.Duration
-	fence       func() error // the transport calls it before every change
+	fence       func() error // the transport calls fence before every change
 	log         *slog.Logger
 }
 
@@ -33,16 +36,26 @@ func newConnection(cfg Config) (*connection, error) {
 	return conn, conn.dial(cfg)
 }
 
-// negotiate checks that the engine answers, and agrees with the engine on the API version.
+// oldestAPI is the API version of Docker Engine 20.10, the oldest that Boxfleet is tested with.
+const oldestAPI = "1.41"
+
+// negotiate checks that the engine answers, and agrees with the engine on the API version. Error: failed_precondition
+// with reason unsupported if the engine is older than 20.10.
 func (conn *connection) negotiate(ctx context.Context) error {
 	c := call{verb: "connect to", kind: kindEngine, name: conn.Address(), limit: conn.readLimit()}
-	return conn.do(ctx, c, func(ctx context.Context) error {
+	err := conn.do(ctx, c, func(ctx context.Context) error {
 		ping, err := conn.client.Ping(ctx)
 		if err == nil {
 			conn.client.NegotiateAPIVersionPing(ping)
 		}
 		return err
 	})
+	if v := conn.client.ClientVersion(); err == nil && versions.LessThan(v, oldestAPI) {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported,
+			"the engine at %s speaks API version %s, older than %s: install Docker Engine 20.10 or newer",
+			conn.Address(), v, oldestAPI)
+	}
+	return err
 }
 
 // dial creates the Docker clients, with the fence as their transport. It sends no request.

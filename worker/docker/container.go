@@ -48,7 +48,7 @@ type ContainerSpec struct {
 	NoNewPrivileges bool
 	ReadOnlyRoot    bool
 	Tmpfs           map[string]int64 // size in bytes of each file system in memory, by target
-	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]; the caller unmounts them before any command runs
+	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]; the caller unmounts each before any command runs
 	ShmSize         int64            // size of /dev/shm in bytes; 0: the engine's default
 	Disk            int64            // size of the container's own layer in bytes; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
@@ -180,7 +180,7 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 }
 
 // StartContainer starts a container if it is not running. It fails with failed_precondition and reason start_failed if
-// the container can never start as it was created.
+// no retry can succeed, for example because the container's command is missing.
 func (cs *containers) StartContainer(ctx context.Context, id string) error {
 	return cs.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: cs.runLimit()},
 		func(ctx context.Context) error {

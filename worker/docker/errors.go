@@ -155,9 +155,9 @@ func unanswered(err error) bool {
 // portRefused matches the engine's errors for a port that is in use.
 var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
 
-// startRefused reports whether the container can never start as it was created, for example because its command or the
-// source of a mount is missing. If startRefused returns false, the engine itself failed. The engine's text for both
-// cases may be "failed to create task".
+// startRefused reports whether no retry of a start can succeed, for example because the container's command or the
+// source of a mount is missing. Otherwise the engine itself failed. The engine may report both cases as "failed to
+// create task".
 func startRefused(err error, message string) bool {
 	if cerrdefs.IsInvalidArgument(err) || strings.Contains(message, "OCI runtime") ||
 		strings.Contains(message, "error while creating mount source path") {

@@ -28,13 +28,13 @@ const eventOverlap = 2 * time.Second
 type eventStreams struct{ *connection }
 
 // Events follows the containers of this deployment until ctx ends. It waits until the stream has started, but not
-// longer than the time limit of a read. Then it calls the function begun and returns.
+// longer than the time limit of a read. Then it calls begun and returns.
 //
 // When the stream ends, exactly one error is sent, and then both channels are closed. The error is cancelled if ctx
 // ended, and unavailable otherwise. After unavailable, the caller should call Events again and list the containers.
 //
-// Events calls the function lost as soon as the stream breaks, even if the caller is not receiving events at that time.
-// It sends the error after that. So lost is called before a restarted engine can answer the caller.
+// As soon as the stream breaks, Events calls lost, even if the caller is not receiving events at that time. It sends
+// the error after that. The call of lost therefore comes before any answer of a restarted engine.
 func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
@@ -61,9 +61,9 @@ func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan 
 	return out, failed
 }
 
-// FollowImages calls the function changed whenever any client of the engine may have added, removed or renamed an
-// image. It returns when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check
-// for changes that occurred before a call of FollowImages.
+// FollowImages calls changed whenever any client of the engine may have added, removed or renamed an image. It returns
+// when ctx ends, with cancelled, or when the stream breaks, with unavailable. The caller must check for changes that
+// occurred before a call of FollowImages.
 func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error {
 	c := call{verb: "follow", kind: kindImage, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
@@ -84,9 +84,9 @@ func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error 
 	}
 }
 
-// forward sends the events of a stream to the channel out until the stream fails. Then it calls the function lost and
-// returns the stream's error. It keeps reading the stream while nobody receives from the channel, so that it notices
-// the failure at once.
+// forward sends the events of a stream to the channel out until the stream fails. Then it calls lost, and returns the
+// stream's error. It keeps reading the stream while nobody receives from the channel, so that it notices the failure at
+// once.
 func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event,
 	lost func()) error {
 	defer lost()

@@ -37,7 +37,7 @@ func TestCallsToAHungEngineFailWithinTheirLimit(t *testing.T) {
 	const timeout = 6 * time.Second // connecting may take a third of this timeout
 	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout, c.PullStall = timeout, timeout, timeout })
 	b.proxy.Pause()
-	var ended sync.WaitGroup // not parallel subtests: of these, only as many as the machine has cores wait at once
+	var ended sync.WaitGroup // goroutines, because only as many parallel subtests run at once as the machine has cores
 	for name, call := range calls() {
 		ended.Go(func() {
 			// Without the limit under test, this deadline ends the call.
@@ -99,7 +99,7 @@ func TestNoFaultIsMistakenForAnAbsentObject(t *testing.T) {
 			b.proxy.Inject(func(r *http.Request) dockertest.Fault { return c.fault })
 			for method, call := range calls() {
 				if slices.Contains(pulls, method) || method == "Ping" || method == "Events" || method == "Info" {
-					continue // pulls and Events follow below; the others name no object
+					continue // pulls and Events are tested below; the other calls name no object
 				}
 				err := call(t.Context(), b, "absent")
 				if !errors.Is(err, c.want) || docker.IsNotFound(err) {

@@ -87,8 +87,7 @@ func fenceConns(t *http.Transport) {
 	}
 }
 
-// arm sets the check that the connection runs before its next write. If the function ask is nil, the next write is not
-// checked.
+// arm sets the check that the connection runs before its next write. If ask is nil, the next write is not checked.
 func arm(c net.Conn, ask func() error) {
 	if encrypted, ok := c.(*tls.Conn); ok {
 		c = encrypted.NetConn()

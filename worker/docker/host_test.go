@@ -1,10 +1,19 @@
 package docker_test
 
 import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
 func TestAnEngineHasOneHostIDPerDeployment(t *testing.T) {
@@ -68,5 +77,39 @@ func TestConnectRefusesAnIncompleteConfig(t *testing.T) {
 		if _, err := docker.Connect(t.Context(), cfg); err == nil {
 			t.Errorf("Connect accepted a config with the defect %q", name)
 		}
+	}
+}
+
+// The engine's answers pass through a proxy that replaces the API version that the engine announces.
+func TestAnEngineOlderThan20_10IsRefused(t *testing.T) {
+	t.Parallel()
+	engine := dockertest.Socket(t)
+	for announced, supported := range map[string]bool{"1.40": false, "1.41": true} {
+		listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "engine.sock"))
+		check(t, err)
+		proxy := &httputil.ReverseProxy{
+			Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "engine"}) },
+			Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", engine)
+			}, DisableKeepAlives: true},
+			ModifyResponse: func(r *http.Response) error {
+				r.Header.Set("Api-Version", announced)
+				return nil
+			},
+		}
+		server := &http.Server{Handler: proxy}
+		go func() { _ = server.Serve(listener) }() // ends with Close
+		e, err := docker.Connect(t.Context(), docker.Config{
+			Host: "unix://" + listener.Addr().String(), Deployment: "d", Fence: docker.Unfenced,
+		})
+		switch {
+		case supported && err != nil:
+			t.Errorf("an engine that announces %s is refused: %v", announced, err)
+		case supported:
+			e.Close()
+		case protocol.CodeOf(err) != protocol.FailedPrecondition || !strings.Contains(err.Error(), "20.10 or newer"):
+			t.Errorf("an engine that announces %s: %v", announced, err)
+		}
+		check(t, server.Close())
 	}
 }

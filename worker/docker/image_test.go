@@ -214,7 +214,7 @@ func TestACallerAfterAnAbandonedPullStartsANewSharedPull(t *testing.T) {
 		}
 		go func() {
 			wait(first)
-			wait(t.Context()) // at once: the engine may not know yet that the first pull was abandoned
+			wait(t.Context()) // at once, because the engine may not know yet that the first pull was abandoned
 		}()
 		eventually.Holds(t, within, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 		abandonFirst()

@@ -42,8 +42,8 @@ type pulls struct {
 }
 
 // PullImage pulls an image and inspects it. Concurrent calls for the same image share one pull, which is cancelled only
-// when no caller waits for it any more. PullImage calls the function report, which may be nil, in the caller's
-// goroutine: at the start of the pull, at growing intervals during the pull, and at the end of a successful pull.
+// when no caller waits for it any more. PullImage calls report, which may be nil, in the caller's goroutine: at the
+// start of the pull, at growing intervals during the pull, and at the end of a successful pull.
 //
 // It fails with [ErrImageNotFound] if the registry does not have the image or hides it from this worker, and with
 // permission_denied and reason image_denied if the registry denies access. Otherwise it fails with unavailable and one
@@ -64,7 +64,7 @@ func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol
 }
 
 // pullOnce waits for the running pull of this name. If no pull of the name is running, pullOnce starts one: it calls
-// the function bring, which must get the image onto the engine under this name.
+// bring, which must get the image onto the engine under this name.
 func (ps *pulls) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
 	bring func(context.Context, *layers) error) error {
 	p := ps.joinPull(ctx, full, name, bring)
@@ -161,8 +161,8 @@ func (p *pull) wait(ctx context.Context, report func(protocol.PullProgress)) err
 	}
 }
 
-// pullWithRetries calls the function bring, and calls it again if the registry could not be reached, because that is
-// often temporary. It calls the function at most pullTries times.
+// pullWithRetries calls bring, at most pullTries times. It calls bring again only if the registry could not be reached,
+// because that is often temporary.
 func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	bring func(context.Context, *layers) error) error {
 	pause := ps.retryPause
@@ -317,7 +317,7 @@ func pullError(ref string, err error, known bool) error {
 }
 
 // credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine. If
-// there are no credentials, or if they cannot be read, the result known is false and the pull is anonymous.
+// there are no credentials, or if they cannot be read, it returns false, and the pull is anonymous.
 func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, known bool) {
 	found, err := loginFor(ctx, ps.dockerConfig, host)
 	if err != nil {

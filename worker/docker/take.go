@@ -13,17 +13,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Archive writes an image with one name, in the format of docker save. While it writes a layer, it calls the function
-// moved with the number of bytes of that layer written so far.
+// Archive writes an image with one name, in the format of docker save. While it writes a layer, it calls moved with the
+// number of bytes of that layer written so far.
 type Archive func(ctx context.Context, w io.Writer, moved func(layer string, done, total int64)) error
 
 // TakeImage loads an image from an archive, under the name in the archive. Callers use it for images that the engine
 // does not pull itself. The function open returns the archive, or nil if the engine already has the image. As in
-// [Engine.PullImage], concurrent calls for the same reference share one load, and the function report is called during
-// the load.
+// [Engine.PullImage], concurrent calls for the same reference share one load, and TakeImage calls report during the
+// load.
 //
-// TakeImage returns the errors of the function open and of the archive. Before it returns an error with reason
-// registry_unreachable, it tries again several times. It fails with unavailable and reason image_pull_stalled after
+// TakeImage returns the errors of open and of the archive. After an error with reason registry_unreachable, it tries
+// again several times before it returns the error. It fails with unavailable and reason image_pull_stalled after
 // [Config.PullStall] without progress, and with reason image_pull_failed if the engine refuses the image.
 func (ps *pulls) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error),
 	report func(protocol.PullProgress)) error {

@@ -35,8 +35,8 @@ func (e *Epoch) Lost() {
 	e.lost = true
 }
 
-// Load returns the epoch. To learn in which epoch a container is inspected or started, call Load before the request to
-// the engine that does so.
+// Load returns the epoch. To learn in which epoch a container is inspected or started, call Load before sending that
+// request to the engine.
 func (e *Epoch) Load() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// in calls f inside a network namespace. Connections that f opens remain in that namespace.
+// in calls f while its thread is in a network namespace. Connections that f opens remain in that namespace.
 func in(t *testing.T, namespace string, f func() error) {
 	t.Helper()
 	done := make(chan error)

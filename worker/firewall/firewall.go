@@ -191,9 +191,8 @@ func (f *Firewall) Mark() uint64 {
 }
 
 // Sync rewrites all rules, which restores missing rules. It also removes the rules of networks that are gone. The
-// parameter listed has the engine's networks. The caller must read this list after it has called [Firewall.Mark], whose
-// result is the parameter mark. Changes that other methods have made since the call of Mark take precedence over the
-// list.
+// caller first calls [Firewall.Mark], then reads the list of the engine's networks, and passes both results to Sync.
+// Changes that other methods have made since the call of Mark take precedence over the list.
 func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

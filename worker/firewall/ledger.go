@@ -79,8 +79,8 @@ func (l *ledger) update(mark uint64, listed []Network) {
 	maps.DeleteFunc(l.gone, func(_ string, at uint64) bool { return at <= mark })
 }
 
-// networks returns the known networks. The parameter ruled has the bridges with rules. The result missing is the number
-// of known networks that exist on the engine, but have no rules.
+// networks returns the known networks. The parameter ruled has the bridges with rules. The second result counts the
+// known networks that exist on the engine, but have no rules.
 func (l *ledger) networks(ruled map[string]bool) (networks []Network, missing int) {
 	networks = make([]Network, 0, len(l.known))
 	for bridge, e := range l.known {

@@ -117,8 +117,8 @@ func (n *namespace) do(f func() error) error {
 	return <-done
 }
 
-// enter moves its thread into the namespace, runs f, and moves the thread back. If the thread cannot be moved back, it
-// stays locked to the goroutine, so that it ends with the goroutine.
+// enter moves the current thread into the namespace, runs f, and moves the thread back. If the thread cannot be moved
+// back, it stays locked to the goroutine, and ends with the goroutine.
 func (n *namespace) enter(f func() error) error {
 	runtime.LockOSThread()
 	own, err := os.Open("/proc/thread-self/ns/net")

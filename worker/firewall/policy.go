@@ -54,7 +54,7 @@ func ParsePolicy(text string) (Policy, error) {
 	return p, nil
 }
 
-// everything is the range of all addresses. A policy that allows it means the same as mode internet.
+// everything is the range of all addresses. A policy that allows this range means the same as mode internet.
 var everything = netip.MustParsePrefix("0.0.0.0/0")
 
 // internet reports whether a policy allows the whole internet. Such a policy also allows the host's name servers.
@@ -83,7 +83,7 @@ func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 }
 
 // Denied returns the index of the first range in a policy that no sandbox may reach: the host's own addresses, the
-// network pool of the sandboxes, the ranges that are never reachable, and those that the operator denies. A range
+// network pool of the sandboxes, the ranges that are never reachable, and the ranges that the operator denies. A range
 // counts if it lies completely within one of these.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)

@@ -190,8 +190,8 @@ func (s *script) network(n Network) error {
 		VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
 }
 
-// allow writes the rules for the ranges of a policy. Private ranges are allowed only if the operator allows them too.
-// All other ranges allow only their public addresses.
+// allow writes the rules for the ranges of a policy. A private range is allowed only if the operator allows it too. In
+// a range that is not private, only the public addresses are allowed.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {

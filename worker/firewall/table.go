@@ -28,8 +28,8 @@ type table struct {
 	counts bool // the kernel can count connections; true until a write shows the contrary
 }
 
-// writeCommon writes the rules that all networks share. If the kernel does not support replies to refused packets, or a
-// limit of connections, writeCommon leaves out the rules for that.
+// writeCommon writes the rules that all networks share. Some kernels do not support replies to refused packets, or a
+// limit of connections. writeCommon then leaves out the rules that need this support.
 func (t *table) writeCommon() error {
 	err := t.transact(t.common)
 	if errors.Is(err, unix.EOPNOTSUPP) && !t.silent {

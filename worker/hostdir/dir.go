@@ -107,7 +107,7 @@ func (d Dir) Sandbox() string {
 // Ctl returns the path of the directory with the worker's socket.
 func (d Dir) Ctl() string { return filepath.Join(d.Path, "ctl") }
 
-// Run returns the path of the directory that the supervisor writes to.
+// Run returns the path of the directory with the files that the supervisor writes.
 func (d Dir) Run() string { return filepath.Join(d.Path, "run") }
 
 // ExecHash returns the path of the file with the hash states of an exec's output.

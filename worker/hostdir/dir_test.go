@@ -67,7 +67,7 @@ func TestEarlierOutputIsRecordedOnceTheDiskHasRoomAgain(t *testing.T) {
 	dir, free := fullDisk(t)
 	d := In(dir).Of(web, 1)
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
-		t.Skip(err) // not even a directory fits
+		t.Skip(err) // the disk has no room even for a directory
 	}
 	if got, err := d.EarlierOutput([2]int64{1, 2}); err == nil {
 		t.Fatalf("on a full disk, EarlierOutput returned %v and no error", got)

@@ -114,7 +114,7 @@ func resolvFile(host string) string {
 		switch fields := strings.Fields(line); {
 		case len(fields) < 2:
 		case fields[0] == "search", fields[0] == "domain":
-			search = "search " + strings.Join(fields[1:], " ") + "\n" // the last such line counts
+			search = "search " + strings.Join(fields[1:], " ") + "\n" // the last search line counts
 		case fields[0] == "options":
 			options = fields[1:]
 		}

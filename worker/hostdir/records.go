@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// Defaults are settings that each start of a container needs. Each comes from the spec or, if the spec does not have
-// it, from the image. The settings are stored, because the image's name may refer to another image later.
+// Defaults are settings that each start of a container needs. A setting that the spec lacks comes from the image. The
+// settings are stored, because the image's name may refer to another image later.
 type Defaults struct {
 	User    string   `json:"user,omitempty"`
 	Cwd     string   `json:"cwd,omitempty"`
@@ -38,8 +38,8 @@ func (d Dir) Defaults() (v Defaults, err error) {
 }
 
 // EarlierOutput returns how much of the two streams of a container's own command was published on other hosts before
-// the container was made on this one. The parameter now is how much is published at the time of the call. The first
-// call stores this value, and all calls return the stored value.
+// this host made the container. The first call stores its argument, which is how much is published at that time. Every
+// call returns the stored value.
 func (d Dir) EarlierOutput(now [2]int64) (earlier [2]int64, err error) {
 	data, err := os.ReadFile(filepath.Join(d.Path, "output"))
 	if err == nil {

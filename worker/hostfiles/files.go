@@ -52,7 +52,7 @@ type FindHome func() (dir, env string, err error)
 
 // Choose adds the bindings of a spec's tools to the bindings of its mounts, and stores all bindings in the sandbox's
 // directory. If an earlier try of the create has stored bindings, Choose returns the stored bindings, because a
-// container with them may exist. Choose calls the function home only if a tool needs the home directory.
+// container with them may exist. Choose calls home only if a tool needs the home directory.
 func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Binding, home FindHome) (Bindings, error) {
 	stored, ok, err := load(d)
 	if err != nil {

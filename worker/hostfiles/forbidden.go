@@ -70,7 +70,7 @@ type source struct {
 
 var errCollides = errors.New("the source and a forbidden path overlap")
 
-// collides returns errCollides if the source is the forbidden path, is inside it, or contains it.
+// collides returns errCollides if the source and the forbidden path are the same, or if one is inside the other.
 func (s *source) collides(forbidden string, mounts mountTable) error {
 	if isBelow(s.real, forbidden) || isBelow(forbidden, s.real) {
 		return errCollides

@@ -40,9 +40,9 @@ func (h *Homes) remember(of imageUser, home string) {
 }
 
 // Of returns the home directory that the commands of a sandbox's user will have. It is HOME in the spec, otherwise HOME
-// in the image, otherwise the directory in the image's /etc/passwd. The function passwd reads this file. If root has no
-// entry in the file, the home directory is /root, and the result env is the value to which HOME must be set. In all
-// other cases, env is "". The error is invalid_argument if no home is found.
+// in the image, otherwise the directory in the image's /etc/passwd. passwd() reads this file. If root has no entry in
+// the file, the home directory is /root, and the result env is the value to which HOME must be set. In all other cases,
+// env is "". The error is invalid_argument if no home is found.
 func (h *Homes) Of(
 	spec *protocol.SandboxSpec, image docker.Image, user string, passwd func() ([]byte, error),
 ) (home, env string, err error) {

@@ -41,7 +41,7 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 		filepath.Join(allowed, "sub"):          "",
 		filepath.Join(allowed, "in"):           "",
 		allowed + "/sub/../sub":                "",
-		allowed:                                protocol.PermissionDenied, // contains the socket and the state
+		allowed:                                protocol.PermissionDenied, // directory with the socket and the state
 		filepath.Join(allowed, "out"):          protocol.PermissionDenied,
 		filepath.Join(allowed, "root"):         protocol.PermissionDenied,
 		socket:                                 protocol.PermissionDenied,

@@ -30,7 +30,7 @@ type toolMount struct {
 // toolUse is one mount of a tool.
 type toolUse struct {
 	mount    string
-	required bool // without this mount, the host refuses the tool; an optional mount that is missing is left out
+	required bool // if this mount is missing, the host refuses the tool; a missing optional mount is left out
 }
 
 type tool struct {

@@ -22,9 +22,9 @@ import (
 // engineDirs are directories in which the engine or the worker mounts file systems in every container.
 var engineDirs = []string{"/proc", "/sys", "/dev", control.ContainerAt}
 
-// Volumes lists the volumes that an image declares, except those at a path in the parameter mounted. Outer volumes come
-// before inner volumes. The error is failed_precondition if a volume is at a path that cannot be covered. The parameter
-// field is the image's field in the spec, for the error.
+// Volumes lists the volumes that an image declares, except volumes at the mounted paths. Outer volumes come before
+// inner volumes. The error is failed_precondition if a volume is at a path that cannot be covered. The parameter field
+// is the image's field in the spec, for the error.
 func Volumes(image docker.Image, mounted []string, field string) ([]string, error) {
 	var volumes []string
 	for _, declared := range image.Volumes {
@@ -45,7 +45,7 @@ func Volumes(image docker.Image, mounted []string, field string) ([]string, erro
 }
 
 // CoverVolumes adds the covers of volumes to a container, so that the engine mounts no directory of the host at these
-// paths. memory is the container's limit.
+// paths. memory is the container's memory limit.
 func CoverVolumes(spec *docker.ContainerSpec, volumes []string, memory protocol.Bytes) {
 	for _, at := range volumes {
 		if spec.Covers == nil {

@@ -92,7 +92,7 @@ func parseRanges(texts []string) (ranges []netip.Prefix) {
 func (m *Images) Load() { m.inventory.load() }
 
 // Get returns an image, and pulls it if the pull policy demands that. The image stays on the host until the caller
-// calls the returned function release. Get calls the function report, which may be nil, with the progress of a pull.
+// calls release. Get calls report, which may be nil, with the progress of a pull.
 func (m *Images) Get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (
 	_ docker.Image, release func(), err error) {
 	full, err := imageref.Full("spec.image", ref)

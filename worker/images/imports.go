@@ -268,7 +268,7 @@ func (c *checkedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// drain reads and discards the rest of a file after the decompressor has stopped, because the digest is of the whole
+// drain reads and discards the rest of a file after the decompressor has stopped, because the digest covers the whole
 // file.
 type drain struct{ r io.Reader }
 

@@ -23,8 +23,8 @@ type inventory struct {
 	log     *slog.Logger
 	changed wake.Signal // set when the report of images is outdated
 
-	// removal is locked while an image is removed, and while the method hold counts a use of an image. A removal
-	// therefore knows of every use that was counted before.
+	// removal is locked while an image is removed, and while hold counts a use of an image. A removal therefore knows
+	// of every use that was counted before.
 	removal sync.Mutex
 
 	mu      sync.Mutex
@@ -72,7 +72,7 @@ func (v *inventory) load() {
 		err = json.Unmarshal(data, &records)
 	}
 	if err != nil {
-		v.log.Warn("could not read the record of the host's images; images that are already there will not be removed",
+		v.log.Warn("could not read the record of the host's images; the images that the host has now will not be removed",
 			"error", err)
 		return
 	}
@@ -159,8 +159,8 @@ func (v *inventory) owns(name, id string) bool {
 	return r != nil && r.ID == id && !r.Others
 }
 
-// hold keeps the image of a full reference on the host until the caller calls release. The call of release counts as
-// another use of the image.
+// hold keeps the image of a full reference on the host until the caller calls release. release also sets the image's
+// time of last use.
 func (v *inventory) hold(full string) (release func()) {
 	v.removal.Lock()
 	defer v.removal.Unlock()
@@ -312,7 +312,7 @@ func (v *inventory) older(ref string) *record {
 	return nil
 }
 
-// dropOlder drops a record that the method older has returned.
+// dropOlder drops a record that [inventory.older] returned.
 func (v *inventory) dropOlder(ref string, r *record) {
 	v.mu.Lock()
 	if v.records[ref] == r && v.pins[ref] == protocol.ImageImported {
@@ -362,8 +362,8 @@ func (v *inventory) rows() []protocol.HostImage {
 	})
 }
 
-// withRefs returns the names, preceded by further references: if only the worker uses an image's name on the host,
-// withRefs adds the reference by which specs name the image.
+// withRefs returns the names, and before them further references: for each name that only the worker uses, the
+// reference by which specs name the image.
 func (v *inventory) withRefs(names []string) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 
 // With these limits, a report fits into one message.
 const (
-	maxReported  = 1000      // maximum number of images that the worker manages; also the maximum number of names
+	maxReported  = 1000      // maximum number of names, and of images that the worker manages
 	maxNameBytes = 128 << 10 // maximum length of all names together
 )
 
@@ -92,8 +92,8 @@ func (p *reporter) follow(ctx context.Context) {
 	}
 }
 
-// limitNames returns the first names, as many as fit into a report, in sorted order. The caller puts important names
-// first. The result cut is true if some names did not fit.
+// limitNames returns as many of the first names as fit into a report, sorted, and reports whether some names did not
+// fit. The caller puts important names first.
 func limitNames(names []string) (reported []string, cut bool) {
 	size := 0
 	for _, name := range names {

@@ -94,10 +94,10 @@ type holder struct {
 	watchers int
 }
 
-// relieve finds the sandbox that has the most file watchers. If the sandbox has more file watchers than the parameter
-// least, relieve kills processes of the sandbox until it has at most that many. It begins with the processes that have
-// the most. The parameter containers maps the first process of each container to the name of the sandbox. First
-// processes have no file watchers, and are never killed.
+// relieve finds the sandbox that has the most file watchers. If the sandbox has more than least file watchers, relieve
+// kills processes of the sandbox until least are left. It begins with the processes that have the most file watchers.
+// The parameter containers maps the first process of each container to the name of the sandbox. First processes have no
+// file watchers, and are never killed.
 func relieve(containers map[int]string, least int) (name string, killed int) {
 	held := findHolders(containers)
 	total := map[string]int{}

@@ -11,9 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// A bridge is removed after it was an orphan for the time Config.Reconcile multiplied by orphanPasses. The wait is
-// necessary after a worker was killed: the engine may still be creating the network of a bridge that looks like an
-// orphan.
+// A bridge is removed once it was an orphan for orphanPasses times Config.Reconcile. The wait is necessary after a
+// worker was killed: the engine may still be creating the network of a bridge that looks like an orphan.
 const orphanPasses = 4
 
 // orphans are bridges that were created for networks of this deployment, but belong to no network of the engine. The

@@ -32,7 +32,7 @@ func TestABridgeIsAnOrphanSinceItWasFirstFoundWithoutANetwork(t *testing.T) {
 	if got := o.update([]firewall.Bridge{one}, netip.MustParsePrefix("10.202.0.0/16"), nil, nil, second); len(got) != 0 {
 		t.Errorf("a bridge outside of this worker's pool is an orphan: %v", got)
 	}
-	o = o.update([]firewall.Bridge{one}, pool, nil, nil, second) // the bridge in two is no longer abandoned
+	o = o.update([]firewall.Bridge{one}, pool, nil, nil, second) // bridge two is no longer abandoned
 	if len(o) != 1 || !o[one].Equal(first) {
 		t.Errorf("after the second update, the orphans are %v, want the first bridge since the first update", o)
 	}

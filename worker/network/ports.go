@@ -61,8 +61,8 @@ func (i *Isolation) ChoosePorts(allowed protocol.PortRange, spec []protocol.Port
 // maxCandidates limits how many ports are tried to find a free port.
 const maxCandidates = 1024
 
-// portCandidates returns ports of a range, except those for which the function taken returns true. The order is random,
-// so that sandboxes that start at the same time do not try the same ports.
+// portCandidates returns ports of a range, except those that are taken. The order is random, so that sandboxes that
+// start at the same time do not try the same ports.
 func portCandidates(r protocol.PortRange, taken func(port int) bool) (candidates []int) {
 	for _, at := range rand.Perm(r.Len()) {
 		if port := r.First + at; !taken(port) && len(candidates) < maxCandidates {
@@ -104,7 +104,7 @@ func PublishedPorts(spec, bound []protocol.Port) ([]protocol.Port, error) {
 var portInMessage = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:(\d+)`)
 
 // PortConflict adds the spec's field to an error of the engine about a port that is taken or cannot be published. The
-// result retry is true if the spec left the port open, so that a start with another port may succeed.
+// result retry is true if the spec left the port open: a start with another port may then succeed.
 func PortConflict(err error, spec []protocol.Port) (named error, retry bool) {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Reason != docker.ReasonPortTaken && e.Reason != protocol.ReasonUnsupported {

@@ -48,8 +48,8 @@ func (r *rules) Restore(n firewall.Network) error {
 }
 
 // RestoreExisting is like Restore, for the network of a sandbox that was created earlier. The operator may have turned
-// the firewall off since the sandbox was created. The function find returns the engine's network, and false if the
-// network does not exist.
+// the firewall off since the sandbox was created. find returns the engine's network, and false if the network does not
+// exist.
 func (i *Isolation) RestoreExisting(s *protocol.SandboxSpec, find func() (docker.Network, bool, error)) error {
 	if _, err := i.enforceable(s); err != nil || !i.required {
 		return err

@@ -160,7 +160,7 @@ func (s *Subnets) Free() int {
 	return int(s.size()) - len(s.ours) - len(s.foreign)
 }
 
-// MarkForeign records that a subnet which was just taken is used by a network that is not this worker's.
+// MarkForeign records that a network of another owner uses a subnet that was just taken.
 func (s *Subnets) MarkForeign(p netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -80,7 +80,7 @@ func TestAnUpdateKeepsChangesThatWereMadeWhileItsListWasRead(t *testing.T) {
 	s := newPool(t, "10.201.0.0/26")
 	at := func(i uint32) []netip.Prefix { return []netip.Prefix{s.at(i)} }
 	s.Use(s.at(0))
-	if _, err := s.Take(); err != nil { // takes the subnet at 1, whose network does not exist yet
+	if _, err := s.Take(); err != nil { // the subnet at 1, whose network does not exist yet
 		t.Fatal(err)
 	}
 	s.begin()

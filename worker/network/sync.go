@@ -11,9 +11,9 @@ import (
 // Mark returns a value for [Isolation.Sync]. It must be called before the engine's networks are listed.
 func (i *Isolation) Mark() uint64 { return i.firewall.Mark() }
 
-// Sync restores missing rules, and removes the rules of networks that are gone. The parameter networks has this
-// deployment's networks on the engine. The caller must read this list after it has called [Isolation.Mark], whose
-// result is the parameter mark. Sync reports whether [Isolation.Status] changed.
+// Sync restores missing rules, and removes the rules of networks that are gone. The caller first calls
+// [Isolation.Mark], then reads the list of this deployment's networks on the engine, and passes both results to Sync.
+// Sync reports whether [Isolation.Status] changed.
 func (i *Isolation) Sync(ctx context.Context, mark uint64, networks []docker.Network) (changed bool) {
 	if !i.required || i.fence() != nil {
 		i.Withdraw()

@@ -23,7 +23,7 @@ type CommandLog struct {
 	mu    sync.Mutex
 	sizes [2]int64 // sizes of stdout and stderr, as the supervisor reported
 
-	known bool // the method begin has succeeded; used by Run, and by Finish after Run has returned
+	known bool // begin has succeeded; used by Run, and by Finish after Run has returned
 }
 
 // CommandLogConfig describes a container's command. All fields but Earlier are required.
@@ -35,7 +35,7 @@ type CommandLogConfig struct {
 	// Hosts returns the hosts that the sandbox was and is on.
 	Hosts func() []protocol.OutputHost
 
-	// Earlier returns how many bytes of each stream the command printed on earlier hosts. The parameter end is how many
+	// Earlier returns how many bytes of each stream the command printed on earlier hosts. The argument is how many
 	// bytes of each stream the log has now. A nil Earlier means that the command ran on no other host.
 	Earlier func(end [2]int64) ([2]int64, error)
 	Logger  *slog.Logger
@@ -103,8 +103,7 @@ func (l *CommandLog) Run(ctx context.Context) {
 }
 
 // Finish publishes the last output of the command, within [FinishWithin]. The supervisor reports the final sizes before
-// it reports the end of the command, so Finish first waits until the function runs returns false. Run must have
-// returned.
+// it reports the end of the command, so Finish first waits until runs() returns false. Run must have returned.
 func (l *CommandLog) Finish(ctx context.Context, runs func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, FinishWithin)
 	defer cancel()
@@ -165,7 +164,7 @@ func (l *CommandLog) publish(ctx context.Context) error {
 			continue
 		}
 		f, err := supervise.OpenPrimary(run, names[i])
-		if err != nil { // the container removed or replaced the file
+		if err != nil { // the file is missing, or is not a regular file
 			l.streams[i].published = size
 			continue
 		}

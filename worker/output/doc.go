@@ -8,8 +8,8 @@
 //	commandlog.go  the output of a container's own   │    turns.go  sandboxes and execs take turns
 //	               command ──────────────────────────┘
 //
-// The files are untrusted: a container can change them. The worker reads no more than the size that the supervisor
-// reported. If a file is shorter, or not a regular file, its stream ends.
+// The files are untrusted: processes in a sandbox that an older worker created can change them. The worker reads no
+// more than the size that the supervisor reported. If a file is shorter, or not a regular file, its stream ends.
 //
 // The package imports protocol, backoff, jetstream, supervisor/control and worker/supervise.
 package output

@@ -95,7 +95,7 @@ func (p *Exec) SetAge(age time.Duration) {
 	}
 }
 
-// extend moves the deadline if less than lastTry is left before it.
+// extend moves the deadline so that at least lastTry is left.
 func (p *Exec) extend() {
 	if last := time.Now().Add(lastTry); !p.deadline.IsZero() && p.deadline.Before(last) {
 		p.deadline = last
@@ -130,7 +130,7 @@ func (p *Exec) NothingPublished(ctx context.Context) (bool, error) {
 	return p.checked && stdout == 0 && stderr == 0, nil
 }
 
-// current reports whether the published offsets are known to be those in the log.
+// current reports whether the published offsets are known to match the log.
 func (p *Exec) current() bool {
 	return p.checked && !p.unsure && p.reconnects == p.host.conn.Reconnects()
 }
@@ -175,8 +175,8 @@ func (p *Exec) delayed(err error) error {
 
 func isDelayed(err error) bool { return errors.As(err, new(*delayedError)) }
 
-// Publish publishes both streams up to these sizes. If the result again is not 0, the caller must call Publish once
-// more after this time, because the log did not store all output, or because published output must still be freed on
+// Publish publishes both streams up to these sizes. If it returns a time other than 0, the caller must call Publish
+// again after that time, because the log did not store all output, or because published output must still be freed on
 // disk.
 func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Duration, err error) {
 	err = p.publish(ctx, stdout, stderr)
@@ -189,8 +189,8 @@ func (p *Exec) Publish(ctx context.Context, stdout, stderr int64) (again time.Du
 	return 0, err
 }
 
-// PublishAll publishes the rest of the output of an exec that has ended. The result lost says why the log lacks a part
-// of the output, and is nil if the log has all output.
+// PublishAll publishes the rest of the output of an exec that has ended. If the log lacks a part of the output, the
+// result lost says why.
 func (p *Exec) PublishAll(ctx context.Context, stdout, stderr int64) (lost *protocol.Error, err error) {
 	p.extend()
 	for {

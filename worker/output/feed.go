@@ -25,7 +25,7 @@ type feed struct {
 	rolling bool
 }
 
-// storedOn names the feed's output from these hosts.
+// storedOn identifies the output of this feed that was published from the given hosts.
 func (p *feed) storedOn(hosts []protocol.OutputHost) jetstream.OutputOf {
 	return jetstream.OutputOf{Tenant: p.key.Tenant, Sandbox: p.key.ID, Log: p.name, Hosts: hosts}
 }
@@ -50,8 +50,8 @@ type observer interface {
 	mayContinue() error
 	// sent is called after a chunk was sent. An error ends publishing.
 	sent() error
-	// stored is called after the log acknowledged a chunk of a file. data is the chunk, which begins at an offset of
-	// the file.
+	// stored is called after the log acknowledged a chunk of a file. at is the chunk's offset in the file, and data is
+	// the chunk's content.
 	stored(f *os.File, s *stream, at int64, data []byte)
 }
 
@@ -134,7 +134,7 @@ func (p *feed) send(
 	s := &p.streams[i]
 	data := make([]byte, t.size)
 	n, err := f.ReadAt(data, at)
-	if n == 0 || err != nil && err != io.EOF { // the container truncated or replaced the file
+	if n == 0 || err != nil && err != io.EOF { // the file is shorter than reported, or cannot be read
 		t.done()
 		if p.rolling {
 			s.published = size
@@ -174,7 +174,7 @@ type chunks struct {
 }
 
 type chunkInFlight struct {
-	at     int64 // offset of its first byte
+	at     int64 // offset of the chunk's first byte
 	data   []byte
 	stored <-chan error
 	turn   *turn
@@ -196,7 +196,7 @@ func (c *chunks) oldest() <-chan error {
 // settle removes the oldest chunk, and returns it. Call settle after the log has answered this chunk.
 func (c *chunks) settle() chunkInFlight {
 	first := c.inFlight[0]
-	c.inFlight[0] = chunkInFlight{} // lets the garbage collector free its data
+	c.inFlight[0] = chunkInFlight{} // so that the garbage collector can free the chunk's data
 	c.inFlight = c.inFlight[1:]
 	first.turn.done()
 	return first

@@ -57,8 +57,8 @@ func (s *stream) moveTo(published int64, empty bool) {
 	s.synced, s.marked = min(s.synced, published), min(s.marked, published)
 }
 
-// sync updates synced. Acknowledged output survives a crash of the server once the acknowledgement is older than the
-// time in the parameter after.
+// sync updates synced. Acknowledged output survives a crash of the server once this time has passed since the
+// acknowledgement.
 func (s *stream) sync(now time.Time, after time.Duration) {
 	if now.Sub(s.markedAt) >= after {
 		s.synced, s.marked, s.markedAt = s.marked, s.published, now
@@ -125,7 +125,7 @@ func (p *Exec) readFreed() {
 	})
 }
 
-// eachFile calls the function visit for the files of both streams. It leaves out a file that cannot be opened.
+// eachFile calls visit for the files of both streams. It leaves out a file that cannot be opened.
 func (p *Exec) eachFile(run *os.Root, visit func(*os.File, *stream)) {
 	for i, name := range names {
 		f, err := supervise.OpenOutput(run, p.name, name)

@@ -29,7 +29,7 @@ type publishing struct {
 // here is the host of these tests.
 var here = []protocol.OutputHost{{ID: "HOSTA"}}
 
-// storedHere names the output in a log that was published from the host of these tests.
+// storedHere identifies the output of a log that the host of these tests published.
 func storedHere(log string) jetstream.OutputOf {
 	return jetstream.OutputOf{Tenant: "default", Sandbox: "s", Log: log, Hosts: here}
 }
@@ -147,8 +147,8 @@ func (p *publishing) awaitFreed(pub *Exec) {
 	})
 }
 
-// stored checks that the log has only output that the exec printed, and returns the offsets at which it begins and
-// ends.
+// stored checks that the log has only output that the exec printed, and returns the offsets at which this output begins
+// and ends.
 func (p *publishing) stored() (from, to int64) {
 	p.t.Helper()
 	from = -1

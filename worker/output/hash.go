@@ -16,8 +16,8 @@ import (
 )
 
 // hashing computes the SHA-256 of the bytes of a stream that the log has acknowledged. The worker hashes the bytes that
-// it sent, because a container can change its files later. Bytes that an earlier worker sent are read from the file. If
-// those bytes were freed on disk, the hash continues from the state that the earlier worker saved.
+// it sent, because the files are untrusted. Bytes that an earlier worker sent are read from the file. If those bytes
+// were freed on disk, the hash continues from the state that the earlier worker saved.
 type hashing struct {
 	sum     hash.Hash // nil: no byte is hashed yet
 	hashed  int64     // number of bytes at the start of the stream that sum covers
@@ -164,7 +164,7 @@ func (p *Exec) hashRest(ctx context.Context, i int) error {
 	defer done()
 	f, err := supervise.OpenOutput(run, p.name, names[i])
 	if err != nil {
-		return nil // the container removed or replaced the file
+		return nil // the file is missing, or is not a regular file
 	}
 	defer f.Close()
 	s.unknown = false

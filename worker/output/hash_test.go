@@ -26,7 +26,7 @@ func TestTheHashCoversAllPublishedOutput(t *testing.T) {
 		p.publish(pub)
 		p.hashes(pub)
 	}
-	pub.unsure = true // publishes everything again
+	pub.unsure = true // pub publishes everything again
 	p.print(5)
 	p.publish(pub)
 	p.hashes(pub)
@@ -60,11 +60,11 @@ func TestANewWorkerHashesOutputBeforeItFreesIt(t *testing.T) {
 	t.Parallel()
 	p := newPublishing(t)
 	pub := p.publisher(false)
-	pub.syncAfter = 1 << 62 // frees nothing
+	pub.syncAfter = 1 << 62 // pub frees nothing
 	p.print(5<<20 + 1234)
 	p.publish(pub)
 	p.print(10)
-	p.publish(pub) // its only chunk says that the log has all output, so the next worker has nothing to publish
+	p.publish(pub) // the chunk says that the log has all output, so the next worker has nothing to publish
 	next := p.publisher(true)
 	p.awaitFreed(next)
 	p.hashes(next)
@@ -84,7 +84,7 @@ func TestAHashIsUnknownIfFreedOutputWasNotHashed(t *testing.T) {
 	}
 }
 
-// The container can change the file after its bytes were published.
+// The file may change after its bytes were published.
 func TestTheHashIsOfTheBytesThatWereSent(t *testing.T) {
 	t.Parallel()
 	p := newPublishing(t)

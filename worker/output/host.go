@@ -12,7 +12,7 @@ import (
 type Config struct {
 	Conn *jetstream.Conn
 
-	HostID string // id of the Docker host; the output is stored under it
+	HostID string // id of the Docker host, under which the output is stored
 
 	// A sandbox may publish Burst bytes as fast as the log takes them, and Rate bytes a second after that.
 	Burst, Rate protocol.Bytes
@@ -31,7 +31,7 @@ type Host struct {
 	conn  *jetstream.Conn
 	turns *turns
 	freed lastFree
-	kept  atomic.Int64 // number of ended execs with files that are kept for a moment
+	kept  atomic.Int64 // number of ended execs whose files are kept for a moment
 }
 
 // New returns a host without output to publish.

@@ -17,9 +17,10 @@ const (
 	keepWithin = time.Minute // longest time for which the files are kept
 )
 
-// Forget waits in the background until a crash of the server can no longer lose the output of the ended exec, but at
-// most for keepWithin. Then it calls the function forget, which removes the exec's files. The function while derives
-// the context of the wait from the given context; the derived context must end with the container.
+// Forget waits in the background until a crash of the server can no longer lose the output of the ended exec. Then it
+// calls forget, which removes the exec's files. Forget calls forget at once if the files exceed the limits above, and
+// ends the wait after keepWithin. The first parameter derives a context that ends with the container; the wait ends
+// with that context, too.
 func (p *Exec) Forget(while func(context.Context) (context.Context, context.CancelFunc), forget func()) {
 	h := p.host
 	stdout, stderr := p.Published() // the same sizes as in the event of the exec's end

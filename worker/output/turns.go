@@ -14,12 +14,12 @@ import (
 // up its burst is limited to its rate.
 type turns struct {
 	burst, rate float64 // limits of each sandbox, in bytes and bytes per second
-	pace        float64 // limit of all sandboxes that yield, together, in bytes per second
+	pace        float64 // limit of all yielding sandboxes together, in bytes per second
 
 	mu       sync.Mutex
 	queues   map[protocol.SandboxKey]*queue
 	active   [2]activity // the latest activity of each of the two sandboxes that were active last
-	paced    float64     // bytes that sandboxes that yield may send now; below 0: they have to wait
+	paced    float64     // bytes that the yielding sandboxes may send now; below 0: they have to wait
 	pacedAt  time.Time   // when paced was computed
 	ring     []*queue    // the queues with waiting turns, in the order in which they are served
 	inFlight int64       // bytes in flight
@@ -188,9 +188,9 @@ func (o *turns) dispatch() {
 	}
 }
 
-// may reports whether the first turn of a queue may be granted. If not, the result rest is how long the queue has to
-// wait because of its rate or the pace, or 0 if the queue only waits for the chunks in flight. The caller holds the
-// lock.
+// may reports whether the first turn of a queue may be granted. If not, it also returns how long the queue has to wait
+// because of its rate or the pace. This time is 0 if the queue waits only for the chunks in flight. The caller holds
+// the lock.
 func (o *turns) may(q *queue, now time.Time) (may bool, rest time.Duration) {
 	all, own := int64(maxInFlight), int64(maxSandboxInFlight)
 	rest = o.refill(q, now)

@@ -95,8 +95,8 @@ func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	return slices.Clone(pending[i:])
 }
 
-// Run calls the function report whenever pending phases are due for a separate message, until ctx ends. The function
-// calls Append. If the phases stay pending, Run calls the function again after First.
+// Run calls report whenever pending phases are due for a separate message, until ctx ends. report must call Append. If
+// the phases stay pending, Run calls report again after First.
 func (p *Phases) Run(ctx context.Context, report func()) {
 	for p.await(ctx) {
 		report()

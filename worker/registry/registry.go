@@ -103,9 +103,9 @@ type saved struct {
 	Layers   []string
 }
 
-// Write writes the image as an archive. The parameter as is the image's name in the archive. While Write writes a
-// layer, it calls the function moved with the number of bytes of that layer written so far. Write verifies the content
-// against its digests. It returns the errors of [Client.Open], and returns errors of w unchanged.
+// Write writes the image as an archive, under the given name. While Write writes a layer, it calls moved with the
+// number of bytes of that layer written so far. Write verifies the content against its digests. It returns the errors
+// of [Client.Open], and returns errors of w unchanged.
 func (i *Image) Write(ctx context.Context, w io.Writer, as string, moved func(layer string, done, total int64)) error {
 	layers, err := i.image.Layers()
 	if err != nil {

@@ -110,8 +110,7 @@ func newContent() *content {
 }
 
 // newContentOf returns content with an image for two platforms. The image has one layer for each element of diffs, and
-// the parameter given is the content of each layer. If given is nil, each platform has its own content, which is not a
-// tar.
+// each layer has the given content. If no content is given, each platform has its own content, which is not a tar.
 func newContentOf(given []byte, diffs ...string) *content {
 	c := &content{blobs: map[string][]byte{}}
 	put := func(data []byte) map[string]any {
@@ -169,7 +168,7 @@ func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string
 	}
 }
 
-// withTokens makes a registry require a token, which the server at the address realm issues.
+// withTokens makes a registry require a token. The server at the address realm issues the tokens.
 func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter,
 	r *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {

@@ -122,9 +122,9 @@ func (r *removing) take(dir *os.File, name string) error {
 	return ignoreGone(unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), r.mark+strconv.Itoa(r.moved)))
 }
 
-// each reads a directory in passes, until a pass finds the directory empty. In each pass, it calls the function remove
-// with every name in the directory. In a deep tree, a pass through top finds the directories that the previous pass
-// moved up. Only ctx limits the number of passes.
+// each reads a directory in passes, until a pass finds the directory empty. In each pass, it calls remove with every
+// name in the directory. In a deep tree, a pass through top finds the directories that the previous pass moved up. Only
+// ctx limits the number of passes.
 func (r *removing) each(ctx context.Context, dir *os.File, remove func(name string) error) error {
 	for {
 		if _, err := dir.Seek(0, 0); err != nil {

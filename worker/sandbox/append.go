@@ -15,7 +15,7 @@ func (h history) View(read func(st *protocol.State)) {
 	h.s.journal.View(func(st *protocol.State, _ uint64) { read(st) })
 }
 
-// Append calls the function choose with the newest state, and appends the events that choose returns. It returns
+// Append calls choose with the newest state, and appends the events that choose returns. It returns
 // decide.ErrSuperseded if choose returns no events, or if the sandbox is no longer assigned to this host in this
 // generation.
 func (h history) Append(ctx context.Context, generation uint64, choose decide.Decision) error {
@@ -52,7 +52,7 @@ func (s *Sandbox) append(ctx context.Context, generation uint64, choose decide.D
 }
 
 // fail appends the events that end the sandbox's own command and its execs, and then the event sandbox.failed with the
-// error why. If the disk watch stopped the sandbox, sandbox.failed has the disk watch's error instead.
+// given error. If the disk watch stopped the sandbox, sandbox.failed has the disk watch's error instead.
 func (s *Sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
 	if stopped := s.diskStop.noted(b.Generation); stopped != nil {
 		why = stopped

@@ -9,7 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// connection holds the primary of the present start of the sandbox's container. Each start has a new primary.
+// connection holds the connection to the primary container's supervisor. Each start of the container has a new
+// connection.
 type connection struct {
 	s *Sandbox
 

@@ -74,10 +74,10 @@ func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	return timeout - time.Since(a.from)
 }
 
-// firstRead begins to count the time limit of a create. The parameter at is when the assignment was appended, and the
-// parameter now is when this process reads the assignment for the first time, both by the store's clock. The time in
-// between counts, too, unless it is negative or too long to be right. Otherwise, a host with a wrong clock would fail
-// each create at once. Such a host would stay empty, so the scheduler would choose it for all creates.
+// firstRead begins to count the time limit of a create. The two times are when the assignment was appended, and when
+// this process reads the assignment for the first time, both by the store's clock. The time in between counts, too,
+// unless it is negative or too long to be right. Otherwise, a host with a wrong clock would fail each create at once.
+// Such a host would stay empty, so the scheduler would choose it for all creates.
 func firstRead(at, now time.Time, timeout time.Duration) assignment {
 	age := now.Sub(at)
 	if age < 0 || age > timeout+maxLateness {

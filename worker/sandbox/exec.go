@@ -151,9 +151,9 @@ func derefResult(r *control.Result) control.Result {
 	return *r
 }
 
-// start tells the supervisor to start the exec. The result is nil if the exec runs under this supervisor or has ended
-// under it; await then returns the result. Otherwise, start returns the result of an exec that ended without running
-// under this supervisor.
+// start tells the supervisor to start the exec. If this supervisor runs the exec, or ran it to its end, start returns
+// nil, and await returns the result. If the exec ended in another way, start returns the result: for example, the
+// supervisor refused the exec, or the container ended.
 func (r *execRun) start(ctx context.Context, x *protocol.Exec, number uint64, a *attach.Attachment,
 	p *output.Exec) (*control.Result, error) {
 	if err := r.s.host.Fence(); err != nil {
@@ -220,8 +220,7 @@ func (r *execRun) await(ctx context.Context, a *attach.Attachment, p *output.Exe
 	}
 }
 
-// refused returns the result of an exec that the supervisor refused to start with the error why. If a retry may
-// succeed, refused returns an error instead.
+// refused returns the result of an exec that the supervisor refused to start, or an error if a retry may succeed.
 func refused(id string, why *protocol.Error) (*control.Result, error) {
 	switch {
 	case why.Code == protocol.Unavailable:
@@ -236,7 +235,7 @@ func refused(id string, why *protocol.Error) (*control.Result, error) {
 const containerEnded = "its container ended"
 
 // sealedResult returns the result that the exec's supervisor reported, or wrote to disk, before the supervisor ended.
-// If there is no such result, the exec was interrupted, and the message of its error contains the parameter why.
+// If there is no such result, the exec was interrupted; its error quotes the given reason.
 func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
 	select {
 	case result := <-r.result: // the supervisor reported the result before it ended
@@ -324,8 +323,8 @@ func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *contr
 }
 
 // ranBetween returns when an exec started and ended, by the store's clock. The supervisor reports these times by the
-// machine's wall clock, which may have been changed during the exec. ranBetween therefore moves times
-// before the event exec.started in the log to that event, and times after now to now. An unknown time is zero.
+// machine's wall clock, which may have been changed during the exec. ranBetween therefore replaces a time before the
+// event exec.started by the time of that event, and a time after now by now. An unknown time is zero.
 func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
 	now := conn.Now()
 	within := func(t, least time.Time) time.Time {

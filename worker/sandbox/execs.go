@@ -19,7 +19,7 @@ type execs struct {
 	mu         sync.Mutex
 	runs       map[string]*execRun
 	closed     bool                 // no new goroutine starts
-	pause      time.Duration        // last pause before a retry of execs; 0: an exec has ended without an error since
+	pause      time.Duration        // last pause before a retry of execs; 0 after an exec that ended without an error
 	pauseUntil time.Time            // end of the last pause
 	unstarted  map[string]time.Time // when this worker first saw each accepted exec that has not started
 }
@@ -220,7 +220,7 @@ func (e *execs) Ended(result control.Result) {
 	if r := e.get(result.ID); r != nil {
 		select {
 		case r.result <- result:
-		default: // the supervisor has already reported this result
+		default: // the exec already has its result
 		}
 	}
 }

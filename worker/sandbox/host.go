@@ -62,8 +62,8 @@ type GPUs interface {
 
 // Admission decides whether the host has room for a sandbox.
 type Admission interface {
-	// Admit counts a sandbox's resources as used on the host. If the host has no room for the sandbox, the result why
-	// explains what is missing.
+	// Admit counts a sandbox's resources as used on the host. If the host has no room for the sandbox, Admit explains
+	// what is missing.
 	Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error)
 	Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection)
 }

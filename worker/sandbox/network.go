@@ -67,7 +67,7 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 	// The engine may have made the network although it returned an error. If the engine lists the network later, adopt
 	// restores the rules.
 	if lost := s.host.Network.Unprotect(n.Bridge); lost != nil {
-		s.log.Warn("could not remove the firewall rules of a network that the engine did not make",
+		s.log.Warn("could not remove the firewall rules of a network whose creation failed",
 			"bridge", n.Bridge, "error", lost)
 	}
 	switch {

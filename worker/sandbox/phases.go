@@ -67,8 +67,8 @@ func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func(
 }
 
 // append appends those phases of the create that are missing from the log, followed in the same message by the events
-// that the function choose returns. If choose returns no events, the phases are appended only while the sandbox waits
-// for its create.
+// that choose returns. If choose returns no events, the phases are appended only while the sandbox waits for its
+// create.
 func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
 	return c.of(b).Append(func(unreported []protocol.Event) error {
 		return c.s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {

@@ -26,7 +26,7 @@ type primary struct {
 	output     *output.CommandLog // publishes the output of the sandbox's own command; nil: no such command
 	stopOutput func()             // ends the publishing of output
 
-	reported wake.Signal // wakes awaitSteady when the field run has changed
+	reported wake.Signal // wakes awaitSteady after a report
 
 	mu    sync.Mutex
 	run   decide.PrimaryRun
@@ -68,7 +68,7 @@ func listenPrimary(s *Sandbox, b *protocol.Sandbox, d hostdir.Dir, secret []byte
 }
 
 // newCommandLog returns the publisher of the output of a container's own command. The parameter name is
-// protocol.PrimaryLog, or a protocol.ServiceLog. The function in returns the container's directory.
+// protocol.PrimaryLog, or a protocol.ServiceLog. The last parameter returns the container's directory.
 func newCommandLog(s *Sandbox, name string, generation uint64, in func() hostdir.Dir) *output.CommandLog {
 	cfg := output.CommandLogConfig{Key: s.key, Name: name, RunDir: func() string { return in().Run() }, Logger: s.log}
 	cfg.Hosts = func() (hosts []protocol.OutputHost) {
@@ -196,8 +196,8 @@ func (p *primary) awaitEnd(ctx context.Context) {
 }
 
 // awaitSteady waits until the sandbox's own command has run for decide.SteadyFor. It returns an error if the command
-// cannot be started or ends too early. A run that began before the time in the parameter from may end early: a service
-// that the command needs may not have been ready. Without a command, awaitSteady returns at once.
+// cannot be started or ends too early. It ignores the end of a run that began before the time from: a service that the
+// command needs may not have been ready. Without a command, awaitSteady returns at once.
 func (p *primary) awaitSteady(ctx context.Context, b *protocol.Sandbox, from time.Time) error {
 	if len(b.Spec.Command) == 0 {
 		return nil

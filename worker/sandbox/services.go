@@ -179,8 +179,7 @@ func (m *services) get(name string) *service.Service {
 	return m.byName[name]
 }
 
-// each calls the function do for the container of each service in the spec, if the container exists. The calls run
-// concurrently.
+// each calls do for each service in the spec that has a container. The calls run concurrently.
 func (m *services) each(ctx context.Context, b *protocol.Sandbox,
 	do func(ctx context.Context, c docker.Container) error) error {
 	names, _ := b.Spec.Services()

@@ -20,8 +20,7 @@ type starter struct {
 	b *protocol.Sandbox
 }
 
-// start starts the container if it does not run, and connects to its supervisor. Of the parameter c, start needs only
-// the id.
+// start starts the container if it does not run, and connects to its supervisor. Of c, start needs only the id.
 func (t *starter) start(ctx context.Context, d hostdir.Dir, secret []byte, c docker.Container) (*primary, error) {
 	s := t.s
 	s.conn.detach() // an earlier try may have left a connection
@@ -235,8 +234,7 @@ type revivals struct {
 const maxRevivals = 5
 
 // another counts one more start of the container, and reports whether the start is allowed. The count begins at zero
-// again after a run that lasted at least as long as the parameter guard, or if more time than the parameter window has
-// passed since the last start.
+// again after a run that lasted for guard, or if the time window has passed since the last start.
 func (r *revivals) another(c docker.Container, now time.Time, window, guard time.Duration) bool {
 	if now.Sub(r.last) > window || c.FinishedAt.Sub(c.StartedAt) >= guard {
 		r.n = 0

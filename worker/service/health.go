@@ -89,8 +89,8 @@ func (h *health) await(ctx context.Context) error {
 	}
 }
 
-// steadyNow reports whether a service without a health test is ready. If not, the result next is the pause before the
-// next check.
+// steadyNow reports whether a service without a health test is ready. If not, it also returns the pause before the next
+// check.
 func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) {
 	v := h.v
 	if left := time.Until(p.Since.Add(decide.SteadyFor)); left > 0 {
@@ -111,8 +111,8 @@ type firstTests struct {
 	pause  time.Duration // pause before the next test
 }
 
-// firstTest runs the test once, and returns the pause before the next test if the service is not ready. If the command
-// ended during the test, the result does not count, and the pause is 0.
+// firstTest runs the test once, and returns the pause before the next test if the service is not ready. The pause is 0
+// if the test passed, but the command has ended since the test began.
 func (h *health) firstTest(ctx context.Context, p *control.Primary, first *firstTests) (ready bool, next time.Duration,
 	err error) {
 	v, check := h.v, h.check
@@ -136,8 +136,8 @@ func (h *health) firstTest(ctx context.Context, p *control.Primary, first *first
 }
 
 // steady waits until the command has run for decide.SteadyFor. The parameter tested is the supervisor's report from
-// before the health test. If the run of the command in this report has ended since, steady returns false: a test may
-// pass although the command ended at once, and the service must not become ready then.
+// before a health test that passed. If the command has ended since that report, steady returns false: the test may have
+// passed before the command ended, and the service must not become ready then.
 func (h *health) steady(ctx context.Context, tested *control.Primary) (bool, error) {
 	v := h.v
 	for {

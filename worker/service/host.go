@@ -41,8 +41,8 @@ type Host struct {
 // Log is the sandbox's history.
 type Log interface {
 	View(func(st *protocol.State))
-	// Append appends the events that the function choose returns for the newest state. It returns decide.ErrSuperseded
-	// if choose returns no events, or if the sandbox is not assigned to this host in this generation.
+	// Append appends the events that choose returns for the newest state. It returns decide.ErrSuperseded if choose
+	// returns no events, or if the sandbox is not assigned to this host in this generation.
 	Append(ctx context.Context, generation uint64, choose decide.Decision) error
 }
 

@@ -99,8 +99,8 @@ func (v *Service) Inspect() {
 	v.changed.Wake()
 }
 
-// Container returns the connection to the supervisor, or nil if there is no connection. The result down is true if the
-// container does not run. The result givenUp is true if the worker will not start the container again.
+// Container returns the connection to the supervisor, or nil if there is no connection. It also reports whether the
+// container does not run (down), and whether the worker will not start the container again (givenUp).
 func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

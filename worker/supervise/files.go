@@ -53,7 +53,7 @@ func closeAll(fds []int) {
 
 // outFiles opens the files that a sandbox's supervisor writes.
 type outFiles struct {
-	mu             sync.RWMutex // only the method close locks it for writing
+	mu             sync.RWMutex // only close locks mu for writing
 	execs, primary int          // descriptors of directories; 0: closed
 	sets           *sets
 }

@@ -102,7 +102,7 @@ func TestX10_TermComesFirstAndMayBeAnswered(t *testing.T) {
 	id := s.start(control.Start{Argv: argv})
 	s.await("the script to set its trap", func() bool { return len(s.outputs[id]) > 0 })
 	s.cancel(id, time.Minute)
-	cancelled := s.end(id) // waits less than the grace period
+	cancelled := s.end(id) // end waits less than the grace period
 	if !cancelled.Cancelled || code(cancelled) != "7" || string(cancelled.Stdout) != "up\nbye\n" {
 		t.Errorf("the cancelled exec ended with exit code %s and %+v", code(cancelled), cancelled)
 	}

@@ -36,8 +36,8 @@ type Config struct {
 	// paused before it reads the command.
 	Lease func() (until time.Duration, err error)
 
-	OnConnect    func(control.Hello) // after the handshake; the Hello lists all execs
-	OnDisconnect func()              // after the connection ended; a supervisor that still runs dials again
+	OnConnect    func(control.Hello) // called after the handshake; the Hello lists all execs
+	OnDisconnect func()              // called after the connection has ended; a supervisor that still runs dials again
 	OnOutput     func(control.Output)
 	OnEnd        func(control.Result)
 	OnPrimary    func(control.Primary)
@@ -170,7 +170,7 @@ func (l *Link) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // such as too many open files; the connection waits in the kernel's queue
+		if err != nil { // for example too many open files; the connection waits in the kernel's queue
 			l.config.Logger.Warn("could not accept a connection on the supervisor's socket; retrying", "error", err)
 			time.Sleep(50 * time.Millisecond)
 			continue
@@ -250,7 +250,7 @@ func (l *Link) install(s *session, hello control.Hello) bool {
 	if l.closed || l.pending != s {
 		return false
 	}
-	if l.current != nil { // the older session's uninstall does nothing, because that session is no longer current
+	if l.current != nil { // uninstall skips this call for the older session, which is no longer current
 		l.calls.add(l.config.OnDisconnect)
 	}
 	l.pending, l.current, l.hello = nil, s, hello

@@ -135,7 +135,7 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 }
 
 // dial connects to a link's socket, and waits while the kernel's queue of connections is full. It reports whether the
-// link closed the connection before the time end.
+// link closed the connection before the given time.
 func dial(t *testing.T, socket string, end time.Time) (refused bool) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -71,8 +71,8 @@ func RemoveExec(run *os.Root, execID string) error {
 	return nil
 }
 
-// fileOf returns the name of a file in the directory of all execs. The parameter begin is the name of a set or, if an
-// older worker created the file, the exec's id.
+// fileOf returns the name of a file in the directory of all execs. The name starts with the name of the set or, if the
+// exec has no set, with the exec's id.
 func fileOf(begin, name string) string { return begin + "." + name }
 
 // FilesOf returns the prefix of the names of an exec's files in the directory of all execs.

@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/boxfleet/boxfleet/eventually"
-	_ "github.com/boxfleet/boxfleet/supervisor" // built by TestMain; the import invalidates cached results after a change
+	_ "github.com/boxfleet/boxfleet/supervisor" // built by TestMain; the import makes old test results invalid
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
@@ -249,8 +249,7 @@ func (s *sandbox) note(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// await waits until the function holds returns true. It calls holds after each callback of the link, with the lock
-// held.
+// await waits until holds() returns true. It calls holds after each callback of the link, with the lock held.
 func (s *sandbox) await(what string, holds func() bool) {
 	s.t.Helper()
 	deadline := time.After(20 * time.Second)

@@ -74,7 +74,7 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 	}
 	c := control.Command{Welcome: &w}
 	if s.lease != nil {
-		// If the lease has ended, the time until is in the past, so the supervisor does not start the primary command.
+		// If the lease has ended, Until is a time in the past, so the supervisor does not start the primary command.
 		// The Welcome is sent nevertheless, because adopting running processes needs no lease.
 		until, _ := s.lease()
 		c.Until = control.Until(until)
@@ -110,8 +110,8 @@ func (s *session) next(n *control.Notice) error {
 	return err
 }
 
-// read delivers replies to the calls that wait for them, and calls the function notice with all other messages, until
-// the connection ends.
+// read delivers replies to the calls that wait for them, and passes all other messages to notice, until the connection
+// ends.
 func (s *session) read(notice func(*control.Notice)) error {
 	for {
 		n := &control.Notice{}
@@ -221,8 +221,8 @@ func (s *session) end() {
 	s.out = nil
 }
 
-// ask sends a command with its files, and waits for the reply. If the connection ends first, the result lost is true,
-// and whether the command was carried out is unknown.
+// ask sends a command with its files, and waits for the reply. The result lost is true if the connection ended before
+// the reply came; then nobody knows whether the command was carried out.
 func (s *session) ask(
 	ctx context.Context,
 	c control.Command,

@@ -18,9 +18,9 @@ import (
 
 // The three files of an exec form a set. Most execs print nothing, and are forgotten before their record is written.
 // Creating and removing three files takes more time in the file system's journal than the rest of such an exec takes in
-// the worker. NATS on the same disk also waits for the journal when it flushes. So if nothing was written to the files,
-// the next exec uses the set. If a file has content, the files are removed with their exec, and the set's number is
-// never used again.
+// the worker. A NATS server on the same disk also waits for the journal when the server flushes. So if nothing was
+// written to the files, the next exec uses the set. If a file has content, the files are removed with their exec, and
+// the set's number is never used again.
 //
 // The mapping of sets to execs must outlive the worker. The worker stores the mapping in a file of the same directory:
 // the table. The table has one line of fixed length for each set, with the set's number and its exec.
@@ -56,7 +56,7 @@ type set struct {
 	line   int64
 	number uint64
 	files  *passed // nil while the files are not open
-	ended  bool    // the exec has ended; when the supervisor has also forgotten it, nothing is written any more
+	ended  bool    // the exec has ended; once the supervisor has forgotten the exec, it writes no more to the files
 }
 
 // sets are the sets of files of one sandbox. The files of some execs do not belong to a set, but are named after their
@@ -232,8 +232,9 @@ func (s *sets) open(id string) (*passed, error) {
 	return files, nil
 }
 
-// choose returns the set of an exec, or else a free set, which becomes the exec's set. The result known is true if the
-// exec already had the set. choose returns nil if the exec's files are named after the exec.
+// choose returns the set of an exec, or else a free set, which becomes the exec's set. The second result is true if the
+// exec already had the set. choose returns no set if the exec's files are named after the exec, or if there are too
+// many sets.
 func (s *sets) choose(id string) (one *set, known bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,8 +308,8 @@ func (s *sets) ended(id string) {
 }
 
 // giveBack makes the set of an exec free. It keeps the set's files for another exec if they are empty and nothing can
-// be written to them any more. The parameter forgotten is true if the supervisor has forgotten the exec. The result
-// found is false if the exec has no set.
+// be written to them any more. The parameter forgotten is true if the supervisor has forgotten the exec. giveBack
+// returns false if the exec has no set.
 func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	s.mu.Lock()
 	one := s.byID[id]
@@ -363,8 +364,8 @@ func (one *set) empty() bool {
 	return true
 }
 
-// openFiles opens the files of one exec, and creates missing ones. Their names start with the parameter begin. The
-// result has the order of [control.Start].
+// openFiles opens the files of one exec, and creates missing ones. Their names start with the given prefix. The result
+// has the order of [control.Start].
 func openFiles(dir int, begin string) (*passed, error) {
 	return makeFiles(
 		dir,

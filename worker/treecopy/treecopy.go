@@ -101,7 +101,7 @@ func (c Copier) copyTree(ctx context.Context, to Container, tree protocol.Copy) 
 	return copyErr
 }
 
-// rewrite rewrites an upload for the engine and checks its digest. It also writes all bytes that it reads to the writer
+// rewrite rewrites an upload for the engine and checks its digest. All bytes that it reads also go to the writer
 // copied.
 func rewrite(upload io.Reader, copied, out io.Writer, target treetar.Target, digest string) error {
 	sum := sha256.New()

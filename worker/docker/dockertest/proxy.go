@@ -79,7 +79,7 @@ func NewProxy(upstream, listen string) (*Proxy, error) {
 		},
 	}
 	p.server = &http.Server{Handler: p, ErrorLog: log.New(io.Discard, "", 0)}
-	go func() { _ = p.server.Serve(listener) }() // it returns when Close is called
+	go func() { _ = p.server.Serve(listener) }() // Serve returns when Close is called
 	return p, nil
 }
 

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/doctor"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+type doctorCommands struct{ *client }
+
+func (cmds doctorCommands) doctorCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "doctor", Short: "Say what is wrong with the fleet, and what to do about it", Args: takes(),
+		Long: `Examine the fleet: who you are and what you may do, NATS and how safely it stores data, coordinators, clocks,
+versions, each host with its engine, isolation, disk and lock, and work that is late. For each finding, doctor prints
+what is wrong and what to do. docs/doctor.md lists all findings.
+
+The exit code is 0 without warnings and errors, 3 if the worst finding is a warning, and 4 if it is an error. Everyone
+may run doctor. Users and viewers of a tenant see less than operators.`,
+		Example: "  boxfleet doctor\n  boxfleet doctor -o json | jq -r '.findings[] | .code'",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			facts := doctor.Facts{Version: version, Wall: time.Now()}
+			var err error
+			if facts.You, err = cmds.you(); err != nil {
+				return err
+			}
+			connected := false
+			err = cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
+				connected = true
+				facts.You.Tenant = c.Tenant()
+				return cmds.gather(ctx, c, &facts)
+			})
+			switch {
+			case err == nil:
+			case connected || cmd.Context().Err() != nil || protocol.CodeOf(err) == protocol.InvalidArgument:
+				return err
+			default:
+				facts.NotConnected = protocol.AsError(err)
+			}
+			return cmds.report(doctor.Examine(facts))
+		},
+	}
+}
+
+// you returns who the client is, as far as its configuration says.
+func (cmds doctorCommands) you() (doctor.You, error) {
+	where, err := cmds.config.whereNATS()
+	if err != nil {
+		return doctor.You{}, err
+	}
+	you := doctor.You{Login: doctor.LoginNone, Name: cmds.config.NATSUser}
+	if _, login, _ := jetstream.SplitLogin(where.URL); login.User != "" {
+		you.Login, you.Name = doctor.LoginPassword, cmp.Or(you.Name, login.User)
+	} else if where.Token != "" || login.Token != "" {
+		you.Login = doctor.LoginToken
+	}
+	if where.Creds == "" {
+		return you, nil
+	}
+	text, err := os.ReadFile(where.Creds)
+	if err != nil {
+		return you, nil // connecting reports it
+	}
+	defer clear(text)
+	you.Login = doctor.LoginCredentials
+	you.Issued, you.Expires = rights.Life(text)
+	if id, ok := rights.FromCredentials(text); ok {
+		you.Role, you.Name, you.May = id.Role, id.Name, doctor.MayOf(id.Role)
+	}
+	return you, nil
+}
+
+// gather asks the fleet for facts. It fails only if ctx ends.
+func (cmds doctorCommands) gather(ctx context.Context, c *sdk.Client, f *doctor.Facts) error {
+	bounded, cancel := context.WithTimeout(ctx, pingWithin)
+	defer cancel()
+	began := time.Now()
+	ping, err := c.Ping(bounded)
+	if err != nil {
+		f.NoPing = protocol.AsError(err)
+		return ctx.Err()
+	}
+	f.Ping, f.Skew = ping, ahead(began, time.Now(), ping.Time)
+	checkup, err := c.Checkup(bounded)
+	f.Checkup, f.NoCheckup = checkup, protocol.AsError(err)
+	hosts, err := sdk.ReadAll(c.Hosts().List(bounded))
+	f.Hosts, f.NoHosts = hosts, protocol.AsError(err)
+	if role := f.You.Role; role != "" && role != rights.Operator {
+		err = protocol.Errorf(protocol.PermissionDenied, "", "only operators may ask all coordinators")
+	} else {
+		f.Coordinators, err = c.Coordinators(bounded)
+	}
+	f.NoCoordinators = protocol.AsError(err)
+	return ctx.Err()
+}
+
+// ahead returns how far this machine's clock is at least ahead of another clock, which showed the time read between the
+// times began and ended of this machine.
+func ahead(began, ended, read time.Time) time.Duration {
+	switch {
+	case read.Before(began.Round(0)):
+		return began.Round(0).Sub(read)
+	case read.After(ended.Round(0)):
+		return ended.Round(0).Sub(read)
+	}
+	return 0
+}
+
+// report prints a report, and returns the exit code that belongs to its worst finding.
+func (cmds doctorCommands) report(r doctor.Report) error {
+	for i := range r.Findings {
+		r.Findings[i].Problem = cmds.config.redacted(r.Findings[i].Problem)
+	}
+	if err := cmds.show(r, func(w io.Writer) { printExamination(w, r) }); err != nil {
+		return err
+	}
+	switch r.Worst {
+	case doctor.Error:
+		return exitCode{exitErrors, nil}
+	case doctor.Warning:
+		return exitCode{exitWarnings, nil}
+	}
+	return nil
+}
+
+func printExamination(w io.Writer, r doctor.Report) {
+	rows := [][]any{{"you", youText(r.You)}, {"may", mayText(r.You)}}
+	if f := r.Fleet; f != nil {
+		rows = append(rows, []any{"fleet", fmt.Sprintf("deployment %s, coordinator %s %s answers", f.Deployment,
+			f.AnsweredBy.Name, f.AnsweredBy.Version)})
+		if f.Coordinators != nil {
+			names := make([]string, len(f.Coordinators))
+			for i, c := range f.Coordinators {
+				names[i] = c.Name + " " + c.Version
+			}
+			rows = append(rows, []any{"coordinators", strings.Join(names, ", ")})
+		}
+		if f.Server != "" {
+			rows = append(rows, []any{"nats", fmt.Sprintf("%s, messages of up to %s", f.Server, f.MaxPayload)})
+		}
+		limit := ""
+		if f.StoreMax > 0 {
+			limit = " of " + f.StoreMax.String()
+		}
+		rows = append(rows, []any{"hosts", tally(f.Hosts)}, []any{"workers", tally(f.Workers)},
+			[]any{"engines", tally(f.Engines)}, []any{"durability", string(f.Class) + ": " + f.Durability},
+			[]any{"store", f.Stored.String() + limit + " used"})
+	}
+	table(w, rows...)
+	number := map[doctor.Severity]int{}
+	for _, found := range r.Findings {
+		if number[found.Severity]++; number[found.Severity] == 1 {
+			fmt.Fprintf(w, "\n%s\n", strings.ToUpper(string(found.Severity)))
+		}
+		fmt.Fprintf(w, "  %s: %s\n    do: %s\n", found.Code, plainLine(found.Problem), plainLine(found.Do))
+	}
+	if len(r.Findings) == 0 {
+		fmt.Fprintln(w, "\nall is well")
+		return
+	}
+	fmt.Fprintf(w, "\nerrors: %d, warnings: %d, notes: %d\n", number[doctor.Error], number[doctor.Warning],
+		number[doctor.Note])
+}
+
+// youText says who the client is.
+func youText(you doctor.You) string {
+	text := "nobody that the credentials name, with " + you.Login
+	if you.Role != "" {
+		text = fmt.Sprintf("%s %s", you.Role, you.Name)
+	} else if you.Name != "" {
+		text = fmt.Sprintf("%s, with %s", you.Name, you.Login)
+	}
+	if you.Tenant != "" {
+		text += ", in tenant " + you.Tenant
+	}
+	switch {
+	case you.Login != doctor.LoginCredentials:
+	case you.Expires.IsZero():
+		text += "; the credentials never expire"
+	default:
+		text += "; the credentials expire on " + you.Expires.Format(time.RFC3339)
+	}
+	return text
+}
+
+// mayText says in a few words what a role may do.
+func mayText(you doctor.You) string {
+	switch you.Role {
+	case rights.User:
+		return "read, follow, and send requests and uploads, in this tenant"
+	case rights.Viewer:
+		return "read and follow, in this tenant"
+	case rights.FleetViewer:
+		return "read and follow, in every tenant"
+	case rights.Operator:
+		return "everything that users may, in every tenant; control hosts, images and storage"
+	case rights.Coordinator, rights.Worker:
+		return "run a " + string(you.Role) + ", and little else"
+	}
+	return "what the NATS server permits"
+}
+
+// tally lists how many there are of each kind.
+func tally(of map[string]int) string {
+	if len(of) == 0 {
+		return "none"
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		parts = append(parts, fmt.Sprintf("%d %s", of[name], name))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/boxfleet/boxfleet/doctor"
+	"github.com/boxfleet/boxfleet/eventually"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// examine runs doctor, and checks that the exit code is that of the worst finding.
+func examine(t *testing.T, args ...string) doctor.Report {
+	t.Helper()
+	code, stdout, stderr := call(t.Context(), "", append([]string{"doctor", "-o", "json"}, args...)...)
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatalf("doctor ended with %d: %v: %s%s", code, err, stdout, stderr)
+	}
+	want := map[doctor.Severity]int{doctor.OK: 0, doctor.Note: 0, doctor.Warning: 3, doctor.Error: 4}[r.Worst]
+	if code != want {
+		t.Errorf("doctor ended with %d, and the worst finding is %s", code, r.Worst)
+	}
+	return r
+}
+
+// codesOf returns the codes of a report's findings, from a severity on.
+func codesOf(r doctor.Report, severities ...doctor.Severity) (codes []string) {
+	for _, f := range r.Findings {
+		if len(severities) == 0 || slices.Contains(severities, f.Severity) {
+			codes = append(codes, string(f.Code))
+		}
+	}
+	slices.Sort(codes)
+	return codes
+}
+
+func TestDoctorFindsNothingWrongWithUp(t *testing.T) {
+	fleetOfOne(t)
+	stop := startUp(t)
+	defer stop()
+	removeHostMark(t)
+	r := examine(t)
+	bad := slices.DeleteFunc(codesOf(r, doctor.Warning, doctor.Error), func(code string) bool {
+		return code == string(doctor.HostDisk) || code == string(doctor.HostFull) // depends on the machine
+	})
+	if len(bad) > 0 || r.Fleet.Class != doctor.Synced || r.Fleet.Hosts["ready"] != 1 || len(r.Fleet.Coordinators) != 1 {
+		t.Errorf("%+v", r)
+	}
+	if r.You.Role != "operator" || r.You.Tenant != "default" ||
+		!slices.Contains(r.You.May, "cordon, drain and forget hosts") {
+		t.Errorf("%+v", r.You)
+	}
+	_, stdout, _ := call(t.Context(), "", "doctor")
+	for _, line := range []string{"operator local-", "1 ready", "durability     synced: "} {
+		if !strings.Contains(stdout, line) {
+			t.Errorf("%q is missing: %s", line, stdout)
+		}
+	}
+	must(t, "auth", "add", "user", "anna", "--tenant", "blue", "--expires", "80h", "--file", inData("anna.creds"))
+	r = examine(t, "--creds", inData("anna.creds"))
+	if got := codesOf(r, doctor.Note); !slices.Contains(got, "access.hidden") || r.You.Role != "user" ||
+		r.You.Tenant != "blue" || r.Fleet.Coordinators != nil || r.Fleet.Hosts["ready"] != 1 {
+		t.Errorf("%+v", r)
+	}
+	must(t, "auth", "revoke", "user", "anna", "--tenant", "blue")
+	must(t, "auth", "push")
+	if got := codesOf(examine(t, "--creds", inData("anna.creds"))); !slices.Equal(got, []string{"access.refused"}) {
+		t.Errorf("with revoked credentials: %q", got)
+	}
+}
+
+func TestDoctorSaysWhyNothingAnswers(t *testing.T) {
+	clean(t)
+	only := func(want string, args ...string) {
+		t.Helper()
+		r := examine(t, args...)
+		if got := codesOf(r); !slices.Contains(got, want) || len(codesOf(r, doctor.Error)) != 1 || r.Fleet != nil {
+			t.Errorf("want %s: %+v", want, r)
+		}
+	}
+	only("nats.unreachable", "--nats", "nats://127.0.0.1:"+freePort(t))
+	of := startNATSOfAnotherUser(t)
+	only("access.refused", "--nats", of.ClientURL(), "--token", "wrong")
+	only("coordinator.silent", "--nats", of.ClientURL(), "--token", anotherToken)
+	for _, set := range []func(*server.Options){
+		func(o *server.Options) { o.JetStream, o.MaxPayload = true, 128<<10 }, func(*server.Options) {},
+	} {
+		o := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}
+		set(o)
+		s, err := server.NewServer(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+		if !s.ReadyForConnections(10 * time.Second) {
+			t.Fatal("the server does not start")
+		}
+		only("nats.settings", "--nats", s.ClientURL())
+	}
+	if code, _, stderr := call(t.Context(), "", "doctor", "--creds", inData("none.creds")); code != exitUsage {
+		t.Errorf("without the credentials file: %d, %s", code, stderr)
+	}
+}
+
+func TestDoctorExaminesAFleetWithoutCredentials(t *testing.T) {
+	clean(t)
+	s := startWithoutHosts(t, 0)
+	want := []string{"access.open", "host.none", "storage.sync"}
+	eventually.Holds(t, patience, "the coordinator leads", func() bool {
+		return !slices.Contains(codesOf(examine(t)), "coordinator.leaderless")
+	})
+	if got := codesOf(examine(t)); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	expect(t, "storage set --table-max-bytes 4KiB", 0, "")
+	for i := range 40 {
+		expect(t, fmt.Sprintf("sandbox create --image i --wait=false --id sandbox-%d", i), 0, "")
+		if i > 8 && slices.Contains(codesOf(examine(t)), "storage.filling") {
+			break
+		}
+	}
+	if got := codesOf(examine(t)); !slices.Contains(got, "storage.filling") {
+		t.Errorf("a table is nearly full, and doctor finds %q", got)
+	}
+	if err := s.DisableJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	r := examine(t)
+	if got := codesOf(r, doctor.Error); !slices.Contains(got, "storage.problem") || r.Fleet.Class != doctor.Nothing {
+		t.Errorf("without JetStream: %+v", r)
+	}
+}
+
+func TestDoctorSeesHowManyReplicasAClusterHas(t *testing.T) {
+	clean(t)
+	servers, err := embedded.StartCluster(t.TempDir(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range servers {
+		t.Cleanup(s.Stop)
+	}
+	t.Setenv("BOXFLEET_NATS", servers[0].ClientURL())
+	startCoordinator(t)
+	finds := func(code string, class doctor.Class) {
+		t.Helper()
+		var r doctor.Report
+		defer func() {
+			if t.Failed() {
+				t.Logf("%+v", r)
+			}
+		}()
+		eventually.Holds(t, patience, "doctor finds "+code, func() bool {
+			r = examine(t)
+			return r.Fleet != nil && slices.Contains(codesOf(r), code) && r.Fleet.Class == class
+		})
+	}
+	finds("storage.unreplicated", doctor.Single)
+	expect(t, "storage grow --replicas 3", 0, "")
+	finds("coordinator.alone", doctor.Replicated)
+	servers[2].Stop()
+	finds("storage.problem", doctor.Replicated)
+}
+
+// A worker reports its host in the table of hosts and in heartbeats. What it reports reaches doctor.
+func TestDoctorExaminesWhatAHostReports(t *testing.T) {
+	clean(t)
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	startCoordinator(t)
+	conn, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: server, Name: "w1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	margin, skew := protocol.Duration(3*time.Second), protocol.Duration(time.Hour)
+	host := &protocol.Host{Version: protocol.Version, Worker: "w1", HostID: "h1", Instance: "i1", Build: "9.9.9", Slots: 1,
+		Healthy: true, Firewall: protocol.FirewallOff, LeaseTTL: protocol.Duration(30 * time.Second), SeenAt: time.Now(),
+		CredentialsExpire: time.Now().Add(time.Hour), Posture: &protocol.Posture{Seccomp: "unconfined"}}
+	if err := conn.RegisterHost(t.Context(), host); err != nil {
+		t.Fatal(err)
+	}
+	beat := &protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Skew: &skew,
+		LeaseMargin: &margin, DiskFree: 1 << 30, DiskSize: 10 << 30, Full: "no memory"}
+	stop := beating(t, conn, beat)
+	expect(t, "host cordon w1", 0, "")
+	want := []string{"clock.host", "host.cordoned", "host.disk", "host.expires", "host.firewall_off", "host.full",
+		"host.lease", "host.seccomp", "version.worker"}
+	var got []string
+	eventually.Holds(t, patience, "doctor finds what the host reports", func() bool {
+		got = slices.DeleteFunc(codesOf(examine(t)), func(code string) bool { return !slices.Contains(want, code) })
+		return slices.Equal(got, want)
+	})
+	stop()
+	host.Build = "9.9.10"
+	host.SeenAt = time.Now()
+	if err := conn.RegisterHost(t.Context(), host); err != nil { // a worker registers every 15 s
+		t.Fatal(err)
+	}
+	eventually.Holds(t, patience, "the coordinator has read the registration", func() bool {
+		return examine(t).Fleet.Workers["9.9.10"] == 1
+	})
+	if got := codesOf(examine(t)); !slices.Contains(got, "host.lease") || !slices.Contains(got, "host.disk") {
+		t.Errorf("after the worker registered again: %q", got)
+	}
+}
+
+// beating sends a heartbeat every 100 ms until stop is called.
+func beating(t *testing.T, conn *jetstream.Conn, beat *protocol.Heartbeat) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if err := conn.Beat(beat); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
+}

@@ -1,0 +1,74 @@
+package doctor
+
+import (
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
+)
+
+// access examines the credentials of the client, its connection, and what it may read.
+func (e *examination) access() {
+	if why := e.NotConnected; why != nil {
+		e.notConnected(why)
+		return
+	}
+	you := e.You
+	life := you.Expires.Sub(you.Issued) // credentials that live for a few days are replaced all the time
+	if !you.Expires.IsZero() && you.Expires.Sub(e.Wall) < expiresSoon && (you.Issued.IsZero() || life > expiresSoon) {
+		e.find(AccessExpires, you.Name, "the credentials of this client %s", left(you.Expires, e.Wall))
+	}
+	if you.Login != LoginCredentials {
+		e.find(AccessOpen, "", "this client connects with %s: nothing says who it is and what it may do", loginOf(you.Login))
+	}
+	if why := e.NoPing; why != nil {
+		if why.Code == protocol.PermissionDenied {
+			e.find(AccessDenied, "", "NATS accepts the client, but not its questions: %s", why.Message)
+		} else {
+			e.find(CoordinatorSilent, "", "no coordinator answers: %s", why.Message)
+		}
+		return
+	}
+	e.hidden()
+}
+
+func (e *examination) notConnected(why *protocol.Error) {
+	switch {
+	case why.Code == protocol.PermissionDenied:
+		e.find(AccessRefused, "", "%s", why.Message)
+	case why.Reason == protocol.ReasonServerSettings:
+		e.find(NATSSettings, "", "%s", why.Message)
+	default:
+		e.find(NATSUnreachable, "", "%s", why.Message)
+	}
+}
+
+// hidden reports the parts of the fleet that the credentials do not show, and the parts that nobody answered.
+func (e *examination) hidden() {
+	var hidden []string
+	for _, part := range []struct {
+		what string
+		why  *protocol.Error
+	}{{"hosts", e.NoHosts}, {"what is owed for too long", e.NoCheckup}, {"the other coordinators", e.NoCoordinators}} {
+		switch {
+		case part.why == nil:
+		case part.why.Code == protocol.PermissionDenied:
+			hidden = append(hidden, part.what)
+		default:
+			e.find(VersionOld, e.Ping.Coordinator, "nobody says anything about %s: %s", part.what, part.why.Message)
+		}
+	}
+	if role := e.You.Role; role == rights.User || role == rights.Viewer {
+		hidden = append(hidden, "what is owed to other tenants")
+	}
+	if len(hidden) > 0 {
+		e.find(AccessHidden, "", "these credentials do not show: %s", strings.Join(hidden, ", "))
+	}
+}
+
+func loginOf(login string) string {
+	if login == LoginNone {
+		return "no credentials"
+	}
+	return "a " + login
+}

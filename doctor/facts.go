@@ -1,0 +1,70 @@
+package doctor
+
+import (
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
+)
+
+// Facts is what `boxfleet doctor` has learned about a fleet. A part that could not be read is nil, and the error beside
+// it says why. An error of code permission_denied means that the credentials do not show this part.
+type Facts struct {
+	Version string    // of this program
+	Wall    time.Time // by the clock of this machine
+	You     You
+
+	NotConnected *protocol.Error // why there is no connection to NATS; nil: connected
+
+	Ping   *protocol.Ping
+	NoPing *protocol.Error
+	Skew   time.Duration // how far the clock of this machine is ahead of the store's, at least; 0: unknown, or right
+
+	Checkup   *protocol.Checkup
+	NoCheckup *protocol.Error
+
+	Hosts   []*protocol.Host
+	NoHosts *protocol.Error
+
+	Coordinators   []protocol.CoordinatorInfo
+	NoCoordinators *protocol.Error
+}
+
+// now returns the time of the store's clock if it is known, else that of this machine.
+func (f *Facts) now() time.Time {
+	if f.Ping != nil {
+		return f.Ping.Time
+	}
+	return f.Wall
+}
+
+// You is who asks, as the credentials say.
+type You struct {
+	// Login says how the client proves who it is: with credentials, a token, a password, or nothing.
+	Login string `json:"login"`
+
+	Role    rights.Role `json:"role,omitempty"` // empty: `boxfleet auth` did not make the credentials
+	Name    string      `json:"name,omitempty"`
+	Tenant  string      `json:"tenant,omitempty"` // the tenant that the client works in
+	Issued  time.Time   `json:"issued,omitempty,omitzero"`
+	Expires time.Time   `json:"expires,omitempty,omitzero"` // zero: never, or unknown
+	May     []string    `json:"may,omitempty"`              // the role's rights, as docs/rights.md explains them
+}
+
+// Values of [You.Login].
+const (
+	LoginCredentials = "credentials"
+	LoginToken       = "token"
+	LoginPassword    = "password"
+	LoginNone        = "none"
+)
+
+// MayOf returns what a role may do, in words.
+func MayOf(role rights.Role) (may []string) {
+	for _, row := range rights.Table() {
+		if row.Role == role {
+			may = append(may, row.Why)
+		}
+	}
+	return may
+}
