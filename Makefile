@@ -31,7 +31,7 @@ TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing|TestTheFirstRe
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 22
 
 .PHONY: build
 build: ## build bin/boxfleet and bin/boxfleet-supervisor

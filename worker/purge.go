@@ -29,7 +29,8 @@ type Remains struct {
 }
 
 // FindRemains returns the remains of each deployment that has a directory in cfg.StateDir. It uses the fields StateDir,
-// Engine, Firewall and Logger of cfg, and changes nothing.
+// Engine, Firewall and Logger of cfg, and changes nothing. It needs no NATS, so it does not notice a worker on another
+// machine that uses the same engine.
 //
 // Errors: failed_precondition with reason host_held if a worker runs, failed_precondition if the engine has containers
 // of a deployment, and the errors of the engine.
