@@ -31,12 +31,16 @@ TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing|TestTheFirstRe
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 22
 
 .PHONY: build
 build: ## build bin/boxfleet and bin/boxfleet-supervisor
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/boxfleet-supervisor ./cmd/boxfleet-supervisor
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/boxfleet ./cmd/boxfleet
+
+.PHONY: package
+package: ## build the Debian packages boxfleet and boxfleet-nats in bin
+	VERSION='$(VERSION)' scripts/package
 
 .PHONY: engine
 engine: ## check for a Docker engine; as root on Debian, install and start one
@@ -127,6 +131,18 @@ test-engine26: engine build tools registry ## run the tests that depend on the e
 .PHONY: deep
 deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
 	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerWithDeeplyNestedDirectories -count 1 -v -timeout 10m
+
+.PHONY: packages-test
+packages-test: image ## install the Debian packages, and boot a machine with them in a container; needs root, takes minutes
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run 'Debian|Packages|Operating' -count 1 -v -timeout 20m
+
+.PHONY: packages-test-short
+packages-test-short: ## install, upgrade, remove and purge the Debian packages; needs root
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run TestThePackages -count 1 -v -timeout 10m
+
+.PHONY: compose-test
+compose-test: image ## run a fleet from the images and the compose file (needs root and docker-compose)
+	BOXFLEET_TEST_COMPOSE=1 $(GO) test ./deploy -run Compose -count 1 -v -timeout 10m
 
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine; prints a table and writes raw samples as JSON

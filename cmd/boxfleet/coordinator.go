@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"strings"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"github.com/boxfleet/boxfleet/coordinator"
@@ -20,7 +21,10 @@ func (srv *servers) coordinatorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cfg.OnReady = func() { srv.say("ready: coordinator %s", cfg.Name) }
+			cfg.OnReady = func() {
+				srv.say("ready: coordinator %s", cfg.Name)
+				notify(daemon.SdNotifyReady)
+			}
 			return srv.role(cmd, "coordinator", cfg.Name, func(ctx context.Context, conn *jetstream.Conn, own *part) error {
 				cfg.Conn, cfg.OnState, cfg.OnTurn = conn, own.say, own.turn
 				return coordinator.Run(ctx, cfg)

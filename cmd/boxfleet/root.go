@@ -96,7 +96,7 @@ func (p *program) addCommands(root *cobra.Command) {
 		{groupOperate, "", roleClient, []*cobra.Command{
 			pingCommands{p.client}.pingCommand(), doctorCommands{p.client}.doctorCommand(),
 			auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
-			versionCommand(p.console)}},
+			versionCommand(p.console), manCommand()}},
 	} {
 		if g.title != "" {
 			root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

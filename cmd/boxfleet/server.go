@@ -45,6 +45,7 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	defer stop()
 	link.say(false, "unreachable, waiting for it")
 	own.say(false, "waiting for NATS")
+	defer notifyHealth(cmd.Context(), h)()
 	ctx, end := context.WithCancel(cmd.Context())
 	defer end()
 	conn, err := jetstream.Connect(ctx, cfg)

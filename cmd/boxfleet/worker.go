@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"github.com/boxfleet/boxfleet/jetstream"
@@ -23,7 +24,10 @@ func (srv *servers) workerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cfg.OnReady = func() { srv.say("ready: worker %s", cfg.Name) }
+			cfg.OnReady = func() {
+				srv.say("ready: worker %s", cfg.Name)
+				notify(daemon.SdNotifyReady)
+			}
 			where, err := srv.config.whereNATS()
 			if err != nil {
 				return err
@@ -42,6 +46,7 @@ func (srv *servers) workerCommand() *cobra.Command {
 	}
 	srv.config.addFlags(cmd.Flags(), "worker")
 	completeValues(cmd, "firewall", firewallRequired, protocol.FirewallOff)
+	cmd.AddCommand(srv.workerPurgeCommand())
 	return cmd
 }
 
