@@ -166,3 +166,19 @@ func TestACheckupFindsTheSandboxThatHangsAmongManyThatStop(t *testing.T) {
 		}
 	}
 }
+
+// A tenant that floods the coordinator with checkups waits for its own. Those of other tenants are answered.
+func TestAFloodOfCheckupsLeavesRoomForOtherTenants(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	var c *coordinator
+	defer d.run(Config{Name: "c1", made: func(made *coordinator) { c = made }})()
+	for _, release := range taken(t, c.reads.checking, "acme", c.reads.checking.share()) {
+		defer release()
+	}
+	for tenant, want := range map[string]protocol.Code{"acme": protocol.ResourceExhausted, "default": ""} {
+		if _, err := d.conn.Query(t.Context(), tenant, protocol.EndpointCheckup, &protocol.Query{}); protocol.CodeOf(err) != want {
+			t.Errorf("the checkup of %s: %v", tenant, err)
+		}
+	}
+}

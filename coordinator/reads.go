@@ -23,13 +23,14 @@ type reader struct {
 	getting, listing *readSlots // limit reads of past execs
 	paging           *readSlots // limits reads of events and output
 	following        *readSlots // limits reads by clients that follow a history or output
+	checking         *readSlots // limits checkups
 }
 
 func newReader(c *coordinator) *reader {
 	return &reader{
 		coordinator: c, names: &nameRegistry{c},
 		getting: newReadSlots(getsAtOnce), listing: newReadSlots(listsAtOnce), paging: newReadSlots(pagesAtOnce),
-		following: newReadSlots(followersAtOnce),
+		following: newReadSlots(followersAtOnce), checking: newReadSlots(checkupsAtOnce),
 	}
 }
 

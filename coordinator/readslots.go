@@ -16,6 +16,8 @@ const (
 	pagesAtOnce   = 8 // pages of events and output, for all clients together
 	recordsAtOnce = 8 // records of one list
 
+	checkupsAtOnce = 4 // each reads up to maxAsked messages, one after another
+
 	followersAtOnce = 16 // reads by clients that follow a history or output
 
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again

@@ -182,15 +182,16 @@ var kinds = []Kind{
 		"read which sandboxes are left with boxfleet sandbox list, and the log of the worker {subject}"},
 
 	{OwedPlacement, Warning, "a sandbox has waited for a host for more than a minute",
-		"run boxfleet sandbox explain on it: it says why each host refuses it"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant: it says why each host refuses it"},
 	{OwedCreate, Warning, "a sandbox should be ready by now",
-		"run boxfleet sandbox explain on it, and read the log of its worker"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant, and read the log of its worker"},
 	{OwedRestart, Warning, "a sandbox has waited for the restart of its container for more than a minute",
-		"run boxfleet sandbox explain on it, and remove the cause that it names"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant, and remove the cause"},
 	{OwedStop, Warning, "a sandbox should be stopped by now", "check that its worker and its engine answer"},
 	{OwedDelete, Warning, "a sandbox should be removed by now",
 		"check that its worker and its engine answer; if the host never comes back, run boxfleet host forget on its worker"},
 	{OwedExec, Warning, "an exec should have started or ended by now",
-		"run boxfleet sandbox explain on its sandbox, and check that its worker and its engine answer"},
+		"run boxfleet sandbox explain on its sandbox, with --tenant if the name begins with a tenant, and check that its " +
+			"worker and its engine answer"},
 	{OwedMore, Warning, "more is late than is listed", "remove the cause of the findings above, and repeat"},
 }

@@ -155,8 +155,9 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// serveHealth serves /healthz and /readyz, if an address is configured, until stop is called.
-func (srv *servers) serveHealth(h *health) (stop func(), err error) {
+// serveHealth serves /healthz and /readyz, if an address is configured, until stop is called. After the end of ctx, the
+// process is not ready.
+func (srv *servers) serveHealth(ctx context.Context, h *health) (stop func(), err error) {
 	if srv.config.HealthListen == "" {
 		return func() {}, nil
 	}
@@ -164,9 +165,15 @@ func (srv *servers) serveHealth(h *health) (stop func(), err error) {
 	if err != nil {
 		return nil, protocol.Invalid("health_listen", "must be a HOST:PORT that is free on this machine: %v", err)
 	}
+	readiness := func() (bool, string) {
+		if ctx.Err() != nil {
+			return false, "this process is stopping"
+		}
+		return h.readiness()
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", answerHealth(h.liveness))
-	mux.HandleFunc("GET /readyz", answerHealth(h.readiness))
+	mux.HandleFunc("GET /readyz", answerHealth(readiness))
 	server := &http.Server{Handler: http.MaxBytesHandler(mux, healthHeader), MaxHeaderBytes: healthHeader,
 		ReadTimeout: healthWithin, WriteTimeout: healthWithin}
 	server.SetKeepAlivesEnabled(false) // an idle connection would keep others waiting

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -34,6 +35,24 @@ func TestALoopThatDoesNotTurnInTimeIsStuck(t *testing.T) {
 	p.turn("heartbeats", time.Nanosecond)
 	p.turn("heartbeats", 0) // the loop has ended
 	well(true, "turn: 1")
+}
+
+func TestAProcessThatStopsIsAliveButNotReady(t *testing.T) {
+	t.Parallel()
+	cfg := &config{HealthListen: "127.0.0.1:" + freePort(t)}
+	srv := &servers{&console{stdout: io.Discard, config: cfg}, cfg}
+	ctx, cancel := context.WithCancel(t.Context())
+	h := &health{}
+	h.part("worker").say(true, "works")
+	stop, err := srv.serveHealth(ctx, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	r := &role{health: "http://" + cfg.HealthListen}
+	r.await(t, http.StatusOK, "works")
+	cancel()
+	r.await(t, http.StatusServiceUnavailable, "stopping")
 }
 
 // Connections that send nothing neither use up the files of the process nor keep the page from others for long.
