@@ -14,7 +14,13 @@ import (
 // checkup answers what `boxfleet doctor` asks besides ping and the hosts. Users and viewers of a tenant learn what is
 // owed to their tenant, all others what is owed to any tenant.
 func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
-	r := &protocol.Checkup{SyncAlways: rd.cfg.SyncAlways, CredentialsExpire: rd.conn.CredentialsExpire()}
+	release, err := rd.checking.take(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r := &protocol.Checkup{SyncAlways: rd.cfg.SyncAlways}
+	r.CredentialsIssued, r.CredentialsExpire = rd.conn.CredentialsLife()
 	r.Server, r.Cluster, r.MaxPayload = rd.conn.Server()
 	if !rd.elected.Load() {
 		_, err := rd.conn.AskLeader(ctx, &protocol.LeaderQuery{Tenant: tenant})
@@ -35,16 +41,28 @@ func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query)
 	return &protocol.Reply{Checkup: r}, nil
 }
 
-// owed returns what is owed to sandboxes for longer than it may take.
+// A checkup reads at most maxAsked histories, for at most askWithin.
+const (
+	maxAsked  = 200
+	askWithin = 400 * time.Millisecond // with readWithin, less than the 2 s after which the SDK asks again
+)
+
+// owed returns what is owed to sandboxes for longer than it may take. Since when a stop or a restart is owed, only the
+// history says. Those whose history ended first are asked first: the newest are not late yet.
 func (rd *reader) owed(ctx context.Context, boxes []*protocol.Sandbox) (owed []protocol.Owed) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
 	now, late, states, asked := rd.conn.Now(), rd.cfg.Timing.Overdue, rd.hosts.states(), 0
+	slices.SortFunc(boxes, func(a, b *protocol.Sandbox) int { return cmp.Compare(a.Record, b.Record) })
 	for _, b := range boxes {
 		handle := *b
 		rd.conditions(&handle, states)
 		d := dueOf(&handle)
-		if d.kind != "" && d.since.IsZero() && asked < protocol.MaxOwed {
+		if d.kind != "" && d.since.IsZero() && asked < maxAsked && ctx.Err() == nil {
 			asked++
-			d.since = rd.lastChange(ctx, b)
+			if d.since = rd.lastChange(ctx, b); !d.since.IsZero() && now.Sub(d.since) <= late {
+				asked = maxAsked // the histories of the others ended later
+			}
 		}
 		if d.kind != "" && !d.since.IsZero() && now.Sub(d.since) > d.within+late {
 			owed = append(owed, protocol.Owed{Kind: d.kind, Tenant: b.Tenant, Sandbox: b.ID, Worker: b.Worker, Since: d.since})

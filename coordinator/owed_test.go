@@ -132,3 +132,53 @@ func TestACheckupListsWhatIsOwed(t *testing.T) {
 		}
 	}
 }
+
+// Sandboxes that may take long to stop do not hide one that hangs. Since when it should have stopped, only its history
+// says, and a checkup reads few histories.
+func TestACheckupFindsTheSandboxThatHangsAmongManyThatStop(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Overdue: 50 * time.Millisecond, Suspect: time.Hour})()
+	h := host("w1", 0)
+	h.HostID, h.Full = "h1", "it takes no more in this test"
+	d.register(h)
+	assigned := protocol.Event{Kind: protocol.SandboxAssigned,
+		Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
+	stop := func(id string, grace time.Duration) {
+		d.create(id, protocol.SandboxSpec{Image: "i", Grace: protocol.Duration(grace)})
+		d.append(d.conn, id, assigned, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
+		d.eventually(id+" is ready", func() bool {
+			return d.request(protocol.VerbStop, id, "stop-"+id, protocol.Request{}).Error == nil
+		})
+	}
+	for i := range 2 * protocol.MaxOwed {
+		stop(fmt.Sprintf("slow-%d", i), 10*time.Minute)
+	}
+	stop("hangs", time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // until it is late
+	for range 20 {
+		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointCheckup, &protocol.Query{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if owed := reply.Checkup.Owed; len(owed) != 1 || owed[0].Sandbox != "hangs" {
+			t.Fatalf("got %+v", owed)
+		}
+	}
+}
+
+// A tenant that floods the coordinator with checkups waits for its own. Those of other tenants are answered.
+func TestAFloodOfCheckupsLeavesRoomForOtherTenants(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	var c *coordinator
+	defer d.run(Config{Name: "c1", made: func(made *coordinator) { c = made }})()
+	for _, release := range taken(t, c.reads.checking, "acme", c.reads.checking.share()) {
+		defer release()
+	}
+	for tenant, want := range map[string]protocol.Code{"acme": protocol.ResourceExhausted, "default": ""} {
+		if _, err := d.conn.Query(t.Context(), tenant, protocol.EndpointCheckup, &protocol.Query{}); protocol.CodeOf(err) != want {
+			t.Errorf("the checkup of %s: %v", tenant, err)
+		}
+	}
+}

@@ -25,6 +25,7 @@ type reader struct {
 	following        *readSlots // limits reads by clients that follow a history or output
 	reporting        *readSlots // limits reads of tenants' use, which the leader answers
 	unknown          *readSlots // limits reads that ask NATS whether a sandbox exists
+	checking         *readSlots // limits checkups
 }
 
 func newReader(c *coordinator) *reader {
@@ -32,7 +33,7 @@ func newReader(c *coordinator) *reader {
 		coordinator: c, names: &nameRegistry{c},
 		getting: newReadSlots(getsAtOnce), listing: newReadSlots(listsAtOnce), paging: newReadSlots(pagesAtOnce),
 		following: newReadSlots(followersAtOnce), reporting: newReadSlots(reportsAtOnce),
-		unknown: newReadSlots(unknownAtOnce),
+		unknown: newReadSlots(unknownAtOnce), checking: newReadSlots(checkupsAtOnce),
 	}
 }
 

@@ -17,6 +17,8 @@ const (
 	pagesAtOnce   = 8 // pages of events and output, for all clients together
 	recordsAtOnce = 8 // records of one list
 
+	checkupsAtOnce = 4 // each reads up to maxAsked messages, one after another
+
 	followersAtOnce = 16 // reads by clients that follow a history or output
 	unknownAtOnce   = 16 // reads of sandboxes that memory does not have
 	reportsAtOnce   = 8  // reads of tenants' use; the leader has slots for those of eight coordinators

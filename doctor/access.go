@@ -14,9 +14,8 @@ func (e *examination) access() {
 		return
 	}
 	you := e.You
-	life := you.Expires.Sub(you.Issued) // credentials that live for a few days are replaced all the time
-	if !you.Expires.IsZero() && you.Expires.Sub(e.Wall) < expiresSoon && (you.Issued.IsZero() || life > expiresSoon) {
-		e.find(AccessExpires, you.Name, "the credentials of this client %s", left(you.Expires, e.Wall))
+	if expiresSoon(you.Issued, you.Expires, e.now()) {
+		e.find(AccessExpires, you.Name, "the credentials of this client %s", left(you.Expires, e.now()))
 	}
 	if you.Login != LoginCredentials {
 		e.find(AccessOpen, "", "this client connects with %s: nothing says who it is and what it may do", loginOf(you.Login))
@@ -43,7 +42,8 @@ func (e *examination) notConnected(why *protocol.Error) {
 	}
 }
 
-// hidden reports the parts of the fleet that the credentials do not show, and the parts that nobody answered.
+// hidden reports the parts of the fleet that the credentials do not show, and the questions that nobody answered. A
+// coordinator that is too old does not receive the question for a checkup.
 func (e *examination) hidden() {
 	var hidden []string
 	for _, part := range []struct {
@@ -54,8 +54,11 @@ func (e *examination) hidden() {
 		case part.why == nil:
 		case part.why.Code == protocol.PermissionDenied:
 			hidden = append(hidden, part.what)
+		case part.why == e.NoCheckup && part.why.Code == protocol.Unavailable && part.why.Reason == "":
+			e.find(VersionOld, e.Ping.Coordinator, "coordinator %s is too old to say %s", e.Ping.Coordinator, part.what)
 		default:
-			e.find(VersionOld, e.Ping.Coordinator, "nobody says anything about %s: %s", part.what, part.why.Message)
+			e.find(CoordinatorMute, "", "coordinator %s answers a ping, but nobody says anything about %s: %s",
+				e.Ping.Coordinator, part.what, part.why.Message)
 		}
 	}
 	if role := e.You.Role; role == rights.User || role == rights.Viewer {

@@ -29,6 +29,7 @@ const (
 	NATSPayload     Code = "nats.payload"
 
 	CoordinatorSilent     Code = "coordinator.silent"
+	CoordinatorMute       Code = "coordinator.mute"
 	CoordinatorLeaderless Code = "coordinator.leaderless"
 	CoordinatorAlone      Code = "coordinator.alone"
 	CoordinatorRefused    Code = "coordinator.refused"
@@ -89,9 +90,10 @@ func Kinds() []Kind { return append([]Kind(nil), kinds...) }
 var kinds = []Kind{
 	{AccessRefused, Error, "NATS refuses the credentials, or the client has none",
 		"get credentials from an operator, who makes them with boxfleet auth add, and name the file with --creds"},
-	{AccessDenied, Error, "the credentials do not permit a read that every role may do",
-		"get credentials that boxfleet auth add made, and check the permissions of the NATS account against docs/rights.md"},
-	{AccessExpires, Warning, "the credentials expire within 3 days",
+	{AccessDenied, Error, "the credentials do not permit the questions of doctor",
+		"use the credentials of an operator, fleet viewer, user or viewer: coordinators and workers may not ask; if NATS " +
+			"has permissions of your own, check them against docs/rights.md"},
+	{AccessExpires, Warning, "the credentials expire soon",
 		"get others from an operator, who makes them with boxfleet auth add, before NATS refuses these"},
 	{AccessOpen, Note, "the client has no credentials that say what it may do",
 		"if others can reach NATS, give each person and role credentials of their own: see docs/credentials.md"},
@@ -107,13 +109,15 @@ var kinds = []Kind{
 
 	{CoordinatorSilent, Error, "no coordinator answers, so nothing is decided and nothing can be read",
 		"start a coordinator, or read the log and the page /readyz of those that run"},
+	{CoordinatorMute, Error, "a coordinator answers, but left a question without an answer, so the report lacks a part",
+		"repeat with a longer --deadline, if you set one; else read the logs of the coordinators"},
 	{CoordinatorLeaderless, Error, "no coordinator leads, so no sandbox gets a host and no deadline is enforced",
 		"wait 15 seconds and repeat; if none leads then, read the logs of the coordinators: they say why they cannot lead"},
 	{CoordinatorAlone, Note, "streams have replicas, but only one coordinator runs",
 		"run a second coordinator on another machine, so that the fleet survives the loss of this one"},
 	{CoordinatorRefused, Warning, "a coordinator refused messages of the event log, because their writers are not proven",
 		"find the keys of the writers in the log of {subject}, and revoke their credentials if nobody knows them"},
-	{CoordinatorExpires, Warning, "the credentials of a coordinator expire within 3 days",
+	{CoordinatorExpires, Warning, "the credentials of a coordinator expire soon",
 		"make new ones with boxfleet auth add coordinator {subject} --again, and replace the file: no restart is needed"},
 
 	{StorageProblem, Error, "data is stored less safely than configured, or cannot be stored",
@@ -163,13 +167,13 @@ var kinds = []Kind{
 		"make room on the disk of {subject}: remove images and old data, or lower worker.images.high_water"},
 	{HostLease, Warning, "a worker renews the lock of its host late, and must soon stop its work",
 		"check the connection from {subject} to NATS, and that JetStream answers quickly; the worker's log has each failure"},
-	{HostExpires, Warning, "the credentials of a worker expire within 3 days",
+	{HostExpires, Warning, "the credentials of a worker expire soon",
 		"make new ones with boxfleet auth add worker {subject} --host ID --again (host list -o json has the ID), and " +
 			"replace the file: no restart is needed"},
 	{HostSeccomp, Warning, "the engine of a host filters no system calls",
 		"set the default seccomp profile in the engine's daemon.json on {subject}, and restart the engine"},
 	{HostPosture, Note, "a host isolates its sandboxes less well than it could",
-		"follow the message on {subject} if its sandboxes run code that you do not trust"},
+		"follow the message on {subject}: it matters most if sandboxes run code that you do not trust"},
 	{HostCordoned, Note, "an operator keeps new sandboxes off a host",
 		"run boxfleet host uncordon {subject} when it may take sandboxes again"},
 	{HostDraining, Note, "an operator drains a host",
@@ -178,15 +182,16 @@ var kinds = []Kind{
 		"read which sandboxes are left with boxfleet sandbox list, and the log of the worker {subject}"},
 
 	{OwedPlacement, Warning, "a sandbox has waited for a host for more than a minute",
-		"run boxfleet sandbox explain on it: it says why each host refuses it"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant: it says why each host refuses it"},
 	{OwedCreate, Warning, "a sandbox should be ready by now",
-		"run boxfleet sandbox explain on it, and read the log of its worker"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant, and read the log of its worker"},
 	{OwedRestart, Warning, "a sandbox has waited for the restart of its container for more than a minute",
-		"run boxfleet sandbox explain on it, and remove the cause that it names"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant, and remove the cause"},
 	{OwedStop, Warning, "a sandbox should be stopped by now", "check that its worker and its engine answer"},
 	{OwedDelete, Warning, "a sandbox should be removed by now",
 		"check that its worker and its engine answer; if the host never comes back, run boxfleet host forget on its worker"},
 	{OwedExec, Warning, "an exec should have started or ended by now",
-		"run boxfleet sandbox explain on its sandbox, and check that its worker and its engine answer"},
+		"run boxfleet sandbox explain on its sandbox, with --tenant if the name begins with a tenant, and check that its " +
+			"worker and its engine answer"},
 	{OwedMore, Warning, "more is late than is listed", "remove the cause of the findings above, and repeat"},
 }

@@ -93,8 +93,18 @@ type examination struct {
 // find adds a finding.
 func (e *examination) find(code Code, subject, format string, args ...any) {
 	k := kinds[rankOf(code)]
+	subject = shortened(subject)
 	e.found = append(e.found, Finding{Code: code, Severity: k.Severity, Subject: subject,
-		Problem: fmt.Sprintf(format, args...), Do: strings.ReplaceAll(k.Do, "{subject}", subject)})
+		Problem: shortened(fmt.Sprintf(format, args...)), Do: shortened(strings.ReplaceAll(k.Do, "{subject}", subject))})
+}
+
+// shortened cuts a text that is too long for a sentence. Workers and coordinators write parts of a finding's texts.
+func shortened(text string) string {
+	const most = 1000 // bytes
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
 func rankOf(code Code) int {
@@ -124,8 +134,12 @@ func (e *examination) fleet() *Fleet {
 	return f
 }
 
-// expiresSoon is how long before their end credentials are reported.
-const expiresSoon = 3 * 24 * time.Hour
+// expiresSoon reports whether credentials end within 3 days, and in less than a third of their life: credentials that
+// live for a day are replaced all the time. A zero time is unknown; credentials without an end never expire.
+func expiresSoon(issued, expires, now time.Time) bool {
+	left := expires.Sub(now)
+	return !expires.IsZero() && left < 3*24*time.Hour && (issued.IsZero() || left < expires.Sub(issued)/3)
+}
 
 // left says how long credentials are still valid.
 func left(until, now time.Time) string {

@@ -30,6 +30,45 @@ func healthy() Facts {
 	}
 }
 
+// Credentials of one day that are replaced twice a day are well; those that somebody forgot to replace are not.
+func TestShortLivedCredentialsExpireSoonInTheLastThirdOfTheirLife(t *testing.T) {
+	t.Parallel()
+	for left, want := range map[time.Duration]int{9 * time.Hour: 0, 7 * time.Hour: 3, -time.Second: 3} {
+		f := healthy()
+		until := now.Add(left)
+		issued := until.Add(-24 * time.Hour)
+		f.You.Issued, f.You.Expires = issued, until
+		f.Checkup.CredentialsIssued, f.Checkup.CredentialsExpire = issued, until
+		f.Hosts[0].CredentialsIssued, f.Hosts[0].CredentialsExpire = issued, until
+		if found := Examine(f).Findings; len(found) != want {
+			t.Errorf("with %s left: %+v", left, found)
+		}
+	}
+}
+
+func TestAClientWhoseClockIsWrongIsToldOnlyThat(t *testing.T) {
+	t.Parallel()
+	for _, off := range []time.Duration{-365 * 24 * time.Hour, 365 * 24 * time.Hour} {
+		f := healthy()
+		f.Wall, f.Skew = now.Add(off), off
+		if found := Examine(f).Findings; len(found) != 1 || found[0].Code != ClockClient {
+			t.Errorf("%s off: %+v", off, found)
+		}
+	}
+}
+
+// A worker or coordinator that lies cannot make a finding long.
+func TestALongTextIsShortened(t *testing.T) {
+	t.Parallel()
+	f := healthy()
+	f.Hosts[0].Worker, f.Hosts[0].Problem = strings.Repeat("w", 1<<20), strings.Repeat("é", 1<<20)
+	for _, found := range Examine(f).Findings {
+		if len(found.Problem)+len(found.Do)+len(found.Subject) > 4000 {
+			t.Errorf("%s has %d bytes", found.Code, len(found.Problem)+len(found.Do)+len(found.Subject))
+		}
+	}
+}
+
 func TestAHealthyFleetHasNoFindings(t *testing.T) {
 	t.Parallel()
 	r := Examine(healthy())
@@ -81,6 +120,12 @@ func ofClient() []ill {
 		}},
 		{VersionOld, "c1", "what is owed", func(f *Facts) {
 			f.Checkup, f.NoCheckup = nil, refused(protocol.Unavailable, "", "no such endpoint")
+		}},
+		{CoordinatorMute, "", "what is owed", func(f *Facts) {
+			f.Checkup, f.NoCheckup = nil, refused(protocol.DeadlineExceeded, "", "not done within --deadline 2s")
+		}},
+		{CoordinatorMute, "", "anything about hosts", func(f *Facts) {
+			f.Hosts, f.NoHosts = nil, refused(protocol.Unavailable, "", "no coordinator answers")
 		}},
 		{VersionClient, "", "1.1.9", func(f *Facts) { f.Version = "1.1.9" }},
 		{ClockClient, "", "6s ahead of", func(f *Facts) { f.Skew = 6 * time.Second }},
@@ -210,15 +255,6 @@ func TestTheMostSevereFindingsComeFirst(t *testing.T) {
 	want := []Code{CoordinatorLeaderless, HostEngine, HostNone, HostFull, HostCordoned}
 	if !slices.Equal(codes, want) {
 		t.Errorf("got %q, want %q", codes, want)
-	}
-}
-
-func TestCredentialsThatAreReplacedEveryDayAreNotReported(t *testing.T) {
-	t.Parallel()
-	f := healthy()
-	f.You.Issued, f.You.Expires = now.Add(-time.Hour), now.Add(23*time.Hour)
-	if r := Examine(f); len(r.Findings) > 0 {
-		t.Errorf("%+v", r.Findings)
 	}
 }
 

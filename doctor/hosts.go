@@ -82,8 +82,8 @@ func (e *examination) host(h *protocol.Host) {
 	if m := h.LeaseMargin; m != nil {
 		e.find(HostLease, h.Worker, "worker %s may trust its host's lock for only %s more, of %s", h.Worker, m, h.LeaseTTL)
 	}
-	if until := h.CredentialsExpire; !until.IsZero() && until.Sub(e.now()) < expiresSoon {
-		e.find(HostExpires, h.Worker, "the credentials of worker %s %s", h.Worker, left(until, e.now()))
+	if expiresSoon(h.CredentialsIssued, h.CredentialsExpire, e.now()) {
+		e.find(HostExpires, h.Worker, "the credentials of worker %s %s", h.Worker, left(h.CredentialsExpire, e.now()))
 	}
 	if h.ClockOff && h.Skew != nil {
 		e.find(ClockHost, h.Worker, "the clock of the host of worker %s is %s that of the NATS server that leads the event "+

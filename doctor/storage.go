@@ -32,9 +32,9 @@ func (e *examination) coordinators() {
 		e.find(NATSPayload, "", "the NATS server of coordinator %s accepts messages of up to %s, and Boxfleet sends up to %s",
 			e.Ping.Coordinator, c.MaxPayload, needPayload)
 	}
-	if until := c.CredentialsExpire; !until.IsZero() && until.Sub(e.now()) < expiresSoon {
+	if expiresSoon(c.CredentialsIssued, c.CredentialsExpire, e.now()) {
 		e.find(CoordinatorExpires, e.Ping.Coordinator, "the credentials of coordinator %s %s", e.Ping.Coordinator,
-			left(until, e.now()))
+			left(c.CredentialsExpire, e.now()))
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/rights"
 )
 
 // Login identifies a connection: a user with a password, or a token. The zero value is anonymous.
@@ -147,6 +148,7 @@ const (
 // credentials and the certificates are read again at each attempt to connect.
 type credentials struct {
 	log         *slog.Logger
+	file        string                              // the credentials file; empty: there is none
 	from        string                              // where the credentials are read from, for log lines
 	fingerprint func() string                       // returns a text that changes with the credentials and certificates
 	explain     func(err error, doing string) error // as [Config.explain]
@@ -207,6 +209,7 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	case cfg.Token != "":
 		options = append(options, nats.Token(cfg.Token))
 	}
+	k.file = cfg.Creds
 	switch {
 	case cfg.Creds != "":
 		if f, err := os.Open(cfg.Creds); err != nil {
@@ -375,13 +378,16 @@ func (k *credentials) key() *signer {
 	return k.signer
 }
 
-// CredentialsExpire returns when the credentials that this connection presented to its server expire. Zero: never, or
-// the connection has no credentials file.
-func (c *connection) CredentialsExpire() time.Time {
-	if s := c.login.key(); s != nil {
-		return s.expires
+// CredentialsLife returns when the credentials in the connection's file were made and when they expire. They may be
+// newer than those that it presented to its server: it presents them when the old ones expire. Zero: unknown, never, or
+// the connection has no readable credentials file.
+func (c *connection) CredentialsLife() (issued, expires time.Time) {
+	content, err := os.ReadFile(c.login.file)
+	if err != nil {
+		return time.Time{}, time.Time{} // Health reports it when the connection needs the file
 	}
-	return time.Time{}
+	defer clear(content)
+	return rights.Life(content)
 }
 
 // read reads the login again. If that fails, it returns the previous login.

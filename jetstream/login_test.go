@@ -270,6 +270,28 @@ func TestASecretThatEveryUserCanReadIsReported(t *testing.T) {
 	}
 }
 
+// Somebody who has replaced a credentials file sees at once that the process has the new one.
+func TestTheLifeOfCredentialsIsThatOfTheFileNow(t *testing.T) {
+	t.Parallel()
+	i := startIssuer(t)
+	file := filepath.Join(t.TempDir(), "k.creds")
+	i.issue(t, file, time.Hour)
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file})
+	must(t, err)
+	defer c.Close()
+	for _, life := range []time.Duration{time.Hour, 5 * time.Hour} {
+		i.issue(t, file, life)
+		issued, expires := c.CredentialsLife()
+		if off := time.Until(expires) - life; off.Abs() > time.Minute || time.Since(issued) > time.Minute {
+			t.Errorf("credentials of %s: issued %s, expire %s", life, issued, expires)
+		}
+	}
+	must(t, os.Remove(file))
+	if _, expires := c.CredentialsLife(); !expires.IsZero() {
+		t.Errorf("without a file, the credentials expire at %s", expires)
+	}
+}
+
 func TestALoginIsSeparatedFromURLs(t *testing.T) {
 	t.Parallel()
 	for urls, want := range map[string]struct {

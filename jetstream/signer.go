@@ -3,7 +3,6 @@ package jetstream
 import (
 	"crypto/ed25519"
 	"os"
-	"time"
 
 	"github.com/nats-io/nkeys"
 
@@ -20,8 +19,6 @@ type signer struct {
 	// host is the Docker host of a worker's credentials. It is empty for other roles, and for credentials that
 	// `boxfleet auth` did not make.
 	host string
-
-	expires time.Time // when the credentials expire; zero: never
 }
 
 // signerOf reads the key of a credentials file.
@@ -51,8 +48,7 @@ func signerOf(file string) (*signer, error) {
 		return nil, err
 	}
 	id, _ := rights.FromCredentials(content)
-	_, expires := rights.Life(content)
-	return &signer{ed25519.NewKeyFromSeed(raw), public, id.Host, expires}, nil
+	return &signer{ed25519.NewKeyFromSeed(raw), public, id.Host}, nil
 }
 
 // proves reports whether the signer made a signature.

@@ -15,9 +15,12 @@ type Checkup struct {
 	Leaderless bool `json:"leaderless,omitempty"` // no coordinator leads, so nothing is placed
 
 	// CredentialsExpire is when NATS stops accepting the coordinator's credentials; zero: never, or it has none.
+	// CredentialsIssued is when they were made; zero: unknown.
 	CredentialsExpire time.Time `json:"credentials_expire,omitempty,omitzero"`
+	CredentialsIssued time.Time `json:"credentials_issued,omitempty,omitzero"`
 
-	// Owed lists what is owed for too long, the oldest first, at most [MaxOwed] items of OwedCount.
+	// Owed lists what is owed for too long, the oldest first, at most [MaxOwed] items of OwedCount. OwedCount may be too low
+	// if many sandboxes should stop or restart.
 	Owed      []Owed `json:"owed,omitempty"`
 	OwedCount int    `json:"owed_count,omitempty"`
 }

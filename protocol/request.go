@@ -249,7 +249,9 @@ type Host struct {
 	ReadsSegments bool `json:"reads_segments,omitempty"`
 
 	// CredentialsExpire is when NATS stops accepting the worker's credentials; zero: never, or it has none.
+	// CredentialsIssued is when they were made; zero: unknown.
 	CredentialsExpire time.Time `json:"credentials_expire,omitempty,omitzero"`
+	CredentialsIssued time.Time `json:"credentials_issued,omitempty,omitzero"`
 
 	// LeaseTTL is how long the lock of the host lasts without renewal; 0: an older worker.
 	LeaseTTL Duration `json:"lease_ttl,omitempty"`

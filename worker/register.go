@@ -59,6 +59,7 @@ func (r *registration) entry() *protocol.Host {
 	mounts, writable := w.files.Mounts.Advertised()
 	_, pids := watermark.Processes()
 	now, skew := w.conn.Now(), r.skew()
+	issued, expires := w.conn.CredentialsLife()
 	return &protocol.Host{
 		Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.lock.token(), Build: w.cfg.Build,
 		Labels: w.cfg.Labels, Engine: w.info.Version, Runtime: w.info.Runtime,
@@ -73,7 +74,7 @@ func (r *registration) entry() *protocol.Host {
 		Registries: w.cfg.Images.Registries, Images: true, ReadsSegments: true,
 
 		Posture: posture(w), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.capacity().full(),
-		CredentialsExpire: w.conn.CredentialsExpire(), LeaseTTL: w.lock.ttl(),
+		CredentialsIssued: issued, CredentialsExpire: expires, LeaseTTL: w.lock.ttl(),
 		StartedAt: w.started, SeenAt: now, Skew: skew,
 	}
 }

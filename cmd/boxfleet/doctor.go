@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,8 +30,8 @@ func (cmds doctorCommands) doctorCommand() *cobra.Command {
 versions, each host with its engine, isolation, disk and lock, and work that is late. For each finding, doctor prints
 what is wrong and what to do. docs/doctor.md lists all findings.
 
-The exit code is 0 without warnings and errors, 3 if the worst finding is a warning, and 4 if it is an error. Everyone
-may run doctor. Users and viewers of a tenant see less than operators.`,
+The exit code is 0 without warnings and errors, 3 if the worst finding is a warning, and 4 if it is an error. Users and
+viewers of a tenant see less than operators; coordinators and workers may not run doctor.`,
 		Example: "  boxfleet doctor\n  boxfleet doctor -o json | jq -r '.findings[] | .code'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			facts := doctor.Facts{Version: version, Wall: time.Now()}
@@ -38,19 +39,15 @@ may run doctor. Users and viewers of a tenant see less than operators.`,
 			if facts.You, err = cmds.you(); err != nil {
 				return err
 			}
-			connected := false
 			err = cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
-				connected = true
 				facts.You.Tenant = c.Tenant()
-				return cmds.gather(ctx, c, &facts)
+				cmds.gather(ctx, c, &facts)
+				return cmd.Context().Err()
 			})
-			switch {
-			case err == nil:
-			case connected || cmd.Context().Err() != nil || protocol.CodeOf(err) == protocol.InvalidArgument:
+			if cmd.Context().Err() != nil || protocol.CodeOf(err) == protocol.InvalidArgument {
 				return err
-			default:
-				facts.NotConnected = protocol.AsError(err)
 			}
+			facts.NotConnected = protocol.AsError(err)
 			return cmds.report(doctor.Examine(facts))
 		},
 	}
@@ -88,28 +85,32 @@ func (cmds doctorCommands) you() (doctor.You, error) {
 	return you, nil
 }
 
-// gather asks the fleet for facts. It fails only if ctx ends.
-func (cmds doctorCommands) gather(ctx context.Context, c *sdk.Client, f *doctor.Facts) error {
-	bounded, cancel := context.WithTimeout(ctx, pingWithin)
-	defer cancel()
+// gather asks the fleet for facts, and waits at most pingWithin for each answer.
+func (cmds doctorCommands) gather(ctx context.Context, c *sdk.Client, f *doctor.Facts) {
+	ask := func(question func(ctx context.Context) error) *protocol.Error {
+		bounded, cancel := context.WithTimeout(ctx, pingWithin)
+		defer cancel()
+		return protocol.AsError(cmds.ended(ctx, question(bounded)))
+	}
 	began := time.Now()
-	ping, err := c.Ping(bounded)
-	if err != nil {
-		f.NoPing = protocol.AsError(err)
-		return ctx.Err()
+	f.NoPing = ask(func(ctx context.Context) (err error) { f.Ping, err = c.Ping(ctx); return err })
+	if f.NoPing != nil {
+		return
 	}
-	f.Ping, f.Skew = ping, ahead(began, time.Now(), ping.Time)
-	checkup, err := c.Checkup(bounded)
-	f.Checkup, f.NoCheckup = checkup, protocol.AsError(err)
-	hosts, err := sdk.ReadAll(c.Hosts().List(bounded))
-	f.Hosts, f.NoHosts = hosts, protocol.AsError(err)
+	f.Skew = ahead(began, time.Now(), f.Ping.Time)
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		f.NoCheckup = ask(func(ctx context.Context) (err error) { f.Checkup, err = c.Checkup(ctx); return err })
+	})
+	asked.Go(func() {
+		f.NoHosts = ask(func(ctx context.Context) (err error) { f.Hosts, err = sdk.ReadAll(c.Hosts().List(ctx)); return err })
+	})
 	if role := f.You.Role; role != "" && role != rights.Operator {
-		err = protocol.Errorf(protocol.PermissionDenied, "", "only operators may ask all coordinators")
+		f.NoCoordinators = protocol.Errorf(protocol.PermissionDenied, "", "only operators may ask all coordinators")
 	} else {
-		f.Coordinators, err = c.Coordinators(bounded)
+		f.NoCoordinators = ask(func(ctx context.Context) (err error) { f.Coordinators, err = c.Coordinators(ctx); return err })
 	}
-	f.NoCoordinators = protocol.AsError(err)
-	return ctx.Err()
+	asked.Wait()
 }
 
 // ahead returns how far this machine's clock is at least ahead of another clock, which showed the time read between the
@@ -165,19 +166,36 @@ func printExamination(w io.Writer, r doctor.Report) {
 			[]any{"store", f.Stored.String() + limit + " used"})
 	}
 	table(w, rows...)
-	number := map[doctor.Severity]int{}
-	for _, found := range r.Findings {
-		if number[found.Severity]++; number[found.Severity] == 1 {
-			fmt.Fprintf(w, "\n%s\n", strings.ToUpper(string(found.Severity)))
-		}
-		fmt.Fprintf(w, "  %s: %s\n    do: %s\n", found.Code, plainLine(found.Problem), plainLine(found.Do))
-	}
-	if len(r.Findings) == 0 {
+	printFindings(w, r.Findings)
+}
+
+// mostShown is how many findings with one code, and how many kinds of hosts, a report for people shows.
+const mostShown = 10
+
+func printFindings(w io.Writer, findings []doctor.Finding) {
+	if len(findings) == 0 {
 		fmt.Fprintln(w, "\nall is well")
 		return
 	}
-	fmt.Fprintf(w, "\nerrors: %d, warnings: %d, notes: %d\n", number[doctor.Error], number[doctor.Warning],
-		number[doctor.Note])
+	severities, codes := map[doctor.Severity]int{}, map[doctor.Code]int{}
+	for _, found := range findings {
+		codes[found.Code]++
+	}
+	shown := map[doctor.Code]int{}
+	for _, found := range findings {
+		if severities[found.Severity]++; severities[found.Severity] == 1 {
+			fmt.Fprintf(w, "\n%s\n", strings.ToUpper(string(found.Severity)))
+		}
+		switch shown[found.Code]++; {
+		case shown[found.Code] <= mostShown:
+			fmt.Fprintf(w, "  %s: %s\n    do: %s\n", found.Code, plainLine(found.Problem), plainLine(found.Do))
+		case shown[found.Code] == mostShown+1:
+			fmt.Fprintf(w, "  %s: %d more like these; boxfleet doctor -o json lists all\n", found.Code,
+				codes[found.Code]-mostShown)
+		}
+	}
+	fmt.Fprintf(w, "\nerrors: %d, warnings: %d, notes: %d\n", severities[doctor.Error], severities[doctor.Warning],
+		severities[doctor.Note])
 }
 
 // youText says who the client is.
@@ -218,14 +236,20 @@ func mayText(you doctor.You) string {
 	return "what the NATS server permits"
 }
 
-// tally lists how many there are of each kind.
+// tally lists how many there are of each kind, the most frequent first.
 func tally(of map[string]int) string {
 	if len(of) == 0 {
 		return "none"
 	}
+	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int {
+		return cmp.Or(cmp.Compare(of[b], of[a]), cmp.Compare(a, b))
+	})
 	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(of)) {
+	for _, name := range names[:min(len(names), mostShown)] {
 		parts = append(parts, fmt.Sprintf("%d %s", of[name], name))
+	}
+	if more := len(names) - mostShown; more > 0 {
+		parts = append(parts, fmt.Sprintf("%d other kinds", more))
 	}
 	return strings.Join(parts, ", ")
 }

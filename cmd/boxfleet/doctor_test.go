@@ -72,6 +72,14 @@ func TestDoctorFindsNothingWrongWithUp(t *testing.T) {
 		r.You.Tenant != "blue" || r.Fleet.Coordinators != nil || r.Fleet.Hosts["ready"] != 1 {
 		t.Errorf("%+v", r)
 	}
+	for _, role := range []string{"coordinator", "worker"} {
+		r = examine(t, "--creds", inData("credentials/"+role+".creds"))
+		if got := codesOf(r); !slices.Equal(got, []string{"access.denied"}) {
+			t.Errorf("with the credentials of a %s: %q", role, got)
+		} else if !strings.Contains(r.Findings[0].Do, "may not ask") {
+			t.Errorf("with the credentials of a %s, do: %s", role, r.Findings[0].Do)
+		}
+	}
 	must(t, "auth", "revoke", "user", "anna", "--tenant", "blue")
 	must(t, "auth", "push")
 	if got := codesOf(examine(t, "--creds", inData("anna.creds"))); !slices.Equal(got, []string{"access.refused"}) {
@@ -217,6 +225,89 @@ func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	})
 	if got := codesOf(examine(t)); !slices.Contains(got, "host.lease") || !slices.Contains(got, "host.disk") {
 		t.Errorf("after the worker registered again: %q", got)
+	}
+}
+
+// answering starts a NATS server, and answers the given reads as a coordinator does.
+func answering(t *testing.T, reads map[string]jetstream.Endpoint) {
+	t.Helper()
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	conn, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: server, Name: "c1", User: "@c1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	serving, ended := make(chan struct{}), make(chan error, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() { ended <- conn.ServeReads(ctx, "1.0.0", reads, func() { close(serving) }) }()
+	t.Cleanup(func() { stop(); <-ended })
+	select {
+	case <-serving:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+}
+
+func says(r *protocol.Reply) jetstream.Endpoint {
+	return func(context.Context, string, *protocol.Query) (*protocol.Reply, error) { return r, nil }
+}
+
+func hangs(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A question without an answer is a finding, and the report has the answers to the others. Only a question that no
+// coordinator receives means that the coordinators are too old.
+func TestDoctorReportsWhatItLearnedWithinItsDeadline(t *testing.T) {
+	clean(t)
+	ping := says(&protocol.Reply{Ping: &protocol.Ping{Version: "1.0.0", Coordinator: "c1", Time: time.Now()}})
+	hosts := says(&protocol.Reply{Hosts: []*protocol.Host{{Worker: "w1", State: protocol.HostReady, Build: "1.0.0"}}})
+	for want, reads := range map[string]map[string]jetstream.Endpoint{
+		"coordinator.silent": {"ping": hangs, "hosts": hosts, "checkup": hangs},
+		"coordinator.mute":   {"ping": ping, "hosts": hosts, "checkup": hangs},
+		"version.old":        {"ping": ping, "hosts": hosts},
+	} {
+		answering(t, reads)
+		began := time.Now()
+		r := examine(t, "--deadline", "2s")
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("%s: doctor took %s", want, took)
+		}
+		got := codesOf(r)
+		if !slices.Contains(got, want) || want != "version.old" && r.Worst != doctor.Error {
+			t.Errorf("want %s, got %q", want, got)
+		}
+		if want != "coordinator.silent" && (r.Fleet == nil || r.Fleet.Hosts["ready"] != 1) {
+			t.Errorf("%s: the hosts are missing: %+v", want, r.Fleet)
+		}
+	}
+}
+
+func TestDoctorsTextIsShortForALargeFleet(t *testing.T) {
+	clean(t)
+	var hosts []*protocol.Host
+	for i := range 1000 {
+		hosts = append(hosts, &protocol.Host{Worker: fmt.Sprintf("w%d", i), State: protocol.HostReady, Firewall: "nftables",
+			Build: fmt.Sprintf("1.0.%d", i), Engine: "28.5.2", Posture: &protocol.Posture{Warnings: []string{"\x1b[2Jold"}}})
+	}
+	ping := &protocol.Ping{Version: "1.0.0", Coordinator: "c1", Time: time.Now()}
+	answering(t, map[string]jetstream.Endpoint{"ping": says(&protocol.Reply{Ping: ping}),
+		"hosts":   says(&protocol.Reply{Hosts: hosts}),
+		"checkup": says(&protocol.Reply{Checkup: &protocol.Checkup{Server: "2.12.1"}}),
+	})
+	code, text, _ := call(t.Context(), "", "doctor")
+	if len(text) > 10<<10 || code != 3 || strings.Contains(text, "\x1b") ||
+		!strings.Contains(text, "version.worker: 989 more like these") || !strings.Contains(text, "1000 28.5.2") {
+		t.Errorf("doctor ended with %d and printed %d bytes: %.5000s", code, len(text), text)
+	}
+	if r := examine(t); len(r.Findings) < 1999 {
+		t.Errorf("JSON has %d findings", len(r.Findings))
 	}
 }
 

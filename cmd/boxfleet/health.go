@@ -125,12 +125,39 @@ func (h *health) liveness() (alive bool, text string) {
 // Limits of the health server. Its questions and answers are small.
 const (
 	healthWithin = 5 * time.Second
-	healthIdle   = time.Minute
 	healthHeader = 8 << 10 // bytes
+	healthAtOnce = 100     // connections; more wait, so that they do not use up the files that the process may open
 )
 
-// serveHealth serves /healthz and /readyz, if an address is configured, until stop is called.
-func (srv *servers) serveHealth(h *health) (stop func(), err error) {
+// limitedListener accepts at most cap(open) connections at a time.
+type limitedListener struct {
+	net.Listener
+	open chan struct{}
+}
+
+func (l limitedListener) Accept() (net.Conn, error) {
+	l.open <- struct{}{}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.open
+		return nil, err
+	}
+	return &limitedConn{Conn: c, closed: sync.OnceFunc(func() { <-l.open })}, nil
+}
+
+type limitedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *limitedConn) Close() error {
+	defer c.closed()
+	return c.Conn.Close()
+}
+
+// serveHealth serves /healthz and /readyz, if an address is configured, until stop is called. After the end of ctx, the
+// process is not ready.
+func (srv *servers) serveHealth(ctx context.Context, h *health) (stop func(), err error) {
 	if srv.config.HealthListen == "" {
 		return func() {}, nil
 	}
@@ -138,11 +165,19 @@ func (srv *servers) serveHealth(h *health) (stop func(), err error) {
 	if err != nil {
 		return nil, protocol.Invalid("health_listen", "must be a HOST:PORT that is free on this machine: %v", err)
 	}
+	readiness := func() (bool, string) {
+		if ctx.Err() != nil {
+			return false, "this process is stopping"
+		}
+		return h.readiness()
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", answerHealth(h.liveness))
-	mux.HandleFunc("GET /readyz", answerHealth(h.readiness))
+	mux.HandleFunc("GET /readyz", answerHealth(readiness))
 	server := &http.Server{Handler: http.MaxBytesHandler(mux, healthHeader), MaxHeaderBytes: healthHeader,
-		ReadTimeout: healthWithin, WriteTimeout: healthWithin, IdleTimeout: healthIdle}
+		ReadTimeout: healthWithin, WriteTimeout: healthWithin}
+	server.SetKeepAlivesEnabled(false) // an idle connection would keep others waiting
+	l = limitedListener{l, make(chan struct{}, healthAtOnce)}
 	go func() { _ = server.Serve(l) }() // Serve returns when stop is called
 	srv.say("health: http://%[1]s/healthz and http://%[1]s/readyz", l.Addr())
 	return func() {

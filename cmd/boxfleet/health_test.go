@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,6 +35,71 @@ func TestALoopThatDoesNotTurnInTimeIsStuck(t *testing.T) {
 	p.turn("heartbeats", time.Nanosecond)
 	p.turn("heartbeats", 0) // the loop has ended
 	well(true, "turn: 1")
+}
+
+func TestAProcessThatStopsIsAliveButNotReady(t *testing.T) {
+	t.Parallel()
+	cfg := &config{HealthListen: "127.0.0.1:" + freePort(t)}
+	srv := &servers{&console{stdout: io.Discard, config: cfg}, cfg}
+	ctx, cancel := context.WithCancel(t.Context())
+	h := &health{}
+	h.part("worker").say(true, "works")
+	stop, err := srv.serveHealth(ctx, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	r := &role{health: "http://" + cfg.HealthListen}
+	r.await(t, http.StatusOK, "works")
+	cancel()
+	r.await(t, http.StatusServiceUnavailable, "stopping")
+}
+
+// Connections that send nothing neither use up the files of the process nor keep the page from others for long.
+func TestIdleConnectionsToTheHealthPageAreLimited(t *testing.T) {
+	clean(t)
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	r := startRole(t, "coordinator")
+	r.await(t, http.StatusOK, "places sandboxes")
+	before := openFiles(t)
+	const idle = 2 * healthAtOnce
+	for range idle {
+		c, err := net.Dial("tcp", strings.TrimPrefix(r.health, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	eventually.Holds(t, patience, "the server has accepted connections", func() bool {
+		return openFiles(t)-before > idle+healthAtOnce/2
+	})
+	if more := openFiles(t) - before - idle; more > healthAtOnce+20 {
+		t.Errorf("%d connections use %d files of the process", idle, more)
+	}
+	began := time.Now()
+	eventually.Holds(t, patience, "the page answers", func() bool {
+		code, _ := r.ask("/healthz")
+		return code == http.StatusOK
+	})
+	if took := time.Since(began); took > 4*healthWithin {
+		t.Errorf("the page answered after %s", took)
+	}
+	r.ends(t, 2*time.Second)
+}
+
+// openFiles returns how many files this process has opened.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
 }
 
 func TestACoordinatorIsNotReadyWhileItsLogTakesNoWork(t *testing.T) {

@@ -38,7 +38,7 @@ func (srv *servers) role(cmd *cobra.Command, kind, name string, run func(ctx con
 	cfg.User = "@" + name // the @ marks a name that belongs to no tenant
 	h := &health{}
 	link, own := h.part("NATS"), h.part(kind)
-	stop, err := srv.serveHealth(h)
+	stop, err := srv.serveHealth(cmd.Context(), h)
 	if err != nil {
 		return err
 	}

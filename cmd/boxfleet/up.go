@@ -57,7 +57,7 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	h := &health{}
-	stop, err := srv.serveHealth(h)
+	stop, err := srv.serveHealth(cmd.Context(), h)
 	if err != nil {
 		return err
 	}
