@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// tool is a connection like the ones of NATS's own tools, with an operator's credentials.
+// tool is a connection as NATS's own tools make it, with an operator's credentials.
 type tool struct {
 	*nats.Conn
 	inbox string

@@ -29,7 +29,7 @@ import (
 // roleConn is a connection of Boxfleet's own code that records the refusals of the server.
 type roleConn struct {
 	*jetstream.Conn
-	creds string // file
+	creds string // path of the credentials file
 
 	mu      sync.Mutex
 	refused []string

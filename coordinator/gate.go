@@ -19,9 +19,9 @@ import (
 type gate struct {
 	log      logRoom
 	announce func(why *protocol.Error) // announces why the gate is closed; why is nil when it opens
-	turn     func()                    // called at each turn of the loop of run
+	turn     func()                    // called at each turn of run's loop
 
-	turns chan struct{} // a request that receives from it is the probe
+	turns chan struct{} // a request that receives from turns is the probe
 	mu    sync.Mutex
 	why   *protocol.Error // nil: open
 	moved chan struct{}   // closed and replaced when the gate opens or closes, or the reason changes

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// checkup answers what `boxfleet doctor` asks besides ping and the hosts. Users and viewers of a tenant learn what is
-// owed to their tenant, all others what is owed to any tenant.
+// checkup answers the query of `boxfleet doctor` for facts that neither ping nor the list of hosts has. Users and
+// viewers of a tenant see the late work of their tenant, all others see that of every tenant.
 func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Checkup{SyncAlways: rd.cfg.SyncAlways, CredentialsExpire: rd.conn.CredentialsExpire()}
 	r.Server, r.Cluster, r.MaxPayload = rd.conn.Server()
@@ -35,7 +35,7 @@ func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query)
 	return &protocol.Reply{Checkup: r}, nil
 }
 
-// owed returns what is owed to sandboxes for longer than it may take.
+// owed lists the work on sandboxes and execs that should have been done by now.
 func (rd *reader) owed(ctx context.Context, boxes []*protocol.Sandbox) (owed []protocol.Owed) {
 	now, late, states, asked := rd.conn.Now(), rd.cfg.Timing.Overdue, rd.hosts.states(), 0
 	for _, b := range boxes {
@@ -64,24 +64,24 @@ func (rd *reader) owed(ctx context.Context, boxes []*protocol.Sandbox) (owed []p
 	return owed
 }
 
-// lastChange returns the time of the last message of a sandbox's history, or zero if it cannot be read.
+// lastChange returns the time of the last message of a sandbox's history, or zero if the message cannot be read.
 func (rd *reader) lastChange(ctx context.Context, b *protocol.Sandbox) time.Time {
 	last, err := rd.conn.LastBatch(ctx, b.Tenant, b.ID)
 	if err != nil || len(last.Events) == 0 {
-		rd.log.Debug("could not read since when something is owed to a sandbox", "sandbox", b.ID, "error", err)
+		rd.log.Debug("could not read when a sandbox began to wait for its worker", "sandbox", b.ID, "error", err)
 		return time.Time{}
 	}
 	return last.Events[len(last.Events)-1].Time
 }
 
-// owing says what is owed to a sandbox or an exec, since when, and how long it may take.
+// owing is the work that a sandbox or an exec waits for, since when, and how long the work may take.
 type owing struct {
-	kind   protocol.OwedKind // empty: nothing is owed
-	since  time.Time         // zero: the handle does not say; not before the last message of the history
+	kind   protocol.OwedKind // empty: there is no such work
+	since  time.Time         // zero: unknown; the caller uses the time of the last message
 	within time.Duration
 }
 
-// dueOf returns what is owed to a sandbox.
+// dueOf returns the work that a sandbox waits for.
 func dueOf(b *protocol.Sandbox) owing {
 	switch {
 	case waitsForHost(b):
@@ -104,7 +104,8 @@ func dueOf(b *protocol.Sandbox) owing {
 	return owing{}
 }
 
-// dueOfExec returns what is owed to an exec that has not ended. An exec of a pending sandbox waits for its sandbox.
+// dueOfExec returns the work that an exec waits for. It returns none for an exec of a pending sandbox: the sandbox
+// waits.
 func dueOfExec(b *protocol.Sandbox, x *protocol.Exec) owing {
 	switch {
 	case x.State == protocol.ExecStateAccepted && b.State == protocol.StateReady:

@@ -228,7 +228,7 @@ func TestAnUploadInProgressCountsAfterAFailover(t *testing.T) {
 	ids := u.spread()
 	stopFirst()
 	d.leads(second)
-	for i := range ids { // the second coordinator may receive as many uploads as it takes
+	for i := range ids { // free a slot: the second coordinator may already receive as many uploads as it takes
 		if u.abort(ids[i:i+1]) == 0 {
 			ids = slices.Delete(ids, i, i+1)
 			break

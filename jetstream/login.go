@@ -139,12 +139,12 @@ const (
 	refusedMost  = 30 * time.Second
 	refusedAgain = time.Minute // pause between two log lines about a refusal
 	refusedCheck = time.Second // pause between two checks for new credentials, which are tried immediately
-	// distrustMost is the longest pause while TLS fails: the cause may be at the server, whose change nobody announces.
+	// distrustMost is the longest pause while TLS fails. The server may be the cause, and nobody announces its repair.
 	distrustMost = 5 * time.Second
 )
 
-// credentials identify a connection and record whether the server accepts them, and whether TLS with it works. The
-// credentials and the certificates are read again at each attempt to connect.
+// credentials identify a connection, and record whether the server accepts them and whether TLS with the server works.
+// The credentials and the certificates are read again at each attempt to connect.
 type credentials struct {
 	log         *slog.Logger
 	from        string                              // where the credentials are read from, for log lines
@@ -230,8 +230,8 @@ func (cfg *Config) readLogin() (Login, error) {
 	return login.read()
 }
 
-// fingerprint returns a text that changes with the credentials and the certificates. The next attempt to connect reads
-// them too, and reports what it cannot read.
+// fingerprint returns a text that changes with the credentials and the certificates. It ignores files that it cannot
+// read: the next attempt to connect reports them.
 func (cfg *Config) fingerprint() string {
 	sum := sha256.New()
 	if cfg.Login != nil {
@@ -325,7 +325,7 @@ func (k *credentials) readSeed(file string) nats.Option {
 	}
 }
 
-// reseed reads the seed in the file, and writes its public key to where the client looks for it.
+// reseed reads the seed in the file, and sets the public key that the client will present.
 func (k *credentials) reseed(file string, public *string) error {
 	s, err := signerOf(file)
 	k.note(err)
@@ -417,8 +417,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// failed records why an attempt to connect again failed, if the credentials or TLS are the cause. The client reports some
-// of these errors in no other way.
+// failed records why an attempt to connect again failed, if the credentials or TLS are the cause. The client reports
+// some of these errors in no other way.
 func (k *credentials) failed(nc *nats.Conn, err error) {
 	if err != nil && (k.tls(err) != nil || isRefusal(err) || k.isUnread()) {
 		k.refuse(nc, err)
@@ -431,8 +431,8 @@ func (k *credentials) isUnread() bool {
 	return k.unread != nil
 }
 
-// refuse records that a server refused the credentials, that TLS with it failed, or that the credentials could not be
-// read. It logs that at most once a minute, and starts watching the credentials.
+// refuse records that a server refused the credentials, that TLS with the server failed, or that the credentials could
+// not be read. It logs the failure at most once a minute, and starts watching the credentials.
 func (k *credentials) refuse(nc *nats.Conn, err error) {
 	title := "NATS refuses this process's credentials; the process keeps trying to connect"
 	do := "replace the credentials that this process reads with some that the server accepts; it then reconnects by itself"
@@ -474,9 +474,9 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.log.Error(title, attrs...)
 }
 
-// watch makes the client try changed credentials immediately, until a server accepts the credentials. If the server's
-// credentials change before those of the process, the pause between attempts grows up to refusedMost. A worker that
-// waited for such a pause after its credentials changed could lose its host's lock.
+// watch makes the client try changed credentials immediately, until a server accepts the credentials. While the server
+// has new credentials and the process has not, the pause between attempts grows up to refusedMost. A worker that waited
+// for such a pause after its credentials changed could lose its host's lock.
 func (k *credentials) watch(nc *nats.Conn) {
 	before := k.fingerprint()
 	for {

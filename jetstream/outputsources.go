@@ -31,7 +31,7 @@ type outputSource struct {
 type outputSources struct {
 	*streams
 
-	all []outputSource // the last one is the source to which output is being added now
+	all []outputSource // output is being added to the last source
 }
 
 func (o *OutputLog) sources(of OutputOf) *outputSources {

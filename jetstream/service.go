@@ -105,7 +105,7 @@ func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) e
 // drain ends all subscriptions, and closes their connection when the queries that have arrived were taken.
 func (s *readService) drain() {
 	if err := s.subscriber.Drain(); err != nil {
-		s.queries.log.Warn("could not take the last queries of clients, which ask again", "error", err)
+		s.queries.log.Warn("could not take the last queries of clients; the clients ask again", "error", err)
 		s.subscriber.Close()
 	}
 }

@@ -88,8 +88,8 @@ func (n *Notifications) Work(
 }
 
 // believes reports whether a coordinator sent a notification to a worker, or the deployment requires no signatures. It
-// asks the server nothing: it knows the key of each coordinator whose messages the worker has read from the log, and
-// after a notification with another key the worker reads the log.
+// asks the server nothing. It knows the keys of the coordinators whose messages the worker has read from the log. After
+// a notification with another key, the worker reads the log.
 func (n *Notifications) believes(m *nats.Msg, worker, tenant, sandbox string) bool {
 	rules := n.writers.knownRules()
 	if !rules.Signed {

@@ -31,8 +31,8 @@ type Config struct {
 	// adopt streams.
 	Operators *Operators
 
-	// TLS is the configuration of TLS that clients must use, except in-process clients; nil: no TLS. The routes of a cluster
-	// never use TLS.
+	// TLS is the configuration of TLS that clients must use, except in-process clients; nil: no TLS. The routes of a
+	// cluster never use TLS.
 	TLS *tls.Config `json:"-"`
 
 	ClusterName string   // name of the server's cluster; empty for a single server
