@@ -34,7 +34,7 @@ func (s *trials) asTool(c *trialConn) (*tool, error) {
 				case c.refused <- err.Error():
 				default:
 				}
-				go nc.Close() // not in the callback, which Close waits for
+				go nc.Close() // not here: Close waits for this callback
 			}
 		}))
 	return &tool{Conn: nc, inbox: c.member.Inbox()}, err

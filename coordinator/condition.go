@@ -14,10 +14,10 @@ type condition struct {
 	say func(well bool, text string)
 
 	mu     sync.Mutex
-	serves bool            // it answers reads and decides requests
-	leads  bool            // it holds the scheduler's lock
-	held   *protocol.Error // why requests wait; nil: they are decided
-	silent error           // why the event log does not answer; nil: it answers
+	serves bool            // the coordinator answers reads and decides requests
+	leads  bool            // the coordinator holds the scheduler's lock
+	held   *protocol.Error // why requests wait; nil: requests are decided
+	silent error           // why the event log does not answer; nil: the log answers
 }
 
 // change changes the condition and reports it.

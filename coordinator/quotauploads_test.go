@@ -180,7 +180,7 @@ func TestEqualUploadsCountOnceInTheEnd(t *testing.T) {
 }
 
 // spread begins uploads of one piece each, all of one invented digest. Each of two coordinators receives some of them,
-// because one alone receives fewer uploads of a tenant.
+// because one coordinator alone receives fewer uploads of a tenant.
 func (u *uploader) spread() (ids []string) {
 	u.d.t.Helper()
 	for range spreadUploads {

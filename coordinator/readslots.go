@@ -108,7 +108,7 @@ func (s *readSlots) release(w *waitingRead) {
 	s.next()
 }
 
-// next gives a free slot to the read that has waited longest among those of the tenants with the fewest reads.
+// next gives a free slot to a read of the tenants with the fewest running reads: to the read that has waited longest.
 func (s *readSlots) next() {
 	if s.total == s.most {
 		return

@@ -189,7 +189,7 @@ func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if b.Last() > j.state.Sandbox.Sequence && p.Signature != nil && !p.Notified && !j.madeLocked(p) {
-		j.mu.Unlock() // the check takes as long as an append's other work
+		j.mu.Unlock() // unlocked, because the check takes as long as all other work of an append
 		p.Check(j.journals.writers.knownRules().Deployment, b.Tenant, b.Sandbox)
 		j.mu.Lock()
 	}

@@ -138,7 +138,7 @@ const (
 	refusedPause = 500 * time.Millisecond
 	refusedMost  = 30 * time.Second
 	refusedAgain = time.Minute // pause between two log lines about a refusal
-	refusedCheck = time.Second // pause between two checks for new credentials, which are tried immediately
+	refusedCheck = time.Second // pause between two checks for new credentials
 	// distrustMost is the longest pause while TLS fails. The server may be the cause, and nobody announces its repair.
 	distrustMost = 5 * time.Second
 )
@@ -178,7 +178,7 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	k.fingerprint = cfg.fingerprint
 	k.held = k.fingerprint()
 	options := []nats.Option{
-		// Without this option, the client closes the connection for good when a server refuses it twice.
+		// Without this option, the client closes the connection for good when a server refuses the credentials twice.
 		nats.IgnoreAuthErrorAbort(),
 		nats.CustomReconnectDelay(func(int) time.Duration { return k.pause() }),
 		nats.ReconnectErrHandler(k.failed),
@@ -344,8 +344,8 @@ type seedDialer struct {
 	file string
 }
 
-// Dial dials for the client. The client calls it before it reads its options, in the same goroutine and under
-// the same lock.
+// Dial dials for the client. The client calls Dial before it reads its options, in the same goroutine and under the
+// same lock.
 func (d seedDialer) Dial(network, address string) (net.Conn, error) {
 	if nc := d.k.nc.Load(); nc != nil {
 		if err := d.k.reseed(d.file, &nc.Opts.Nkey); err != nil {
@@ -527,8 +527,8 @@ func (k *credentials) problem() error {
 	return nil
 }
 
-// pause returns how long the client waits after it has tried all servers. It also learns why the last of them failed,
-// which the client does not report if TLS is the cause.
+// pause returns how long the client waits after it has tried all servers. It also records why the last server failed:
+// the client does not report a failure of TLS.
 func (k *credentials) pause() time.Duration {
 	if nc := k.nc.Load(); nc != nil {
 		k.failed(nc, nc.LastError())

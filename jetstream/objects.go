@@ -252,7 +252,8 @@ func (u *upload) settle(ctx context.Context, most int) error {
 		var err error
 		select {
 		case ack := <-u.pending[0].Ok():
-			// If no server took a message, the client sends it again, after the messages that follow it.
+			// The client sends a message again if no server took it, after the messages that follow. Then the sequences
+			// do not grow.
 			if ack.Sequence <= u.stored {
 				err = protocol.Errorf(protocol.Unavailable, "", "chunks were stored out of order")
 			}

@@ -173,8 +173,7 @@ func (j *refresh) readOpening(ctx context.Context) error {
 
 // lacksEvents reports whether events before a message are missing. A stored state may replace these events. A message
 // that must be proven may number its events falsely. It shows a loss only if its signature covers an earlier message
-// that the opening does not have, or if the opening has only refused messages: the message before those may have
-// expired.
+// that the opening does not have, or if the opening has only refused messages: an older message may have expired.
 func (j *refresh) lacksEvents(o *opening, e *entry) bool {
 	b := e.batch
 	if b == nil || b.First() <= o.state.Sandbox.Sequence+1 {
@@ -451,7 +450,7 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 }
 
 // startOver waits for recheckAfter. If the log still does not have a folded position, or if inAnyCase is set, startOver
-// folds the history again from its beginning. done says whether it did so.
+// folds the history again from its beginning. done says whether the history was folded again.
 func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool) (done bool, err error) {
 	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)

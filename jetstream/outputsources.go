@@ -98,7 +98,7 @@ func (s *outputSources) nextIn(ctx context.Context, source *outputSource, from u
 		if source.over(m) {
 			return nil, errNoOutput
 		}
-		// This message is forged: the sandbox was not on the host yet. There may be many of them.
+		// This message is forged: the sandbox was not on the host yet. There may be many forged messages.
 		from = m.sequence + 1
 		err = s.scan(ctx, protocol.StreamLogs, source.subject, from, func(m *stored) (bool, error) {
 			if source.covers(m) || source.over(m) {

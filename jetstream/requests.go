@@ -117,7 +117,7 @@ func (a *Answers) Close() { _ = a.sub.Unsubscribe() } // fails only when the con
 // Delivery is a request that was delivered to a coordinator.
 type Delivery struct {
 	Tenant, Verb, Sandbox string
-	User                  string // who published it, proven by the subject; empty: a client without a user
+	User                  string // who published the request, proven by the subject; empty: a client without a user
 	ID                    string // id of the request
 	ContentType           string
 	Payload               []byte
@@ -206,10 +206,10 @@ type HandleRequest func(ctx context.Context, d *Delivery) error
 // calls in flight. A request stays with this coordinator while it waits and while handle runs. If the coordinator dies,
 // the request goes to another coordinator.
 //
-// ConsumeRequests reads ahead of the decisions, without a limit of the server, and puts each request into the line of
-// its tenant. The lines take turns. From a line that is too long, it refuses the oldest requests with queue_full: then
-// the queue keeps room for other tenants, and the requests in the queue get no older. It refuses no request that was
-// delivered before, because a coordinator may have decided such a request.
+// ConsumeRequests reads all requests that the server has, ahead of the decisions, and puts each request into the line
+// of its tenant. The lines take turns. From a line that is too long, it refuses the oldest requests with queue_full:
+// then the queue keeps room for other tenants, and the requests in the queue get no older. It refuses no request that
+// was delivered before, because a coordinator may have decided such a request.
 //
 // The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
 // own, which takes a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and

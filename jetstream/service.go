@@ -327,7 +327,7 @@ func (s *readService) reply(m *nats.Msg, reply *protocol.Reply, stats *micro.End
 // answer.
 func answerTooLarge(contentType, endpoint string, bytes int, most int64) *protocol.Error {
 	do := "ask for a smaller limit, or raise max_payload"
-	if endpoint == protocol.EndpointBatches || endpoint == protocol.EndpointChunks { // their pages cannot be smaller
+	if endpoint == protocol.EndpointBatches || endpoint == protocol.EndpointChunks { // such pages cannot be smaller
 		do = "raise max_payload"
 		if contentType == protocol.ContentJSON {
 			do = "ask in msgpack, which takes a quarter less than JSON, or raise max_payload"

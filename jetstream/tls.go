@@ -82,8 +82,8 @@ func (t TLS) roots() (*x509.CertPool, error) {
 // replacing is how long the replacement of a certificate and its key may take, file by file.
 const replacing = 200 * time.Millisecond
 
-// certificate reads the client's certificate and its key. If they do not belong together, somebody may have replaced
-// only one of them so far, so it reads them again.
+// certificate reads the client's certificate and its key. If the key does not belong to the certificate, an operator
+// may be replacing the files, so certificate reads both again.
 func (t TLS) certificate() (tls.Certificate, error) {
 	pair, err := t.pair()
 	if err != nil {

@@ -156,7 +156,7 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 		return // no other subject is subscribed to
 	}
 	if protocol.ValidateID("tenant", tenant) != nil || user != "" && protocol.ValidateUser("user", user) != nil {
-		return // nobody has such an inbox
+		return // no client can have this tenant or user
 	}
 	if err := protocol.ValidateDigest("digest", digest); err != nil {
 		u.answer(m, nil, err)
@@ -336,7 +336,7 @@ func tooMuch(most protocol.Bytes) error {
 }
 
 // answerOutcome waits until the store has finished with this upload, and answers with the outcome. An upload may
-// succeed before all its pieces have arrived, because another upload of the same content was faster.
+// succeed before all its pieces have arrived, because true: another upload has stored the same content.
 func (r *receiver) answerOutcome(m *nats.Msg) {
 	<-r.stored
 	r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
@@ -423,7 +423,8 @@ func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Uploa
 	}
 }
 
-// abort tells the coordinator to discard an upload. If the message is lost, the coordinator does so after uploadIdle.
+// abort tells the coordinator to discard an upload. If the message is lost, the coordinator discards the upload after
+// uploadIdle.
 func (t *TenantReads) abort(upload string) {
 	m := nats.NewMsg(protocol.BlobSubject(t.tenant, cmp.Or(t.queries.user, protocol.NoUser), upload, uploadAbort))
 	if err := t.queries.nc.PublishMsg(m); err != nil {

@@ -24,7 +24,7 @@ type Writers struct {
 	mu      sync.Mutex
 	owners  map[string]owner  // by key; the owner of a key never changes
 	nobodys map[string]uint64 // by key: newest record at which nobody had registered the key
-	rules   *protocol.Rules   // nil until read; final once it requires signatures
+	rules   *protocol.Rules   // nil until read; final once the deployment requires signatures
 	read    time.Time         // when rules was read
 
 	refusals refusals

@@ -95,7 +95,7 @@ machine goes down.`,
 			}
 			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				cmds.warnOfStdin(o.stdin)
-				defer func() { cmds.warnOfStdin(o.stdin) }() // by now a slow pipe may have data
+				defer func() { cmds.warnOfStdin(o.stdin) }() // again at the end: a slow pipe may have data only then
 				box, do := c.Sandbox(o.line.ids[0]), cmds.exec
 				if o.detach {
 					do = cmds.startDetached

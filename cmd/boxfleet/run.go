@@ -57,7 +57,7 @@ its id.`,
 				}
 				read := flags.stdin || box.file == "-"
 				cmds.warnOfStdin(read)
-				defer func() { cmds.warnOfStdin(read) }() // by now a slow pipe may have data
+				defer func() { cmds.warnOfStdin(read) }() // again at the end: a slow pipe may have data only then
 				return cmds.runOnce(ctx, c, d, execSpec)
 			}))
 		},

@@ -19,7 +19,7 @@ import (
 
 // CA is a certificate authority.
 type CA struct {
-	File string // path of its certificate, in PEM
+	File string // path of the authority's certificate, in PEM
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
