@@ -169,8 +169,8 @@ func (a *admitter) findUnfinished(ctx context.Context) error {
 	return nil
 }
 
-// dropUpload drops the expired claim of an upload, unless the store has chunks of an upload that is not complete. So an
-// upload counts until its entry is folded or its chunks are removed, even if its coordinator has died.
+// dropUpload drops the expired claim of an upload, unless the store has chunks and no entry of the upload. So an upload
+// counts until its entry is folded or its chunks are removed, even if its coordinator has died.
 func (a *admitter) dropUpload(ctx context.Context, name claimName) error {
 	now := a.conn.SinceBoot()
 	if !a.uploads.has(name) {

@@ -151,7 +151,7 @@ func (s *outputSources) lastIn(ctx context.Context, source *outputSource) (*stor
 func (s *outputSources) each(ctx context.Context, n int,
 	read func(context.Context, *outputSource) (*stored, error)) (all []*stored, err error) {
 	all = make([]*stored, n)
-	if n == 1 { // does not need a goroutine
+	if n == 1 { // a single source needs no goroutine
 		all[0], err = read(ctx, &s.all[0])
 		return all, orNone(err)
 	}

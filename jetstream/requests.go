@@ -106,7 +106,7 @@ func (a *Answers) deliver(m *nats.Msg) {
 	case !r.Interim():
 		delete(a.waiting, own)
 		ch <- r
-	case len(ch) == 0: // otherwise an earlier interim reply is unread
+	case len(ch) == 0: // drop the interim reply if an earlier one is unread
 		ch <- r
 	}
 }

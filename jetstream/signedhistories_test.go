@@ -520,7 +520,7 @@ func TestARefusedMessageIsNeverShownHoweverManyThereAre(t *testing.T) {
 	if must(t, err); done.Dropped == 0 {
 		t.Fatalf("nothing was dropped: %+v", done)
 	}
-	// Nobody can tell any more which of the oldest messages were refused. Only the others are shown.
+	// Nobody can tell any more which of the oldest messages were refused, so readers show none of these messages.
 	reads("after the oldest messages expired", f.register(t, f.connectAs(t, f.worker)), 1000)
 }
 

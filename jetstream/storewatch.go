@@ -115,7 +115,7 @@ func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 }
 
 // reportStorage logs the problems and warnings of the storage if they differ from the last report. said is the last
-// report. It returns the new report.
+// report; the result is the new report.
 func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
 	s := h.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")

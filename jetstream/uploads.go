@@ -336,7 +336,7 @@ func tooMuch(most protocol.Bytes) error {
 }
 
 // answerOutcome waits until the store has finished with this upload, and answers with the outcome. An upload may
-// succeed before all its pieces have arrived, because true: another upload has stored the same content.
+// succeed before all its pieces have arrived, because another upload of the same content was faster.
 func (r *receiver) answerOutcome(m *nats.Msg) {
 	<-r.stored
 	r.uploads.answer(m, &protocol.Upload{Stored: r.err == nil}, r.err)
@@ -372,7 +372,7 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	group, sending := errgroup.WithContext(ctx)
 	group.SetLimit(uploadWindow)
 	var failed error
-	var stored atomic.Bool // another upload of the same content was faster
+	var stored atomic.Bool // true: another upload has stored the same content
 	for n := uint64(0); sending.Err() == nil && !stored.Load(); n++ {
 		piece := make([]byte, uploadPiece)
 		size, err := io.ReadFull(content, piece)

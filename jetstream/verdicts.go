@@ -56,7 +56,7 @@ type wholeFolds struct {
 // wholeFoldsKept is how many journals wholeFolds keeps.
 const wholeFoldsKept = 16
 
-// wholeJournal returns the journal of a history that remembers all refused messages.
+// wholeJournal returns a journal that remembers all refused messages of a history.
 func (h *Histories) wholeJournal(tenant, sandbox string) *Journal {
 	w := &h.whole
 	w.mu.Lock()

@@ -133,7 +133,8 @@ func start(cfg Config) (*Server, error) {
 	return &Server{s, cfg, given}, nil
 }
 
-// ReloadTLS replaces the configuration of TLS. It applies to new connections, and at the next [Server.Restart].
+// ReloadTLS replaces the configuration of TLS. The new configuration applies to new connections, and at the next
+// [Server.Restart].
 func (s *Server) ReloadTLS(t *tls.Config) error {
 	next := s.options.Clone()
 	next.TLSConfig = t
