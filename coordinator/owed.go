@@ -12,7 +12,7 @@ import (
 )
 
 // checkup answers the query of `boxfleet doctor` for facts that neither ping nor the list of hosts has. Users and
-// viewers of a tenant see the late work of their tenant, all others see that of every tenant.
+// viewers of a tenant see the late work of their tenant, all others see the late work of every tenant.
 func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Checkup{SyncAlways: rd.cfg.SyncAlways, CredentialsExpire: rd.conn.CredentialsExpire()}
 	r.Server, r.Cluster, r.MaxPayload = rd.conn.Server()

@@ -24,7 +24,7 @@ const (
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 
 	// waitingPerTenant is how many of a tenant's reads of one kind may wait for a slot. An endpoint handles more
-	// queries at once, so it still receives other tenants' reads while one tenant has all of these waiting.
+	// queries than this number at once, so it still receives reads of other tenants while all these reads wait.
 	waitingPerTenant = 64
 )
 

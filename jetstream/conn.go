@@ -132,11 +132,12 @@ type assets struct {
 }
 
 // Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
-// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs, for
-// settings that exclude each other, for files that cannot be read, and, with field user or tenant, for a name that
-// differs from the one in the credentials; permission_denied if the server refuses the credentials, with reason
-// client_certificate if it refuses the certificate; failed_precondition with reason server_certificate if the server's
-// certificate is not trusted, or server_settings if the server offers no TLS; unavailable.
+// set. It does not retry errors that need a change of configuration.
+//
+// Errors: invalid_argument for unusable URLs, for settings that exclude each other, for files that cannot be read, and
+// for a user or tenant that differs from the credentials; permission_denied if the server refuses the credentials, with
+// reason client_certificate if it refuses the certificate; failed_precondition with reason server_certificate if the
+// server's certificate is not trusted, or server_settings if the server offers no TLS; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err := cfg.identify(); err != nil {
 		return nil, err

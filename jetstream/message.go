@@ -202,7 +202,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		return nil, false, translate(ctx.Err(), "read "+stream)
 	}
 	inbox := s.nc.NewRespInbox()
-	// A synchronous subscription of the client would have a buffer for 64 Ki messages, which takes 512 KB.
+	// A small channel saves memory: a synchronous subscription of the client buffers 64 Ki messages in 512 KB.
 	answers := make(chan *nats.Msg, directBatch+8)
 	sub, err := s.nc.ChanSubscribe(inbox, answers)
 	if err != nil {

@@ -59,9 +59,9 @@ func lineOf(tenant, user string) string {
 	return tenant
 }
 
-// add runs a job when it is the turn of its line. It does not block. A line may be as long as the room that all lines
-// leave free, so another line always finds room. From a longer line, add takes the oldest jobs and returns them; they
-// do not run. A line's only job stays. A job with the amount 0 always stays.
+// add runs a job when it is the turn of its line. It does not block. A line may take at most as much room as all lines
+// together leave free, so another line always finds room. From a longer line, add takes the oldest jobs and returns
+// them; they do not run. A line's only job stays. A job with the amount 0 always stays.
 func (t *turns[J]) add(name string, what J, of amount) (dropped []J) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,8 +22,8 @@ type Notifications struct {
 }
 
 // Notify notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost. No batch is
-// lost with it: the log has the batch. Coordinators notify a worker again of pending batches after a while, and each
-// time the worker or the coordinator was disconnected.
+// lost with the notification: the log has the batch. Coordinators notify a worker again of pending batches after a
+// while, and each time the worker or the coordinator was disconnected.
 func (n *Notifications) Notify(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	item := &protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record}
