@@ -131,8 +131,8 @@ func (a *Authority) signAccount(s *state, account *jwt.AccountClaims, stored *st
 		return err
 	}
 	defer pair.Wipe()
-	// A server that missed a change takes the account that was signed later from the other servers. The time of signing
-	// is in whole seconds, so each change needs a later second.
+	// Servers prefer the version of an account that was signed later, so a server that missed a change gets the newest
+	// version from the other servers. The time of signing is in whole seconds, so each change needs a later second.
 	next := time.Unix(issuedAt+1, 0)
 	if wait := time.Until(next); wait > clockWithin {
 		return protocol.Errorf(protocol.FailedPrecondition, "", "this machine's clock is before %s, when the authority was "+

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// tool is a connection like the ones of NATS's own tools, with an operator's credentials.
+// tool is a connection as NATS's own tools make it, with an operator's credentials.
 type tool struct {
 	*nats.Conn
 	inbox string
@@ -34,7 +34,7 @@ func (s *trials) asTool(c *trialConn) (*tool, error) {
 				case c.refused <- err.Error():
 				default:
 				}
-				go nc.Close() // not in the callback, which Close waits for
+				go nc.Close() // not here: Close waits for this callback
 			}
 		}))
 	return &tool{Conn: nc, inbox: c.member.Inbox()}, err

@@ -144,7 +144,7 @@ func startTrials(t *testing.T, members ...*member) *trials {
 		}
 	}
 	s := &trials{root: newMember(t, rights.Identity{Name: "root"}, right{})}
-	const list = "users: [\n" // the first account is the one with the streams
+	const list = "users: [\n" // the first account is the account of the streams
 	text = strings.Replace(text, list, list+"      { nkey: "+s.root.Key+" }\n", 1)
 	s.server = startServer(t, text)
 	return s
@@ -193,7 +193,7 @@ func (s *trials) connect(ctx context.Context, m *member) (*trialConn, error) {
 					case c.refused <- err.Error():
 					default:
 					}
-					go nc.Close() // not in the callback, which Close waits for
+					go nc.Close() // not here: Close waits for this callback
 				}
 			}
 		},

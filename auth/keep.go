@@ -87,8 +87,8 @@ func readCredentials(file string) (rights.Identity, error) {
 	return id, nil
 }
 
-// isValid reports whether a credentials file with the identity held needs no replacement: the identity is the wanted
-// one, servers accept the credentials, and the present signing key of the role signed them.
+// isValid reports whether a credentials file needs no replacement. held is the identity in the file. It must equal
+// wanted, servers must accept the credentials, and the present signing key of the role must have signed them.
 func (s *state) isValid(wanted, held rights.Identity, a *Authority) bool {
 	wanted.Key = held.Key
 	return wanted == held && slices.ContainsFunc(s.Issued, func(c Issued) bool {
@@ -96,8 +96,8 @@ func (s *state) isValid(wanted, held rights.Identity, a *Authority) bool {
 	})
 }
 
-// revokeAll revokes the valid credentials of a holder and the valid credentials with a key, except credentials with an
-// expiry.
+// revokeAll revokes the valid credentials of a holder, and valid credentials with the given public key. It leaves
+// credentials with an expiry.
 func (a *Authority) revokeAll(holder rights.Identity, key string) error {
 	all, err := a.List()
 	if err != nil {

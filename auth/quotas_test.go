@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// Two coordinators with credentials of their own keep a quota together. A user and a viewer see their own tenant, and an
-// operator and a fleet viewer see all.
+// Two coordinators with credentials of their own keep a quota together. A user and a viewer see their own tenant, and
+// an operator and a fleet viewer see all.
 func TestCoordinatorsWithCredentialsKeepAQuota(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -29,7 +29,7 @@ import (
 // roleConn is a connection of Boxfleet's own code that records the refusals of the server.
 type roleConn struct {
 	*jetstream.Conn
-	creds string // file
+	creds string // path of the credentials file
 
 	mu      sync.Mutex
 	refused []string
@@ -75,7 +75,7 @@ func userOf(id rights.Identity) string {
 // refusals returns the server's refusals of everything that was sent before.
 func (c *roleConn) refusals(t *testing.T) []string {
 	t.Helper()
-	const mark = "nobody" // none of these roles may send the heartbeat of a worker with another name
+	const mark = "nobody" // a worker that does not exist: no role here may send its heartbeat
 	if err := c.Beat(&protocol.Heartbeat{Worker: mark}); err != nil {
 		t.Fatal(err)
 	}

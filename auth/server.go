@@ -97,8 +97,8 @@ type Asker interface {
 }
 
 // Push calls [Authority.Refresh] and sends the accounts to the running servers. It returns the names of the servers
-// that took them. A server that is away gets the accounts from the other servers later. The parameter to must be a
-// connection with [Authority.SystemCredentials].
+// that took them. A server that is away gets the accounts from the other servers later. Push needs a connection with
+// [Authority.SystemCredentials].
 //
 // Errors: the errors of AskServers; unavailable if no server answered, because servers that store no accounts do not
 // answer; failed_precondition if a server refused an account.

@@ -189,7 +189,7 @@ func (c *client) maySubscribe(t *testing.T, subject string) bool {
 		t.Fatal(err)
 	}
 	refused := c.refusals(t)
-	_ = sub.Unsubscribe() // fails if the server refused it
+	_ = sub.Unsubscribe() // fails if the server refused the subscription
 	return len(refused) == 0
 }
 

@@ -14,10 +14,10 @@ type condition struct {
 	say func(well bool, text string)
 
 	mu     sync.Mutex
-	serves bool            // it answers reads and decides requests
-	leads  bool            // it holds the scheduler's lock
-	held   *protocol.Error // why requests wait; nil: they are decided
-	silent error           // why the event log does not answer; nil: it answers
+	serves bool            // the coordinator answers reads and decides requests
+	leads  bool            // the coordinator holds the scheduler's lock
+	held   *protocol.Error // why requests wait; nil: requests are decided
+	silent error           // why the event log does not answer; nil: the log answers
 }
 
 // change changes the condition and reports it.
@@ -47,15 +47,15 @@ func (w watchedLog) LogRoom(ctx context.Context) (jetstream.Room, error) {
 	return room, err
 }
 
-// Loops for [Config.OnTurn].
+// Names of the main loops, for [Config.OnTurn].
 const (
 	gateLoop   = "requests"
 	stateLoop  = "state"
 	turnWithin = time.Minute // longest time between two turns of a loop
 )
 
-// turnState uses the locks of the coordinator's state once a second, until ctx ends. If one of them is never released,
-// the loop is stuck.
+// turnState uses the locks of the coordinator's state once a second, until ctx ends. If one of these locks is never
+// released, turnState hangs, and its loop does not turn again.
 func (c *coordinator) turnState(ctx context.Context) error {
 	defer c.cfg.OnTurn(stateLoop, 0)
 	tick := time.NewTicker(time.Second)

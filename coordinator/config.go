@@ -55,9 +55,9 @@ type Config struct {
 	// nil.
 	OnState func(well bool, text string)
 
-	// OnTurn is called at each turn of a main loop of the coordinator. The loop turns again within the time next, also
-	// while NATS does not answer; a loop that does not is stuck. A time of 0 means that the loop has ended. OnTurn must
-	// not block, and may be nil.
+	// OnTurn is called at each turn of a main loop of the coordinator. The argument next says within which time the
+	// loop turns again, even while NATS does not answer; a loop that takes longer is stuck. If next is 0, the loop has
+	// ended. OnTurn must not block, and may be nil.
 	OnTurn func(loop string, next time.Duration)
 
 	// Timing is set by tests only. Zero values mean the defaults.

@@ -147,7 +147,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// followLog restores the projection and then follows the log. If the log was rewound, it starts over with the restore.
+// followLog restores the projection and then follows the log. If the log was rewound, it restores the projection again.
 // It gives the signal caughtUp when it has reached the end of the log.
 func (c *coordinator) followLog(ctx context.Context, group *errgroup.Group, caughtUp signal) {
 	group.Go(func() error {

@@ -68,7 +68,7 @@ func changes(events []protocol.Event) bool {
 	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
 }
 
-// decideStop stops a sandbox. A sandbox that is stopped, or being stopped, stays as it is.
+// decideStop stops a sandbox. A sandbox that is stopped, or being stopped, does not change.
 func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbStop, "")
@@ -85,7 +85,7 @@ func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, er
 	return []protocol.Event{{Kind: protocol.SandboxStopRequested, Request: request, Reason: reason}}, nil
 }
 
-// decideResume resumes a stopped sandbox. A sandbox that runs, or is being resumed, stays as it is.
+// decideResume resumes a stopped sandbox. A sandbox that runs, or is being resumed, does not change.
 func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbResume, "")

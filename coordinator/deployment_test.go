@@ -92,7 +92,7 @@ func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *prot
 	inbox, answer, stop := answers.Expect(id)
 	defer stop()
 	r.Version = protocol.Version
-	// The server drops a repeated message as long as it remembers the first one, so repeat the request until an answer
+	// The server drops a repeated message while it remembers the first message, so repeat the request until an answer
 	// comes.
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		if err := d.conn.Submit(d.t.Context(), "default", verb, sandbox, id, inbox, protocol.Encode(&r)); err != nil {

@@ -101,8 +101,8 @@ func fail(code protocol.Code, reason, format string, args ...any) decision {
 }
 
 // queueDeadline returns the time until which a pending sandbox waits for a host. If the sandbox's host was lost before
-// the sandbox was ready, the wait also lasts at least the create timeout plus overdue, so that the host has time to
-// come back.
+// the sandbox was ready, the wait lasts at least the create timeout plus overdue, so that the host has time to come
+// back.
 func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	if !b.Assigned {
 		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())

@@ -21,8 +21,8 @@ func newExecTimers() *execTimers { return &execTimers{now: map[execKey]time.Time
 // beginScan begins a scan, and forgets the execs for which the last scan did not call elapsed.
 func (t *execTimers) beginScan() { t.before, t.now = t.now, make(map[execKey]time.Time) }
 
-// elapsed returns the time since its first call for this exec. If it is not called for the exec during a scan, the next
-// call counts as the first.
+// elapsed returns the time since its first call for this exec. A scan without a call for the exec ends the measurement;
+// the next call begins a new one.
 func (t *execTimers) elapsed(sandbox key, exec string, at time.Time) time.Duration {
 	k := execKey{sandbox, exec}
 	first, seen := t.before[k]

@@ -112,8 +112,8 @@ const (
 	queueFull = string(protocol.ResourceExhausted) + " " + protocol.ReasonQueueFull
 )
 
-// check waits until each request has an answer. A request may be refused because the queue is full, but only before it is
-// decided.
+// check waits until each request has an answer. A request may be refused because the queue is full, but only before it
+// is decided.
 func (f *flood) check(d *deployment) {
 	d.t.Helper()
 	eventually.Holds(d.t, time.Minute, "each request of the flood is answered", func() bool {

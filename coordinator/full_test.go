@@ -352,7 +352,6 @@ func TestP1_AFullDiskKeepsAcknowledgedRequests(t *testing.T) {
 	}
 }
 
-// fillDisk writes to a file until the disk is full.
 // lockedLog is a log that several goroutines write.
 type lockedLog struct {
 	mu   sync.Mutex
@@ -419,6 +418,7 @@ func TestClientsLearnThatJetStreamIsDisabled(t *testing.T) {
 	}
 }
 
+// fillDisk writes to a file until the disk is full.
 func fillDisk(path string) error {
 	f, err := os.Create(path)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 //	closed: one request at a time is the probe ──(it appended something)──► open
 type gate struct {
 	log      logRoom
-	announce func(why *protocol.Error) // announces why the gate is closed; why is nil when it opens
-	turn     func()                    // called at each turn of the loop of run
+	announce func(why *protocol.Error) // announces why the gate is closed; a nil why announces that the gate is open
+	turn     func()                    // called at each turn of run's loop
 
-	turns chan struct{} // a request that receives from it is the probe
+	turns chan struct{} // a request that receives from turns is the probe
 	mu    sync.Mutex
 	why   *protocol.Error // nil: open
 	moved chan struct{}   // closed and replaced when the gate opens or closes, or the reason changes
@@ -255,7 +255,7 @@ func (g *gate) announceAgain(said *time.Time) {
 	*said = time.Now()
 }
 
-// awaitProbe waits for the outcome of the probe, which may take until the append of the probe times out.
+// awaitProbe waits for the outcome of the probe. The wait may last until the probe's append times out.
 func (g *gate) awaitProbe(ctx context.Context, said *time.Time) (outcome, error) {
 	tick := time.NewTicker(protocol.StatusPeriod)
 	defer tick.Stop()

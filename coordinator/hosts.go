@@ -222,7 +222,8 @@ func (h *hosts) list() []*protocol.Host {
 	return placement.HostsOf(rows)
 }
 
-// rows returns every host with its state, usage and version, ordered by worker name, and the version of the table.
+// rows returns every host with its state, usage and version, ordered by worker name. It also returns the table's
+// version.
 func (h *hosts) rows() ([]placement.Row, uint64) {
 	used, workers := h.projection.work.usages()
 	h.mu.Lock()

@@ -96,7 +96,7 @@ func TestAnOutageOfNATSMakesNoHostLost(t *testing.T) {
 				return d.run(Config{
 					Name: name, Conn: d.connectAs(jetstream.Config{InProcess: l, Name: name, Timeout: time.Second}),
 					Timing: Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond},
-					Assets: jetstream.Assets{ElectionTTL: time.Minute}, // so long that c1 keeps leading
+					Assets: jetstream.Assets{ElectionTTL: time.Minute}, // long, so that c1 keeps leading
 				})
 			}
 			stop := start("c1")

@@ -71,7 +71,7 @@ func (s *sortedIDs) add(id string) {
 	case len(part) < maxPart:
 		s.parts[i] = slices.Insert(part, at, id)
 		return
-	case at == maxPart: // generated ids mostly arrive in order, so begin a new part and leave the full one as it is
+	case at == maxPart: // generated ids mostly arrive in order, so begin a new part and do not split the full part
 		s.parts = slices.Insert(s.parts, i+1, []string{id})
 		return
 	}

@@ -273,7 +273,7 @@ type moves struct {
 	mu     sync.Mutex
 	hosts  []*protocol.Host
 	images placement.Images
-	fits   map[key]bool // results of fitsElsewhere in this scan; a second call for a sandbox returns the same
+	fits   map[key]bool // results of fitsElsewhere in this scan; a second call for a sandbox returns the same result
 }
 
 func (m *moves) beginScan(hosts []*protocol.Host, images placement.Images) {

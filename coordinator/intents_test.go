@@ -150,7 +150,7 @@ func TestForgettingAHostEndsItsSandboxes(t *testing.T) {
 func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	stop := d.coordinator("c1", Timing{Scan: 20 * time.Millisecond}) // it must not lose the host, which sends no heartbeats
+	stop := d.coordinator("c1", Timing{Scan: 20 * time.Millisecond}) // must not lose the silent host
 	h := host("w1", 0)
 	lease, err := d.conn.AcquireHost(t.Context(), h.HostID, jetstream.Holder{Name: "w1", Instance: "i-w1"}, 0)
 	if err != nil {
@@ -426,7 +426,7 @@ func TestALostHostWhoseWorkerNameWasReusedIsStillAHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: 20 * time.Millisecond}
-	stop := d.coordinator("c1", Timing{Scan: timing.Scan}) // it must not lose the host, which sends no heartbeats
+	stop := d.coordinator("c1", Timing{Scan: timing.Scan}) // must not lose the silent host
 	h := host("w1", 0)
 	d.register(h)
 	d.readyOn("waits", protocol.SandboxSpec{Image: "i"})

@@ -27,9 +27,9 @@ func (d *deployment) hold(c *coordinator, sandbox string) (release func()) {
 	return sync.OnceFunc(func() { close(end) })
 }
 
-// behind runs two coordinators. While the first one leads, behind calls the function accept, which makes it accept
-// requests. Then the first coordinator stops, and the second one leads. Until release is called, the second coordinator
-// folds none of the events that were appended since the call of accept.
+// behind runs two coordinators. While the first coordinator leads, behind calls the function accept, which makes this
+// coordinator accept requests. Then the first coordinator stops, and the second coordinator leads. Until release is
+// called, the second coordinator folds none of the events that were appended since the call of accept.
 func (d *deployment) behind(f *file, accept func(first *coordinator)) (second *coordinator, release, stop func()) {
 	d.t.Helper()
 	first, stopFirst := d.inMemory(f.config("c1"))

@@ -34,8 +34,8 @@ func (l *line) InProcessConn() (net.Conn, error) {
 	return &heldConn{conn, l}, nil
 }
 
-// hold waits for the first data from the client that contains the text given as asks. It then calls f, and sends the
-// data when f has returned.
+// hold waits for the first data from the client that contains the text in asks. It then calls f, and sends the data
+// when f has returned.
 func (l *line) hold(asks string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// read sends a query in JSON to an endpoint, and returns the answer as it is on the wire.
+// read sends a query in JSON to an endpoint, and returns the answer in its wire form.
 func (w *wire) read(endpoint, body string) (reply map[string]any) {
 	w.t.Helper()
 	m := nats.NewMsg(protocol.APISubject("default", endpoint))

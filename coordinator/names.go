@@ -62,9 +62,9 @@ func (n *nameRegistry) reserve(
 	return before, err
 }
 
-// leaveName is called for a create that took a name but lost its id to another create. It frees the name, unless the
-// other create asked for the same name. While the id has no history, that is unknown, and the name stays taken. The
-// next create that wants the name checks the name's holder again.
+// leaveName is called for a create that took a name but lost its id to another create. It frees the name if the id's
+// history shows that the other create asked for a different name. While the id has no history, the name stays taken.
+// The next create that wants the name checks the name's holder again.
 func (n *nameRegistry) leaveName(ctx context.Context, k key, name string) error {
 	j, err := n.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {

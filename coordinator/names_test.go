@@ -410,7 +410,7 @@ func TestACreateThatLosesTheIDLeavesTheNameToItsOwner(t *testing.T) {
 	defer stop()
 	spec := &protocol.SandboxSpec{Image: "i"}
 	create := protocol.Request{Version: protocol.Version, Name: "web", Sandbox: spec}
-	// The method request would send it again, and the probe would let the repeated request pass.
+	// Do not use d.request: it repeats the create, and the Probe above stops only the first copy.
 	if err := d.conn.Submit(t.Context(), "default", protocol.VerbCreate, "s1", "r1", inbox,
 		protocol.Encode(&create)); err != nil {
 		t.Fatal(err)

@@ -43,8 +43,8 @@ func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 }
 
 // Stored output is not measured after every write, but only when enough has been added. A measurement makes the server
-// read the new messages, and the server keeps the read messages in memory for ten seconds. With rare measurements, that
-// memory is free again before the next one.
+// read the new messages, and the server keeps the read messages in memory for ten seconds. With rare measurements, the
+// server has freed that memory before the next measurement.
 const (
 	outputPart  = 32 // measure when a 32nd of the limit has been added
 	outputScans = 15 // or after this many scans, if any output has been added
@@ -59,7 +59,7 @@ type outputKeeper struct {
 	bytes int64  // bytes in the output log at the last measurement
 	scans int    // scans since the last measurement
 
-	hosts map[key][]string // hosts that published output of a sandbox, and on which the sandbox was
+	hosts map[key][]string // by sandbox: hosts that published its output and that it was on
 }
 
 // outputSource is a host whose worker published output in the name of a sandbox.
@@ -71,7 +71,7 @@ type outputSource struct {
 // foreignOutput is output that a host's worker published in the name of a sandbox that was never on the host. No reader
 // reads such output.
 type foreignOutput struct {
-	through uint64 // its last record
+	through uint64 // the last record of such output
 	bytes   int64
 }
 

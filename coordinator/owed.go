@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// checkup answers what `boxfleet doctor` asks besides ping and the hosts. Users and viewers of a tenant learn what is
-// owed to their tenant, all others what is owed to any tenant.
+// checkup answers the query of `boxfleet doctor` for facts that neither ping nor the list of hosts has. Users and
+// viewers of a tenant see the late work of their tenant, all others see the late work of every tenant.
 func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
 	release, err := rd.checking.take(ctx, tenant)
 	if err != nil {
@@ -47,8 +47,8 @@ const (
 	askWithin = 400 * time.Millisecond // with readWithin, less than the 2 s after which the SDK asks again
 )
 
-// owed returns what is owed to sandboxes for longer than it may take. Since when a stop or a restart is owed, only the
-// history says. Those whose history ended first are asked first: the newest are not late yet.
+// owed lists the work on sandboxes and execs that should have been done by now. Only the history says since when a stop
+// or a restart is owed. owed reads the histories with the oldest last record first: the newest are not late yet.
 func (rd *reader) owed(ctx context.Context, boxes []*protocol.Sandbox) (owed []protocol.Owed) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
@@ -82,24 +82,24 @@ func (rd *reader) owed(ctx context.Context, boxes []*protocol.Sandbox) (owed []p
 	return owed
 }
 
-// lastChange returns the time of the last message of a sandbox's history, or zero if it cannot be read.
+// lastChange returns the time of the last message of a sandbox's history, or zero if the message cannot be read.
 func (rd *reader) lastChange(ctx context.Context, b *protocol.Sandbox) time.Time {
 	last, err := rd.conn.LastBatch(ctx, b.Tenant, b.ID)
 	if err != nil || len(last.Events) == 0 {
-		rd.log.Debug("could not read since when something is owed to a sandbox", "sandbox", b.ID, "error", err)
+		rd.log.Debug("could not read when a sandbox began to wait for its worker", "sandbox", b.ID, "error", err)
 		return time.Time{}
 	}
 	return last.Events[len(last.Events)-1].Time
 }
 
-// owing says what is owed to a sandbox or an exec, since when, and how long it may take.
+// owing is the work that a sandbox or an exec waits for, since when, and how long the work may take.
 type owing struct {
-	kind   protocol.OwedKind // empty: nothing is owed
-	since  time.Time         // zero: the handle does not say; not before the last message of the history
+	kind   protocol.OwedKind // empty: there is no such work
+	since  time.Time         // zero: unknown; the caller uses the time of the last message
 	within time.Duration
 }
 
-// dueOf returns what is owed to a sandbox.
+// dueOf returns the work that a sandbox waits for.
 func dueOf(b *protocol.Sandbox) owing {
 	switch {
 	case waitsForHost(b):
@@ -122,7 +122,8 @@ func dueOf(b *protocol.Sandbox) owing {
 	return owing{}
 }
 
-// dueOfExec returns what is owed to an exec that has not ended. An exec of a pending sandbox waits for its sandbox.
+// dueOfExec returns the work that an exec waits for. It returns none for an exec of a pending sandbox: the sandbox
+// waits.
 func dueOfExec(b *protocol.Sandbox, x *protocol.Exec) owing {
 	switch {
 	case x.State == protocol.ExecStateAccepted && b.State == protocol.StateReady:

@@ -68,8 +68,7 @@ func TestWhatIsOwedToASandboxFollowsFromItsState(t *testing.T) {
 	}
 }
 
-// The worker of the sandboxes does nothing. Each thing that it owes is listed, to the tenant's own user and to
-// operators.
+// The worker of the sandboxes does nothing. The checkup lists all late work to the tenant's own user and to operators.
 func TestACheckupListsWhatIsOwed(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

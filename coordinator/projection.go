@@ -214,7 +214,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 			unread = append(unread, k)
 			return
 		}
-		if s.State.Sandbox.State == protocol.StateDeleted { // an older version of Boxfleet stored such snapshots
+		if s.State.Sandbox.State == protocol.StateDeleted { // stored by an older version of Boxfleet
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.retireLocked(k, deletedEntryOf(&s.State.Sandbox, s.Record))

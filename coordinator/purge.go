@@ -91,7 +91,7 @@ func (c *coordinator) forgetPurged(ctx context.Context) error {
 // forgetSomePurged checks some of the sandboxes that are due to be purged, and checks no sandbox twice within the given
 // pause.
 func (c *coordinator) forgetSomePurged(ctx context.Context, checked map[key]time.Time, pause time.Duration) {
-	const limit = 100 // checks in one call
+	const limit = 100 // how many sandboxes one call checks
 	n := 0
 	for _, k := range c.projection.read.deletedBefore(c.conn.Now().Add(-c.cfg.CleanupTTL), math.MaxInt) {
 		if time.Since(checked[k]) < pause {

@@ -328,8 +328,8 @@ func (a *admitter) release(ctx context.Context, name claimName) {
 	_ = a.dropUpload(ctx, name) // dropExpired tries again
 }
 
-// drop drops expired claims. The claims of uploads come last, because only they need the store of uploads, which may not
-// answer.
+// drop drops expired claims. The claims of uploads come last, because only they need the store of uploads, which may
+// not answer.
 func (a *admitter) drop(ctx context.Context, names []claimName, now time.Duration) {
 	for _, name := range names {
 		if name.upload == "" {

@@ -238,8 +238,8 @@ func (d *deployment) roomy() {
 	d.register(h)
 }
 
-// A sandbox waits for a host while its tenant's quota has no room for it. Its tenant learns which limit is reached.
-// Sandboxes of other tenants do not wait behind it. It gets a host once there is room.
+// A sandbox waits for a host while its tenant's quota has no room. The tenant learns which limit is reached. Sandboxes
+// of other tenants do not wait. Once there is room, the sandbox gets a host.
 func TestASandboxWaitsForRoomInItsTenantsQuota(t *testing.T) {
 	t.Parallel()
 	for limit, c := range map[string]struct {

@@ -68,9 +68,9 @@ func (u *uploadUsage) removeLocked(k uploadKey) {
 	}
 }
 
-// The method of returns the size of a tenant's uploads without the upload whose digest is given as but: a new upload
-// replaces that one. It first removes expired uploads from the sums: the server removes those uploads without a
-// message.
+// The method of returns the size of a tenant's uploads. It leaves out one upload, named by its digest in but, because a
+// new upload replaces it. The method first subtracts expired uploads from the sums: the server removes such uploads
+// without a message.
 func (u *uploadUsage) of(tenant, but string, now time.Time) protocol.Bytes {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -169,14 +169,14 @@ func (a *admitter) findUnfinished(ctx context.Context) error {
 	return nil
 }
 
-// dropUpload drops the expired claim of an upload, unless the store has chunks of an upload that is not complete. So an
-// upload counts until its entry is folded or its chunks are removed, even if its coordinator has died.
+// dropUpload drops the expired claim of an upload, unless the store has chunks and no entry of the upload. So an upload
+// counts until its entry is folded or its chunks are removed, even if its coordinator has died.
 func (a *admitter) dropUpload(ctx context.Context, name claimName) error {
 	now := a.conn.SinceBoot()
 	if !a.uploads.has(name) {
 		there, err := a.conn.HasChunks(ctx, name.upload)
 		if err != nil {
-			a.log.Debug("could not read whether an upload has left chunks; trying again", "upload", name.upload, "error", err)
+			a.log.Debug("could not check whether an upload left chunks; trying again", "upload", name.upload, "error", err)
 		}
 		if there || err != nil {
 			return err

@@ -180,7 +180,7 @@ func TestEqualUploadsCountOnceInTheEnd(t *testing.T) {
 }
 
 // spread begins uploads of one piece each, all of one invented digest. Each of two coordinators receives some of them,
-// because one alone receives fewer uploads of a tenant.
+// because one coordinator alone receives fewer uploads of a tenant.
 func (u *uploader) spread() (ids []string) {
 	u.d.t.Helper()
 	for range spreadUploads {
@@ -228,7 +228,7 @@ func TestAnUploadInProgressCountsAfterAFailover(t *testing.T) {
 	ids := u.spread()
 	stopFirst()
 	d.leads(second)
-	for i := range ids { // the second coordinator may receive as many uploads as it takes
+	for i := range ids { // free a slot: the second coordinator may already receive as many uploads as it takes
 		if u.abort(ids[i:i+1]) == 0 {
 			ids = slices.Delete(ids, i, i+1)
 			break

@@ -8,14 +8,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// tenantShares counts what each tenant uses. The counts are sums over the sandboxes in memory, which are folded from the
-// log. Each fold replaces the share of one sandbox, so the counts cannot differ from the log.
+// tenantShares counts what each tenant uses. The counts are sums over the sandboxes in memory, which are folded from
+// the log. Each fold replaces the share of one sandbox, so the counts cannot differ from the log.
 type tenantShares struct {
 	of   map[key]share     // by sandbox; a sandbox that uses nothing has no entry
 	sums map[string]*share // by tenant
 
 	claims  map[claimName]claim // room that requests claimed and the log does not show yet; only the leader has claims
-	claimed map[string]*share   // their sums, by tenant
+	claimed map[string]*share   // sums of the claims, by tenant
 }
 
 // share is the part of a tenant's quota that one sandbox or all sandboxes of the tenant use.

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Limits of concurrent reads of the log and of the leader's sums. Each read of the log holds a few messages of at most a
-// megabyte each.
+// Limits of concurrent reads of the log and of the leader's sums. Each read of the log holds a few messages of at most
+// a megabyte each.
 const (
 	getsAtOnce    = 16
 	listsAtOnce   = 4
@@ -21,12 +21,12 @@ const (
 
 	followersAtOnce = 16 // reads by clients that follow a history or output
 	unknownAtOnce   = 16 // reads of sandboxes that memory does not have
-	reportsAtOnce   = 8  // reads of tenants' use; the leader has slots for those of eight coordinators
+	reportsAtOnce   = 8  // reads of tenants' use; the leader has slots for the reads of eight coordinators
 
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 
 	// waitingPerTenant is how many of a tenant's reads of one kind may wait for a slot. An endpoint handles more
-	// queries than that at once, so it can receive the reads of other tenants while all of these wait.
+	// queries than this number at once, so it still receives reads of other tenants while all these reads wait.
 	waitingPerTenant = 64
 )
 
@@ -110,7 +110,7 @@ func (s *readSlots) release(w *waitingRead) {
 	s.next()
 }
 
-// next gives a free slot to the read that has waited longest among those of the tenants with the fewest reads.
+// next gives a free slot to a read of the tenants with the fewest running reads: to the read that has waited longest.
 func (s *readSlots) next() {
 	if s.total == s.most {
 		return

@@ -42,9 +42,8 @@ func nameOf(d *jetstream.Delivery) refusedRequest {
 	return refusedRequest{key{Tenant: d.Tenant, ID: d.Sandbox}, d.Verb, d.ID, sha256.Sum256(d.Payload)}
 }
 
-// note keeps a refusal for all copies of a request that are stored in the queue up to the sequence given as before. If
-// memory already has too many refusals, note drops all of them first: they matter only to clients that send a request
-// twice.
+// note keeps a refusal for all copies of a request in the queue up to a sequence, the parameter before. If memory
+// already has too many refusals, note drops all of them first: they matter only to clients that send a request twice.
 func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

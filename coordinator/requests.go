@@ -109,8 +109,8 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			h.conn.Answer(d, reply)
 			h.cfg.Probe(d.Verb + "-before-ack")
 			if why, _ := h.gate.closed(); why != nil && protocol.EndsWork(d.Verb) {
-				// The requests before this one stay in the queue for long. If the server restarts meanwhile, it
-				// delivers this one again, and it would be decided on a newer state.
+				// Older requests wait while the gate is closed, so this decided request would stay in the queue for
+				// long. A restarted server would deliver it again, and the sandbox's state may differ by then.
 				h.conn.RemoveRequest(ctx, d)
 			}
 			return nil
@@ -445,7 +445,7 @@ func (h *requestHandler) doOnce(
 	ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request,
 	lookups execindex.Lookups, decide jetstream.Decide,
 ) ([]protocol.Event, error) {
-	others := false // the exec with the id d.ID was accepted for another request
+	others := false // true: the exec with the id d.ID was accepted for another request
 	ids := []string{d.ID}
 	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
 		ids = append(ids, r.ExecID)

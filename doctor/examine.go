@@ -41,7 +41,7 @@ type Fleet struct {
 	Hosts        map[string]int             `json:"hosts"`                // number of hosts by state
 	Workers      map[string]int             `json:"workers,omitempty"`    // number of workers by version
 	Engines      map[string]int             `json:"engines,omitempty"`    // number of engines by version
-	OwedCount    int                        `json:"owed_count,omitempty"` // how many things are late
+	OwedCount    int                        `json:"owed_count,omitempty"` // number of late steps of sandboxes and execs
 }
 
 // Class says what an acknowledged write survives.

@@ -18,7 +18,7 @@ type Facts struct {
 
 	Ping   *protocol.Ping
 	NoPing *protocol.Error
-	Skew   time.Duration // how far the clock of this machine is ahead of the store's, at least; 0: unknown, or right
+	Skew   time.Duration // least possible lead of this machine's clock over the store's; 0: unknown, or right
 
 	Checkup   *protocol.Checkup
 	NoCheckup *protocol.Error
@@ -38,7 +38,7 @@ func (f *Facts) now() time.Time {
 	return f.Wall
 }
 
-// You is who asks, as the credentials say.
+// You is the client, as its credentials describe it.
 type You struct {
 	// Login says how the client proves who it is: with credentials, a token, a password, or nothing.
 	Login string `json:"login"`

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A disk with at least a seventh or plenty of free space is not reported.
+// A disk is reported only if less than lowPercent of it, and less than plenty, is free.
 const (
 	lowPercent = 15
 	plenty     = protocol.Bytes(20 << 30)

@@ -124,8 +124,8 @@ func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) er
 // UnfinishedUpload is an upload that has chunks but no entry: it is in progress, or it was interrupted.
 type UnfinishedUpload struct {
 	Tenant, Digest string
-	ID             string // of the object that the upload would become
-	Bytes          int64  // stored for it; at most one chunk more than it has
+	ID             string // id of the object that the upload would become
+	Bytes          int64  // upper bound of the stored bytes, at most one chunk too high
 }
 
 // UnfinishedUploads returns the unfinished uploads. complete has the ids of stored objects; it may lack some.

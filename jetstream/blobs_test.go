@@ -48,7 +48,8 @@ func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	ctx, nc := t.Context(), d.raw(t)
-	// An upload waits for a lost acknowledgement, and after that for chunks in flight, as long as the connection's timeout.
+	// An upload waits for a lost acknowledgement, and after that for chunks in flight, as long as the connection's
+	// timeout.
 	c, err := jetstream.Connect(ctx, jetstream.Config{URL: d.url(), Logger: quiet, Timeout: 2 * time.Second})
 	must(t, err)
 	t.Cleanup(c.Close)

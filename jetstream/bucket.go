@@ -125,7 +125,8 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 // A keyHandler is called with the newest value of a key. value is nil if the key was deleted.
 type keyHandler func(key string, value []byte, revision uint64)
 
-// follow calls handle for every key and then for each change, until ctx ends. It does not report that a key has expired.
+// follow calls handle for every key and then for each change, until ctx ends. It does not report that a key has
+// expired.
 func (b kv) follow(ctx context.Context, handle keyHandler, caughtUp func()) error {
 	return b.followKeys(ctx, ">", handle, caughtUp)
 }

@@ -271,7 +271,7 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
-		if err == ErrConflict { // another process wrote the manifest first; there this object is loose or missing
+		if err == ErrConflict { // another process wrote the manifest first, and did not list this object as a segment
 			return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 		}
 		return err

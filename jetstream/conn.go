@@ -136,11 +136,12 @@ type assets struct {
 }
 
 // Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
-// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for unusable URLs, for
-// settings that exclude each other, for files that cannot be read, and, with field user or tenant, for a name that differs
-// from the one in the credentials; permission_denied if the server refuses the credentials, with reason
-// client_certificate if it refuses the certificate; failed_precondition with reason server_certificate if the server's
-// certificate is not trusted, or server_settings if the server offers no TLS; unavailable.
+// set. It does not retry errors that need a change of configuration.
+//
+// Errors: invalid_argument for unusable URLs, for settings that exclude each other, for files that cannot be read, and
+// for a user or tenant that differs from the credentials; permission_denied if the server refuses the credentials, with
+// reason client_certificate if it refuses the certificate; failed_precondition with reason server_certificate if the
+// server's certificate is not trusted, or server_settings if the server offers no TLS; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err := cfg.identify(); err != nil {
 		return nil, err
@@ -231,10 +232,10 @@ func newConn(cfg Config) *Conn {
 	return c
 }
 
-// another opens a connection for messages that clients send whenever they like. The server sends the messages of a
-// connection one after another, so a flood of queries would delay the answers of JetStream, such as those to the renewals
-// of locks. what goes into the connection's name. Until the new connection is closed, [Conn.Health] reports its problems
-// too.
+// another opens a connection of its own for messages that clients may send in floods. The server sends the messages of
+// a connection one after another, so a flood of queries would delay answers of JetStream, for example to the renewal of
+// a lock. The parameter what becomes part of the connection's name. Until the new connection is closed, [Conn.Health]
+// reports its problems too.
 func (c *connection) another(ctx context.Context, what string) (*Conn, error) {
 	cfg := c.cfg
 	cfg.Name, cfg.OnState, cfg.WithoutStreams, cfg.beside = cfg.Name+" "+what, nil, true, true
@@ -285,7 +286,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 				return
 			}
 			if c.forbid(err) {
-				return // the calls report it
+				return // the calls that forbid ended report the error
 			}
 			subject := ""
 			if sub != nil {
@@ -293,7 +294,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 			}
 			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
 			asked := isUnder(subject, protocol.BlobFilter) || isUnder(subject, protocol.APISubject("*", "*"))
-			if errors.Is(err, nats.ErrSlowConsumer) && !asked { // those who asked ask again
+			if errors.Is(err, nats.ErrSlowConsumer) && !asked { // clients repeat queries and uploads
 				go c.reconnected() // messages were dropped: followers must read them from the streams
 			}
 		}),
@@ -359,8 +360,8 @@ func (cfg *Config) isHopeless(err error) bool {
 	return isRefusal(err) || problem != nil && problem.Code != protocol.Unavailable
 }
 
-// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports only
-// the error of the server that it tried last.
+// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports
+// only the error of the server that it tried last.
 func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error {
 	all := opts.Servers
 	if len(all) < 2 {
@@ -484,9 +485,10 @@ func (c *core) mayHaveGrown() {
 // errCutOff ends a call whose connection was lost, because the answer cannot arrive any more.
 var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
-// await limits the wait for one answer in the same way as bound. If the connection is lost, the returned context ends
-// with the cause errCutOff, so that the caller can repeat the call on the next connection. It also ends if the server
-// refuses the message that the caller publishes on the subject; an empty subject stands for several.
+// await limits the wait for one answer, as [connection.bound] does. If the connection is lost, the returned context
+// ends with the cause errCutOff, so that the caller can repeat the call on the next connection. It also ends if the
+// server refuses the message that the caller publishes on the subject. If the caller publishes on several subjects,
+// subject is empty.
 func (c *connection) await(ctx context.Context, subject string) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)

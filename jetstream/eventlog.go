@@ -20,9 +20,9 @@ type EventLog struct {
 }
 
 // Append writes one batch to its sandbox's history, without a signature. An append is the commit point of every
-// decision. expected is the record (stream sequence) of the history's last message, or 0 if the history is empty. Append
-// returns the new record. Errors: [ErrConflict] if another writer was first; after any other error the outcome is
-// unknown until the caller reads the history.
+// decision. expected is the record (stream sequence) of the history's last message, or 0 if the history is empty.
+// Append returns the new record. Errors: [ErrConflict] if another writer was first; after any other error the outcome
+// is unknown until the caller reads the history.
 func (l *EventLog) Append(ctx context.Context, b *protocol.Batch, expected uint64) (uint64, error) {
 	return l.publish(ctx, messageOf(b, b.Encode(), nil), int64(expected))
 }
@@ -134,7 +134,7 @@ func (l *EventLog) FollowEvents(ctx context.Context, from uint64, handle func(*p
 // missing, and when no batch has arrived for a while. tenant and sandbox may be "*".
 //
 // A batch with record 0 is only a hint that there may be news: its publisher set headers that only the server may set,
-// so nobody can tell at which record it is.
+// so its record is unknown.
 func (l *EventLog) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	sub, err := l.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
 		record, after := republished(m)
@@ -185,8 +185,7 @@ func (c *connection) Flush(ctx context.Context) error {
 	return translate(c.nc.FlushWithContext(ctx), "flush the connection to NATS")
 }
 
-// purge removes the messages of a subject, but lets the newest ones stay. The parameter keep is the number of messages
-// that stay.
+// purge removes the messages of a subject except the newest. keep is the number of messages that stay.
 func (s *streams) purge(ctx context.Context, name, subject string, keep uint64) error {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()

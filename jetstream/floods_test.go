@@ -21,7 +21,7 @@ import (
 const held = 768 + 16384
 
 // flooded starts a server that flushes writes late, so that a flood is stored fast, and stores n execs of one tenant.
-// refused counts those that were refused because the queue was full.
+// refused counts the requests that were refused because the queue was full.
 func flooded(t testing.TB, n int) (d *deployment, refused *atomic.Int64) {
 	t.Helper()
 	s, err := embedded.Start(embedded.Config{Dir: t.TempDir(), SyncLazily: true})
@@ -45,7 +45,7 @@ func flooded(t testing.TB, n int) (d *deployment, refused *atomic.Int64) {
 		m := nats.NewMsg(protocol.UserRequestSubject("hostile", "mallory", protocol.VerbExec, "s"))
 		m.Header.Set(protocol.HeaderRequest, fmt.Sprint(i))
 		m.Header.Set(protocol.HeaderReply, inbox)
-		m.Data = []byte("x") // is never decoded
+		m.Data = []byte("x") // the message is never decoded
 		_, err := js.PublishMsgAsync(m)
 		must(t, err)
 	}
@@ -53,8 +53,8 @@ func flooded(t testing.TB, n int) (d *deployment, refused *atomic.Int64) {
 	return d, refused
 }
 
-// The flood is never decided. Requests of others, and requests that end something, pass it. So do requests that are
-// delivered again: they wait in no line with the flood, and are not refused.
+// The flood is never decided. Requests of others, and requests that end something, pass the flood. Requests that are
+// delivered again pass it too: they do not wait in the flood's line, and are not refused.
 func TestRequestsPassAFloodOfAnotherTenant(t *testing.T) {
 	t.Parallel()
 	const more, returned = 500, 20

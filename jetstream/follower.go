@@ -159,8 +159,9 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	}
 }
 
-// nextOf waits for the next message. If no message arrives for as long as quiet, nextOf asks the leader for it. If the
-// leader has no such message, the messages that the follower waited for were removed, and the follower has caught up.
+// nextOf waits for the next message. If none arrives within quiet, nextOf asks the leader for the message. If the
+// leader has no further message either, the messages that the follower waited for were removed, and the follower has
+// caught up.
 func (f *follower) nextOf(ctx context.Context, messages *puller) (*nats.Msg, error) {
 	for f.caughtUp != nil {
 		bounded, cancel := context.WithTimeout(ctx, quiet)

@@ -15,7 +15,8 @@ import (
 var forbiddenSubject = regexp.MustCompile(`Publish to "(\S+)"`)
 
 // forbid ends the calls that wait for an answer to a message that the server dropped: no answer will come. It reports
-// whether there were any. A process that serves keeps asking instead, because it may be given the right later.
+// whether it ended a call. In a coordinator or a worker it ends none: the call is repeated, because an operator may
+// grant the right later.
 func (c *connection) forbid(notice error) (ended bool) {
 	if c.serves || !errors.Is(notice, nats.ErrPermissionViolation) {
 		return false

@@ -79,8 +79,8 @@ func (cfg *Config) explain(err error, doing string) error {
 	return &explained
 }
 
-// whyRefused returns the setting that a server refused, and what is known about the reason. A server that refuses a login
-// does not say why; it gives a reason only when it ends a connection.
+// whyRefused returns the setting that a server refused, and what is known about the reason. A server that refuses a
+// login does not say why; it gives a reason only when it ends a connection.
 func (cfg *Config) whyRefused(err error) (field, why string) {
 	const others = ": get others, which boxfleet auth add makes"
 	switch {

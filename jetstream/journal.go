@@ -44,7 +44,7 @@ type JournalConfig struct {
 	// OnAppended is called for each batch that this journal appended, one batch at a time, in the order of the log. It
 	// is called after the log acknowledged the batch and the journal folded it in, but before Do returns for the
 	// batch's decisions. The journal's lock is not held, but the journal's next append waits for OnAppended. OnAppended
-	// is not called for batches of other writers. It is not called either if the outcome of an append stayed unknown.
+	// is not called for batches of other writers, or for a batch of which it stayed unknown whether the log has it.
 	// OnAppended may be nil.
 	OnAppended func(a Appended)
 
@@ -189,7 +189,7 @@ func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if b.Last() > j.state.Sandbox.Sequence && p.Signature != nil && !p.Notified && !j.madeLocked(p) {
-		j.mu.Unlock() // the check takes as long as an append's other work
+		j.mu.Unlock() // unlocked, because the check takes as long as all other work of an append
 		p.Check(j.journals.writers.knownRules().Deployment, b.Tenant, b.Sandbox)
 		j.mu.Lock()
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // A leader answers at most leaderClaims claims and leaderReports other queries at a time. Clients cause the other
-// queries when they ask for their tenant's use. Further claims wait in the leader's NATS client, so further reports are
-// refused: they would delay the claims behind them.
+// queries when they ask for their tenant's use. Further claims wait in the leader's NATS client. Further queries of the
+// other kinds are refused, because they would delay the claims behind them.
 const (
 	leaderClaims  = 256
 	leaderReports = 64

@@ -97,7 +97,8 @@ func (ls *Leases) acquire(ctx context.Context, bucket, key string, h Holder, tak
 			l.token, l.revision, l.trusted, l.ahead = revision, revision, start+l.trust(), ahead
 			return l, nil
 		}
-		// The write may have succeeded despite the error. If it was refused, the caller wants to know the holder.
+		// The write may have succeeded despite the error. If the write was refused, the caller wants to know the
+		// holder.
 		value, current, getErr := b.get(ctx, key)
 		var held Holder
 		switch {

@@ -139,13 +139,13 @@ const (
 	refusedPause = 500 * time.Millisecond
 	refusedMost  = 30 * time.Second
 	refusedAgain = time.Minute // pause between two log lines about a refusal
-	refusedCheck = time.Second // pause between two checks for new credentials, which are tried immediately
-	// distrustMost is the longest pause while TLS fails: the cause may be at the server, whose change nobody announces.
+	refusedCheck = time.Second // pause between two checks for new credentials
+	// distrustMost is the longest pause while TLS fails. The server may be the cause, and nobody announces its repair.
 	distrustMost = 5 * time.Second
 )
 
-// credentials identify a connection and record whether the server accepts them, and whether TLS with it works. The
-// credentials and the certificates are read again at each attempt to connect.
+// credentials identify a connection, and record whether the server accepts them and whether TLS with the server works.
+// The credentials and the certificates are read again at each attempt to connect.
 type credentials struct {
 	log         *slog.Logger
 	file        string                              // the credentials file; empty: there is none
@@ -180,7 +180,7 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	k.fingerprint = cfg.fingerprint
 	k.held = k.fingerprint()
 	options := []nats.Option{
-		// Without this option, the client closes the connection for good when a server refuses it twice.
+		// Without this option, the client closes the connection for good when a server refuses the credentials twice.
 		nats.IgnoreAuthErrorAbort(),
 		nats.CustomReconnectDelay(func(int) time.Duration { return k.pause() }),
 		nats.ReconnectErrHandler(k.failed),
@@ -233,8 +233,8 @@ func (cfg *Config) readLogin() (Login, error) {
 	return login.read()
 }
 
-// fingerprint returns a text that changes with the credentials and the certificates. The next attempt to connect reads
-// them too, and reports what it cannot read.
+// fingerprint returns a text that changes with the credentials and the certificates. It ignores files that it cannot
+// read: the next attempt to connect reports them.
 func (cfg *Config) fingerprint() string {
 	sum := sha256.New()
 	if cfg.Login != nil {
@@ -328,7 +328,7 @@ func (k *credentials) readSeed(file string) nats.Option {
 	}
 }
 
-// reseed reads the seed in the file, and writes its public key to where the client looks for it.
+// reseed reads the seed in the file, and sets the public key that the client will present.
 func (k *credentials) reseed(file string, public *string) error {
 	s, err := signerOf(file)
 	k.note(err)
@@ -347,8 +347,8 @@ type seedDialer struct {
 	file string
 }
 
-// Dial dials for the client. The client calls it before it reads its options, in the same goroutine and under
-// the same lock.
+// Dial dials for the client. The client calls Dial before it reads its options, in the same goroutine and under the
+// same lock.
 func (d seedDialer) Dial(network, address string) (net.Conn, error) {
 	if nc := d.k.nc.Load(); nc != nil {
 		if err := d.k.reseed(d.file, &nc.Opts.Nkey); err != nil {
@@ -423,8 +423,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// failed records why an attempt to connect again failed, if the credentials or TLS are the cause. The client reports some
-// of these errors in no other way.
+// failed records why an attempt to connect again failed, if the credentials or TLS are the cause. The client reports
+// some of these errors in no other way.
 func (k *credentials) failed(nc *nats.Conn, err error) {
 	if err != nil && (k.tls(err) != nil || isRefusal(err) || k.isUnread()) {
 		k.refuse(nc, err)
@@ -437,8 +437,8 @@ func (k *credentials) isUnread() bool {
 	return k.unread != nil
 }
 
-// refuse records that a server refused the credentials, that TLS with it failed, or that the credentials could not be
-// read. It logs that at most once a minute, and starts watching the credentials.
+// refuse records that a server refused the credentials, that TLS with the server failed, or that the credentials could
+// not be read. It logs the failure at most once a minute, and starts watching the credentials.
 func (k *credentials) refuse(nc *nats.Conn, err error) {
 	title := "NATS refuses this process's credentials; the process keeps trying to connect"
 	do := "replace the credentials that this process reads with some that the server accepts; it then reconnects by itself"
@@ -480,9 +480,9 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.log.Error(title, attrs...)
 }
 
-// watch makes the client try changed credentials immediately, until a server accepts the credentials. If the server's
-// credentials change before those of the process, the pause between attempts grows up to refusedMost. A worker that
-// waited for such a pause after its credentials changed could lose its host's lock.
+// watch makes the client try changed credentials immediately, until a server accepts the credentials. While the server
+// has new credentials and the process has not, the pause between attempts grows up to refusedMost. A worker that waited
+// for such a pause after its credentials changed could lose its host's lock.
 func (k *credentials) watch(nc *nats.Conn) {
 	before := k.fingerprint()
 	for {
@@ -533,8 +533,8 @@ func (k *credentials) problem() error {
 	return nil
 }
 
-// pause returns how long the client waits after it has tried all servers. It also learns why the last of them failed,
-// which the client does not report if TLS is the cause.
+// pause returns how long the client waits after it has tried all servers. It also records why the last server failed:
+// the client does not report a failure of TLS.
 func (k *credentials) pause() time.Duration {
 	if nc := k.nc.Load(); nc != nil {
 		k.failed(nc, nc.LastError())

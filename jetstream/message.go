@@ -22,7 +22,7 @@ type stored struct {
 	time     time.Time // when the message was stored; not set by batched reads
 	batch    *byte     // equal for all messages of one batched read; nil: the message was read alone
 
-	odd    bool // in a batched read: its headers cannot be believed, so it must be read from the leader
+	odd    bool // in a batched read: the headers cannot be believed, so the message must be read from the leader
 	strict bool // header has the raw headers as the server reads them
 }
 
@@ -176,7 +176,7 @@ func (s *streams) scanBatch(ctx context.Context, stream, subject string, from ui
 		if m.odd {
 			m, err = s.nextOnSubject(ctx, stream, subject, max(next, 1))
 			if protocol.CodeOf(err) == protocol.NotFound {
-				continue // it was removed in the meantime
+				continue // the message was removed in the meantime
 			}
 			if err != nil {
 				return next, false, err
@@ -202,7 +202,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		return nil, false, translate(ctx.Err(), "read "+stream)
 	}
 	inbox := s.nc.NewRespInbox()
-	// This channel is small. The client's synchronous subscriptions buffer 64 Ki messages, which takes 512 KB.
+	// A small channel saves memory: a synchronous subscription of the client buffers 64 Ki messages in 512 KB.
 	answers := make(chan *nats.Msg, directBatch+8)
 	sub, err := s.nc.ChanSubscribe(inbox, answers)
 	if err != nil {

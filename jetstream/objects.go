@@ -75,8 +75,8 @@ func (ob *objectStore) writeEntry(ctx context.Context, info *jetstream.ObjectInf
 	return sequence, nil
 }
 
-// removeEntries removes an object's entries up to a sequence. If that fails, they stay until the next entry is written:
-// readers use the newest entry only.
+// removeEntries removes an object's entries up to a sequence. If the removal fails, the entries stay until the next
+// entry is written. They do no harm: readers use only the newest entry.
 func (ob *objectStore) removeEntries(ctx context.Context, info *jetstream.ObjectInfo, through uint64) {
 	err := ob.purgeThrough(ctx, "OBJ_"+info.Bucket, metaSubject(info.Bucket, info.Name), through)
 	if err != nil {
@@ -252,7 +252,8 @@ func (u *upload) settle(ctx context.Context, most int) error {
 		var err error
 		select {
 		case ack := <-u.pending[0].Ok():
-			// If no server took a message, the client sends it again, after the messages that follow it.
+			// The client sends a message again if no server took it, after the messages that follow. Then the sequences
+			// do not grow.
 			if ack.Sequence <= u.stored {
 				err = protocol.Errorf(protocol.Unavailable, "", "chunks were stored out of order")
 			}

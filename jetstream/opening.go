@@ -171,9 +171,9 @@ func (j *refresh) readOpening(ctx context.Context) error {
 	return r.all(ctx)
 }
 
-// lacksEvents reports whether events before a message are missing. A stored state may replace them. If the message must
-// be proven, lacksEvents believes it if the history has a message before it that the opening does not have. It also
-// suspects a loss if the opening has only refused messages: the message before them may have expired.
+// lacksEvents reports whether events before a message are missing. A stored state may replace these events. A message
+// that must be proven may number its events falsely. It shows a loss only if its signature covers an earlier message
+// that the opening does not have, or if the opening has only refused messages: an older message may have expired.
 func (j *refresh) lacksEvents(o *opening, e *entry) bool {
 	b := e.batch
 	if b == nil || b.First() <= o.state.Sandbox.Sequence+1 {
@@ -331,7 +331,7 @@ func (j *Journal) judgeLocked(f *fold, e *entry) (refused, err error) {
 		return e.foreign, nil
 	case !f.chain.Requires(rules, e.record, e.proof):
 		return nil, e.broken
-	case e.broken != nil: // only a coordinator can stop readers of an older version
+	case e.broken != nil: // a message of a newer version ends the reading only if a coordinator wrote it
 		b = &protocol.Batch{Record: e.record, Writer: e.proof.Writer.Name}
 		if refused := f.chain.Verify(rules, f.state, b, e.proof); refused != nil {
 			return refused, nil
@@ -450,7 +450,7 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 }
 
 // startOver waits for recheckAfter. If the log still does not have a folded position, or if inAnyCase is set, startOver
-// folds the history again from its beginning. done says whether it did so.
+// folds the history again from its beginning. done says whether the history was folded again.
 func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool) (done bool, err error) {
 	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)

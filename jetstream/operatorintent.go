@@ -8,8 +8,8 @@ import (
 )
 
 // ChangeOperatorIntent changes the operator intent for a host by compare-and-set, and returns the new intent. change
-// gets the current intent and modifies it; change may be called more than once. If change fails, the stored intent
-// stays as it is.
+// gets the current intent and modifies it; change may be called more than once. If change fails, the stored intent does
+// not change.
 func (hs *Hosts) ChangeOperatorIntent(ctx context.Context, hostID string,
 	change func(w *protocol.OperatorIntent) error) (*protocol.OperatorIntent, error) {
 	b := hs.kv(protocol.BucketHosts)

@@ -33,10 +33,10 @@ type outputPager struct {
 	page    *protocol.OutputPage
 }
 
-// OutputPage reads at most limit bytes of an output stream from an offset on. total is the stream's length if the command
-// has ended, otherwise negative. If the requested bytes are no longer stored, the page begins after them and says how
-// many bytes are missing. A page without data means that no more output is stored yet, unless the output has ended.
-// Error: out_of_range for an offset beyond the end.
+// OutputPage reads at most limit bytes of an output stream from an offset on. total is the stream's length if the
+// command has ended, otherwise negative. If the requested bytes are no longer stored, the page begins after them and
+// says how many bytes are missing. A page without data means that no more output is stored yet, unless the output has
+// ended. Error: out_of_range for an offset beyond the end.
 func (o *OutputLog) OutputPage(ctx context.Context, of OutputOf, stream string, offset int64, limit int, total int64) (
 	*protocol.OutputPage, error) {
 	p := &outputPager{

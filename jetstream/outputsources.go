@@ -31,7 +31,7 @@ type outputSource struct {
 type outputSources struct {
 	*streams
 
-	all []outputSource // the last one is the source to which output is being added now
+	all []outputSource // output is being added to the last source
 }
 
 func (o *OutputLog) sources(of OutputOf) *outputSources {
@@ -98,7 +98,7 @@ func (s *outputSources) nextIn(ctx context.Context, source *outputSource, from u
 		if source.over(m) {
 			return nil, errNoOutput
 		}
-		// This message is forged: the sandbox was not on the host yet. There may be many of them.
+		// This message is forged: the sandbox was not on the host yet. There may be many forged messages.
 		from = m.sequence + 1
 		err = s.scan(ctx, protocol.StreamLogs, source.subject, from, func(m *stored) (bool, error) {
 			if source.covers(m) || source.over(m) {
@@ -151,7 +151,7 @@ func (s *outputSources) lastIn(ctx context.Context, source *outputSource) (*stor
 func (s *outputSources) each(ctx context.Context, n int,
 	read func(context.Context, *outputSource) (*stored, error)) (all []*stored, err error) {
 	all = make([]*stored, n)
-	if n == 1 { // does not need a goroutine
+	if n == 1 { // a single source needs no goroutine
 		all[0], err = read(ctx, &s.all[0])
 		return all, orNone(err)
 	}

@@ -13,7 +13,7 @@ import (
 // StoredOutput is the size of a stored chunk of output.
 type StoredOutput struct {
 	Tenant, Sandbox string
-	Host            string // id of the host whose worker published it; empty: an earlier version did
+	Host            string // id of the host whose worker published the chunk; empty: a worker of an earlier version did
 	Record          uint64 // record in the output's stream
 	Bytes           int64  // approximate size in the store
 }

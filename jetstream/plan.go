@@ -175,7 +175,7 @@ func (s setting) next(current, bytes int64, deliberate bool) (int64, error) {
 			formatBytes(bytes), s.format(s.wanted))
 	case deliberate:
 		return s.wanted, nil
-	case current == 0 && s.late: // the stream had no limit, and is smaller than the wanted one
+	case current == 0 && s.late: // the stream had no limit, and is smaller than the wanted limit
 		return s.wanted, nil
 	}
 	return 0, s.refusal(

@@ -102,7 +102,7 @@ func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err e
 	return false, nil
 }
 
-// leastFraction limits how far createAll shrinks a stream: no smaller than 1/leastFraction of its default size.
+// leastFraction limits createAll: it shrinks no stream below 1/leastFraction of the stream's default size.
 const leastFraction = 16
 
 // createAll makes the missing streams. If the server has too little room, it halves the size of all new streams with a

@@ -93,7 +93,7 @@ func TestAReservationWithALostAnswerIsRecognized(t *testing.T) {
 		})
 		p.cut()
 		p.heal()
-		_ = receive(t, 10*time.Second, "the end of the first attempt", errs) // it may succeed or fail
+		_ = receive(t, 10*time.Second, "the end of the first attempt", errs) // the first attempt may succeed or fail
 		eventually.Holds(t, 5*time.Second, "the client is connected again", c.Connected)
 		before, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		if err != nil || before == nil || before.Request != "r1" {

@@ -76,8 +76,8 @@ func (q *RequestQueue) Answers() (*Answers, error) {
 }
 
 // Expect returns an inbox for the answer to one request and the channel that the answer arrives on. Interim replies may
-// arrive before the answer: see [protocol.Reply.Interim]. Each call returns an inbox of its own, even for a request that
-// another call waits for.
+// arrive before the answer: see [protocol.Reply.Interim]. Each call returns an inbox of its own, even for a request
+// that another call waits for.
 func (a *Answers) Expect(request string) (inbox string, answer <-chan *protocol.Reply, stop func()) {
 	ch := make(chan *protocol.Reply, 2) // room for one interim reply, and for the answer
 	a.mu.Lock()
@@ -106,7 +106,7 @@ func (a *Answers) deliver(m *nats.Msg) {
 	case !r.Interim():
 		delete(a.waiting, own)
 		ch <- r
-	case len(ch) == 0: // otherwise an earlier interim reply is unread
+	case len(ch) == 0: // drop the interim reply if an earlier one is unread
 		ch <- r
 	}
 }
@@ -117,7 +117,7 @@ func (a *Answers) Close() { _ = a.sub.Unsubscribe() } // fails only when the con
 // Delivery is a request that was delivered to a coordinator.
 type Delivery struct {
 	Tenant, Verb, Sandbox string
-	User                  string // who published it, proven by the subject; empty: a client without a user
+	User                  string // who published the request, proven by the subject; empty: a client without a user
 	ID                    string // id of the request
 	ContentType           string
 	Payload               []byte
@@ -186,7 +186,7 @@ const (
 	// trimPeriod is how often acknowledged requests are removed.
 	trimPeriod = 250 * time.Millisecond
 	trimMost   = 2 * time.Second // longest pause between removals while a request stays unacknowledged
-	// refusalsLogged is how often refusals of requests are logged.
+	// refusalsLogged is the shortest pause between two log lines about refused requests.
 	refusalsLogged = 10 * time.Second
 	// MaxAttempts is how often a request may fail because of a defect before it becomes a dead letter.
 	MaxAttempts = 6
@@ -202,14 +202,14 @@ var (
 // request is delivered again, possibly to another coordinator.
 type HandleRequest func(ctx context.Context, d *Delivery) error
 
-// ConsumeRequests calls handle with requests until ctx ends, concurrently for many of them. At the end it waits for the calls in
-// flight. A request stays with this coordinator while it waits and while handle runs. If the coordinator dies, the
-// request goes to another coordinator.
+// ConsumeRequests calls handle with requests until ctx ends, concurrently for many of them. At the end it waits for the
+// calls in flight. A request stays with this coordinator while it waits and while handle runs. If the coordinator dies,
+// the request goes to another coordinator.
 //
-// ConsumeRequests reads ahead of the decisions, without a limit of the server, and puts each request into the line of its
-// tenant. The lines take turns. From a line that is too long, it refuses the oldest requests with queue_full: then the
-// queue keeps room for other tenants, and the requests in the queue get no older. It refuses no request that was
-// delivered before, because a coordinator may have decided such a request.
+// ConsumeRequests reads all requests that the server has, ahead of the decisions, and puts each request into the line
+// of its tenant. The lines take turns. From a line that is too long, it refuses the oldest requests with queue_full:
+// then the queue keeps room for other tenants, and the requests in the queue get no older. It refuses no request that
+// was delivered before, because a coordinator may have decided such a request.
 //
 // The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
 // own, which takes a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
@@ -508,8 +508,8 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption) error {
 	}
 }
 
-// consumeArrived handles the messages that arrived before the reading ended. Otherwise they would wait for their ack
-// wait to end.
+// consumeArrived handles the messages that arrived before the reading ended. Otherwise the server would deliver them
+// again only after the ack wait.
 func (q *RequestQueue) consumeArrived(ctx context.Context, k consumption, p *puller) {
 	p.stop()
 	for ctx.Err() == nil {

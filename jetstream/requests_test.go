@@ -109,7 +109,7 @@ func TestADeadCoordinatorsRequestGoesToAnother(t *testing.T) {
 		})
 		submit(t, next, d.tenant, "orphan", "")
 		receive(t, 5*time.Second, "the first delivery", taken)
-		dying.Close() // from now on it acknowledges no request
+		dying.Close() // from now on this coordinator acknowledges no request
 		died := time.Now()
 		again := make(chan *jetstream.Delivery, 1)
 		background(t, func(ctx context.Context) error {

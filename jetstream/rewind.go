@@ -51,7 +51,7 @@ const headerOtherSubject = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 func entryOf(m *stored) *entry {
 	e := &entry{record: m.sequence, time: m.time, message: m, proof: &protocol.Proof{Hash: protocol.PayloadHash(m.data)}}
-	e.tenant, e.sandbox, _ = protocol.SplitEventSubject(m.subject) // both empty, and so foreign, on any other subject
+	e.tenant, e.sandbox, _ = protocol.SplitEventSubject(m.subject) // elsewhere both are empty: the message is foreign
 	e.batch, e.broken = protocol.DecodeBatch(m.data, m.sequence)
 	if b := e.batch; b != nil {
 		b.Proof = e.proof

@@ -201,8 +201,8 @@ func TestAFollowerReportsARewoundLog(t *testing.T) {
 	}
 }
 
-// A restored queue assigns the sequence of a request that is being handled to another request, which must be handled
-// too.
+// A queue that was restored from a backup assigns sequences again. A request must be handled even if it gets the
+// sequence of another request that is being handled.
 func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 	t.Parallel()
 	b := startBackup(t)

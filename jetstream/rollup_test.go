@@ -53,7 +53,8 @@ func TestEveryStreamRefusesRollups(t *testing.T) {
 	})
 }
 
-// A message of a history or of a bucket cannot be removed by itself. What is written once cannot be purged either.
+// A message of a history or of a bucket cannot be removed by itself. A stream that is written once cannot be purged
+// either.
 func TestStreamsRefuseDeletesAndPurges(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})

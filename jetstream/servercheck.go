@@ -37,8 +37,8 @@ func (c *connection) checkServer(ctx context.Context) error {
 const accountWithin = 3 * time.Second
 
 // askAccount asks once whether JetStream serves the account, and returns the error. While a server answers that the
-// account has no JetStream, it asks again: the server that leads JetStream says so until it has set up an account that it
-// hears of for the first time.
+// account has no JetStream, it asks again: the server that leads JetStream gives this answer until it has set up a new
+// account.
 func (c *connection) askAccount(ctx context.Context) error {
 	for began := time.Now(); ; {
 		try, end := c.awaitOnce(ctx, "")

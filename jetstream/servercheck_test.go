@@ -120,7 +120,7 @@ func TestJetStreamMayBeEnabledForTheAccountDuringAConnect(t *testing.T) {
 	}
 }
 
-// A process that runs must not end because a server that restarts has not set up the account yet.
+// A running process must not end while a restarted server has not set up the account yet.
 func TestAnAccountWithoutJetStreamMayGetItLater(t *testing.T) {
 	t.Parallel()
 	s := startPlain(t, withoutJetStream)

@@ -9,10 +9,11 @@ import (
 )
 
 // One server stamps the registration of a key, and another one the messages that the key signs. The tests of this file
-// give a connection another time of a registration than the server did. Decision 0048 states what wrong clocks can do.
+// make a connection believe that a key was registered earlier or later than the server says. Decision 0048 states what
+// wrong clocks can do.
 
-// The server that leads the event log is behind the one that registered the worker's key. The worker waits, because
-// everybody would refuse its messages for ever.
+// The clock of the server that leads the event log is behind the clock of the server that registered the worker's key.
+// The worker waits, because readers would refuse its messages forever.
 func TestAWriterStoresNothingWhileTheStoresClockIsBehindItsKey(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -35,9 +36,9 @@ func TestAWriterStoresNothingWhileTheStoresClockIsBehindItsKey(t *testing.T) {
 	}
 }
 
-// The server that leads the event log is ahead of the one that registers the key. A reader that comes after the
-// registration accepts a message that earlier readers refused. Only the owner of the key can bring that about, and only
-// for a message that it may write.
+// The clock of the server that leads the event log is ahead of the clock of the server that registers the key. A reader
+// that comes after the registration accepts a message that earlier readers refused. Only the key's owner can cause
+// this, and only for a message that the owner may write.
 func TestAClockAheadMakesAReaderAcceptWhatAnEarlierOneRefused(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")

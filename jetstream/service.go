@@ -105,7 +105,7 @@ func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) e
 // drain ends all subscriptions, and closes their connection when the queries that have arrived were taken.
 func (s *readService) drain() {
 	if err := s.subscriber.Drain(); err != nil {
-		s.queries.log.Warn("could not take the last queries of clients, which ask again", "error", err)
+		s.queries.log.Warn("could not take the last queries of clients; the clients ask again", "error", err)
 		s.subscriber.Close()
 	}
 }
@@ -327,7 +327,7 @@ func (s *readService) reply(m *nats.Msg, reply *protocol.Reply, stats *micro.End
 // answer.
 func answerTooLarge(contentType, endpoint string, bytes int, most int64) *protocol.Error {
 	do := "ask for a smaller limit, or raise max_payload"
-	if endpoint == protocol.EndpointBatches || endpoint == protocol.EndpointChunks { // their pages cannot be smaller
+	if endpoint == protocol.EndpointBatches || endpoint == protocol.EndpointChunks { // such pages cannot be smaller
 		do = "raise max_payload"
 		if contentType == protocol.ContentJSON {
 			do = "ask in msgpack, which takes a quarter less than JSON, or raise max_payload"

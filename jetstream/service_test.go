@@ -366,7 +366,8 @@ func (s slowly) Read(data []byte) (int, error) {
 	return n, err
 }
 
-// The process receives queries more slowly than a client sends them. JetStream's answers do not wait behind the queries.
+// The process receives queries more slowly than a client sends them. JetStream's answers do not wait behind the
+// queries.
 func TestAFloodOfQueriesDelaysNoAnswerOfJetStream(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})

@@ -21,8 +21,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// signedFleet is a deployment in which every writer has a key. Its server lets each user publish everything, so that only
-// signatures tell a forger from a writer.
+// signedFleet is a deployment in which every writer has a key. Its server lets each user publish everything, so that
+// only signatures tell a forger from a writer.
 type signedFleet struct {
 	*issuer
 	coordinator, worker *member
@@ -126,7 +126,7 @@ type forgery struct {
 	unsigned   bool
 	payload    []byte // instead of the batch
 	other      string // subject whose last record the server compares with after; empty: the history's subject
-	claims     string // key that the header names instead of the signing one
+	claims     string // key that the header names instead of the signing key
 }
 
 // forge prepares a message at the end of a sandbox's history. The message is valid if the worker w1 sends it.
@@ -343,7 +343,8 @@ func follow(t *testing.T, m *member, j *jetstream.Journal, tenant, sandbox strin
 	}
 }
 
-// A journal that follows the log judges each message as one that reads the log, and remembers which ones it refused.
+// A journal that follows the log judges each message like a journal that reads the log, and remembers the refused
+// messages.
 func TestAFollowingJournalRefusesForgeries(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")

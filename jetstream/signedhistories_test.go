@@ -132,7 +132,8 @@ func TestAKeyBelongsToTheWriterThatRegisteredItFirst(t *testing.T) {
 	wantError(t, err, protocol.NotFound, "")
 }
 
-// A message stays refused when its key is registered later. Otherwise, readers that come later would see another history.
+// A message stays refused when its key is registered later. Otherwise, readers that come later would see another
+// history.
 func TestAKeyProvesNothingThatWasStoredBeforeItsRegistration(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
@@ -519,7 +520,7 @@ func TestARefusedMessageIsNeverShownHoweverManyThereAre(t *testing.T) {
 	if must(t, err); done.Dropped == 0 {
 		t.Fatalf("nothing was dropped: %+v", done)
 	}
-	// Nobody can tell any more which of the oldest messages were refused. Only the others are shown.
+	// Nobody can tell any more which of the oldest messages were refused, so readers show none of these messages.
 	reads("after the oldest messages expired", f.register(t, f.connectAs(t, f.worker)), 1000)
 }
 
@@ -536,7 +537,7 @@ func TestAForgedMessageAtTheStartOfTheLogHidesNoHistory(t *testing.T) {
 	}
 	_, err := f.coordinator.WriteSnapshot(t.Context(), "t1", "s1", j.Snapshot(), 0)
 	must(t, err)
-	for _, keep := range []int{8, 6} { // the oldest message in the log is forged, or is not
+	for _, keep := range []int{8, 6} { // the oldest message in the log is forged in one case only
 		c := jetstream.Compaction{Keep: keep, MinBatches: 1, MinBytes: 1, MaxAge: time.Nanosecond}
 		done, err := f.coordinator.Compact(t.Context(), "t1", "s1", c)
 		if must(t, err); done.Dropped == 0 {

@@ -11,7 +11,7 @@ import (
 )
 
 // signer signs with the key that the connection proves to the server. The NATS client's own callback reads the
-// credentials file for each signature. That takes longer than the signature.
+// credentials file for each signature, which takes longer than the signing.
 type signer struct {
 	key    ed25519.PrivateKey
 	public string // user key of NATS

@@ -39,7 +39,7 @@ func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
 // fold returns the fold that continues from the snapshot.
 func (s *Snapshot) fold() fold {
 	f := fold{state: s.State, at: s.position(), refused: s.Refused, chain: protocol.Chain{Unknown: true}}
-	if len(s.Refused) >= rangesKept { // the journal that made the snapshot may have had more
+	if len(s.Refused) >= rangesKept { // the journal may have refused more messages than the snapshot lists
 		f.forgotten = s.Refused[0][0] - 1
 	}
 	if c := s.Chain; c != nil && len(c.Last) == len(f.chain.Last) {

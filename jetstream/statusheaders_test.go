@@ -24,8 +24,8 @@ var hostileHeaders = []string{
 	"NATS/1.0",
 }
 
-// eachHostileHeader runs a test on a server of its own for each of the hostile headers. publish publishes so many
-// messages that have the header and no payload.
+// eachHostileHeader runs a test on a server of its own for each of the hostile headers. publish publishes the given
+// number of messages with the header and without a payload.
 func eachHostileHeader(t *testing.T, test func(t *testing.T, d *deployment, publish func(subject string, messages int))) {
 	t.Helper()
 	t.Parallel()

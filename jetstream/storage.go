@@ -190,7 +190,7 @@ func filling(s *protocol.Storage) []string {
 	}
 	for _, stream := range s.Streams {
 		if stream.Name != protocol.StreamLogs &&
-			stream.Name != protocol.StreamDead { // these two remove their oldest messages
+			stream.Name != protocol.StreamDead { // output and dead letters: the server removes the oldest
 			warn(stream.Name, stream.Bytes, stream.MaxBytes,
 				"delete some of its data, or raise its limit with boxfleet storage set")
 		}

@@ -114,8 +114,8 @@ func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	return err.Error(), true
 }
 
-// reportStorage logs the problems and warnings of the storage if they have changed since the last report, which is the
-// parameter said. It returns the new report.
+// reportStorage logs the problems and warnings of the storage if they differ from the last report. said is the last
+// report; the result is the new report.
 func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
 	s := h.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")

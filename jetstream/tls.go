@@ -18,10 +18,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TLS says how a connection checks the servers, and how it identifies itself to them. If any field is set, the connection
-// uses TLS with every server, whatever the URLs say. The zero value uses TLS only if a URL or a server requires it, and
-// then trusts the CAs of the machine. The files are read again at each attempt to connect; open connections keep what
-// they have read.
+// TLS says how a connection checks the servers, and how it identifies itself to them. If any field is set, the
+// connection uses TLS with every server, whatever the URLs say. The zero value uses TLS only if a URL or a server
+// requires it, and then trusts the CAs of the machine. The files are read again at each attempt to connect; open
+// connections keep what they have read.
 type TLS struct {
 	CA         string // path of a PEM file with the certificates of the CAs to trust; default: the CAs of the machine
 	Cert       string // path of a PEM file with the client's certificate, for servers that ask for one; needs Key
@@ -82,8 +82,8 @@ func (t TLS) roots() (*x509.CertPool, error) {
 // replacing is how long the replacement of a certificate and its key may take, file by file.
 const replacing = 200 * time.Millisecond
 
-// certificate reads the client's certificate and its key. If they do not belong together, somebody may have replaced only
-// one of them so far, so it reads them again.
+// certificate reads the client's certificate and its key. If the key does not belong to the certificate, an operator
+// may be replacing the files, so certificate reads both again.
 func (t TLS) certificate() (tls.Certificate, error) {
 	pair, err := t.pair()
 	if err != nil {
@@ -111,12 +111,13 @@ func (t TLS) pair() (tls.Certificate, error) {
 	return pair, nil
 }
 
-// refusedCertificate contains the alerts by which a server refuses the certificate of a client, or the lack of one.
+// refusedCertificate contains the alerts by which a server refuses the certificate of a client, or a client without
+// one.
 var refusedCertificate = []string{"certificate required", "bad certificate", "unsupported certificate",
 	"revoked certificate", "expired certificate", "unknown certificate", "unknown certificate authority", "access denied"}
 
-// explain returns why TLS with a server failed, or nil if TLS is not the cause of err. With code unavailable the cause is
-// not certain, and another attempt may show it.
+// explain returns why TLS with a server failed, or nil if TLS is not the cause of err. If the code is unavailable, the
+// cause is uncertain, and another attempt may show the cause.
 func (t TLS) explain(err error) *protocol.Error {
 	var (
 		typed  *protocol.Error
@@ -144,7 +145,7 @@ func (t TLS) explain(err error) *protocol.Error {
 	return nil
 }
 
-// wanted names what requires TLS.
+// wanted names the setting or the URL that requires TLS.
 func (t TLS) wanted() string {
 	if t == (TLS{}) {
 		return "its URL"

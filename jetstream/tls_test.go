@@ -29,7 +29,8 @@ type secured struct {
 	mutual bool
 }
 
-// startSecured runs a server whose certificate has the hosts and the life. If mutual is set, clients need a certificate.
+// startSecured runs a server whose certificate has the hosts and the life. If mutual is set, clients need a
+// certificate.
 func startSecured(t testing.TB, mutual bool, life time.Duration, hosts ...string) *secured {
 	t.Helper()
 	s := &secured{dir: t.TempDir(), mutual: mutual}
@@ -177,7 +178,7 @@ func TestAWebsocketUsesTLS(t *testing.T) {
 	dir := t.TempDir()
 	ca, err := certs.NewCA(dir, "ca")
 	must(t, err)
-	var present atomic.Pointer[tls.Certificate] // to each new connection
+	var present atomic.Pointer[tls.Certificate] // the server's certificate for new connections
 	renew := func(life time.Duration) {
 		cert, key, err := ca.Issue(dir, "server", life)
 		must(t, err)
@@ -275,7 +276,8 @@ func TestAnExpiredCertificateOfAServerNeedsNoRestartOfItsClients(t *testing.T) {
 	must(t, c.Flush(t.Context()))
 }
 
-// awaitHealth waits until the connection's health has this reason and field; both are empty for a connection that is up.
+// awaitHealth waits until the connection's health has this reason and field; both are empty for a connection that is
+// up.
 func awaitHealth(t testing.TB, c *jetstream.Conn, reason, field string) {
 	t.Helper()
 	eventually.Holds(t, 20*time.Second, fmt.Sprintf("health has the reason %q and the field %q", reason, field), func() bool {

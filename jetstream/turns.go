@@ -15,7 +15,7 @@ type turns[J any] struct {
 	mu      sync.Mutex
 	running int
 	waiting amount              // in all lines
-	lines   map[string]*line[J] // those with a job that runs or waits
+	lines   map[string]*line[J] // by name: the lines with a job that runs or waits
 	order   []string            // the lines with a waiting job, the next one first
 }
 
@@ -59,9 +59,9 @@ func lineOf(tenant, user string) string {
 	return tenant
 }
 
-// add runs a job when it is the turn of its line. It does not block. A line may be as long as the room that all lines
-// leave free, so the last room always stays free for other lines. From a longer line, add takes the oldest jobs and
-// returns them; they do not run. A line's only job stays. A job with the amount 0 always stays.
+// add runs a job when it is the turn of its line. It does not block. A line may take at most as much room as all lines
+// together leave free, so another line always finds room. From a longer line, add takes the oldest jobs and returns
+// them; they do not run. A line's only job stays. A job with the amount 0 always stays.
 func (t *turns[J]) add(name string, what J, of amount) (dropped []J) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,7 +98,7 @@ func (t *turns[J]) takeFirst(l *line[J]) J {
 	return first.what
 }
 
-// runWaiting runs jobs until it is the turn of none.
+// runWaiting runs one job after another until no waiting job may start.
 func (t *turns[J]) runWaiting() {
 	for {
 		name, what, ok := t.begin()
@@ -110,7 +110,8 @@ func (t *turns[J]) runWaiting() {
 	}
 }
 
-// begin takes the job whose turn it is. If there is none, ok is false, and its caller ends.
+// begin takes the next job that may start. If there is none, ok is false, and the caller's goroutine no longer counts
+// as running.
 func (t *turns[J]) begin() (name string, what J, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -156,7 +156,7 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 		return // no other subject is subscribed to
 	}
 	if protocol.ValidateID("tenant", tenant) != nil || user != "" && protocol.ValidateUser("user", user) != nil {
-		return // nobody has such an inbox
+		return // no client can have this tenant or user
 	}
 	if err := protocol.ValidateDigest("digest", digest); err != nil {
 		u.answer(m, nil, err)
@@ -372,7 +372,7 @@ func (t *TenantReads) Upload(ctx context.Context, digest string, content io.Read
 	group, sending := errgroup.WithContext(ctx)
 	group.SetLimit(uploadWindow)
 	var failed error
-	var stored atomic.Bool // another upload of the same content was faster
+	var stored atomic.Bool // true: another upload has stored the same content
 	for n := uint64(0); sending.Err() == nil && !stored.Load(); n++ {
 		piece := make([]byte, uploadPiece)
 		size, err := io.ReadFull(content, piece)
@@ -423,7 +423,8 @@ func (t *TenantReads) begin(ctx context.Context, digest string) (*protocol.Uploa
 	}
 }
 
-// abort tells the coordinator to discard an upload. If the message is lost, the coordinator does so after uploadIdle.
+// abort tells the coordinator to discard an upload. If the message is lost, the coordinator discards the upload after
+// uploadIdle.
 func (t *TenantReads) abort(upload string) {
 	m := nats.NewMsg(protocol.BlobSubject(t.tenant, cmp.Or(t.queries.user, protocol.NoUser), upload, uploadAbort))
 	if err := t.queries.nc.PublishMsg(m); err != nil {

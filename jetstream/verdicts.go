@@ -17,7 +17,7 @@ type Judged struct {
 	Last uint64 // record of the last message that is part of the history; 0: none
 
 	refused   recordRanges
-	forgotten uint64 // see the field of fold
+	forgotten uint64 // see fold.forgotten
 	whole     bool   // from a fold of everything that is stored
 }
 
@@ -28,7 +28,7 @@ type Judge func(ctx context.Context, tenant, sandbox string, record uint64) (*Ju
 // each read folds the history again.
 func (h *Histories) JudgeBy(judge Judge) { h.judge.Store(&judge) }
 
-// judgeByFolding folds a history for one read, from its snapshot if that is usable.
+// judgeByFolding folds a history for one read, from its snapshot if the snapshot is usable.
 func (h *Histories) judgeByFolding(ctx context.Context, tenant, sandbox string, _ uint64) (*Judged, error) {
 	j := h.journals.Journal(JournalConfig{Tenant: tenant, Sandbox: sandbox, KeepEnded: 1, FromSnapshot: true})
 	if err := j.Refresh(ctx); err != nil {
@@ -47,7 +47,7 @@ func (j *Journal) Judged() *Judged {
 
 // wholeFolds are the journals of histories with more refused messages than other journals remember. These journals
 // start at the oldest stored message and remember all messages that they refuse. Folding takes longer than reading a
-// page, so a few of them are kept: the next reader continues the fold where the last one ended.
+// page, so wholeFolds keeps a few journals: the next reader continues the fold where the previous reader stopped.
 type wholeFolds struct {
 	mu   sync.Mutex
 	kept []*Journal // the most recently used last
@@ -56,7 +56,7 @@ type wholeFolds struct {
 // wholeFoldsKept is how many journals wholeFolds keeps.
 const wholeFoldsKept = 16
 
-// wholeJournal returns the journal of a history that remembers all refused messages.
+// wholeJournal returns a journal that remembers all refused messages of a history.
 func (h *Histories) wholeJournal(tenant, sandbox string) *Journal {
 	w := &h.whole
 	w.mu.Lock()
@@ -88,8 +88,8 @@ func (h *Histories) verdicts(tenant, sandbox string) verdicts {
 	return verdicts{histories: h, tenant: tenant, sandbox: sandbox}
 }
 
-// accepts reports whether a message is part of the history. It returns an error if the message is part of it but cannot
-// be decoded.
+// accepts reports whether a message is part of the history. It returns an error if the message is part of the history
+// but cannot be decoded.
 func (v *verdicts) accepts(ctx context.Context, e *entry) (bool, error) {
 	rules, err := v.histories.writers.currentRules(ctx)
 	if err != nil {
@@ -108,8 +108,8 @@ func (v *verdicts) accepts(ctx context.Context, e *entry) (bool, error) {
 }
 
 // refuses reports whether the message at a record is not part of the history. If too many messages were refused to
-// remember them all, refuses folds the history again. If the messages before the record are no longer stored, that is
-// not possible. The record then counts as expired too, because it may be forged.
+// remember them all, refuses folds the history again. Without the messages before the record, no fold can judge the
+// record. It then counts as expired, because it may be forged.
 func (v *verdicts) refuses(ctx context.Context, record uint64) (bool, error) {
 	if err := v.fold(ctx, record); err != nil {
 		return false, err
@@ -152,8 +152,8 @@ type recordRange [2]uint64
 type recordRanges []recordRange
 
 // rangesKept is how many ranges a journal remembers, unless it remembers all. An attacker makes a new range with each
-// message that it appends between two messages of the history. Readers take a snapshot with this many ranges for
-// incomplete, so the number may not grow.
+// message that it appends between two messages of the history. Readers treat the list in a snapshot as incomplete if it
+// has this many ranges, so the number may not grow.
 const rangesKept = 1000
 
 // The method with returns the ranges with one more record, which must be later than all of them. The parameter previous

@@ -22,8 +22,8 @@ type Notifications struct {
 }
 
 // Notify notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost. No batch is
-// lost with it: the log has the batch. Coordinators notify a worker again of pending batches after a while, and each
-// time the worker or the coordinator was disconnected.
+// lost with the notification: the log has the batch. Coordinators notify a worker again of pending batches after a
+// while, and each time the worker or the coordinator was disconnected.
 func (n *Notifications) Notify(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	item := &protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record}
@@ -88,8 +88,8 @@ func (n *Notifications) Work(
 }
 
 // believes reports whether a coordinator sent a notification to a worker, or the deployment requires no signatures. It
-// asks the server nothing: it knows the key of each coordinator whose messages the worker has read from the log, and
-// after a notification with another key the worker reads the log.
+// asks the server nothing. It knows the keys of the coordinators whose messages the worker has read from the log. After
+// a notification with another key, the worker reads the log.
 func (n *Notifications) believes(m *nats.Msg, worker, tenant, sandbox string) bool {
 	rules := n.writers.knownRules()
 	if !rules.Signed {

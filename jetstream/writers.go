@@ -24,7 +24,7 @@ type Writers struct {
 	mu      sync.Mutex
 	owners  map[string]owner  // by key; the owner of a key never changes
 	nobodys map[string]uint64 // by key: newest record at which nobody had registered the key
-	rules   *protocol.Rules   // nil until read; final once it requires signatures
+	rules   *protocol.Rules   // nil until read; final once the deployment requires signatures
 	read    time.Time         // when rules was read
 
 	refusals refusals
@@ -102,7 +102,7 @@ func (w *Writers) renewKey() {
 	}()
 }
 
-// hasNewKey reports whether the connection presents another key than the one in the parameter now.
+// hasNewKey reports whether the connection presents a key other than its registered one, which the parameter now has.
 //
 // A key for another Docker host does not count. When the worker's engine becomes another host, the worker gets
 // credentials for that host, starts over and registers the key itself. The server would refuse the key under the old
@@ -339,8 +339,8 @@ func (w *Writers) key() *signer {
 	return nil
 }
 
-// awaitKey waits while the store's clock is behind the registration of this process's key: readers would refuse what is
-// stored now. Another server may lead the event log since the registration. Error: unavailable.
+// awaitKey waits while the store's clock is behind the registration of this process's key: readers would refuse a
+// message that is stored now. Another server may lead the event log since the registration. Error: unavailable.
 func (w *Writers) awaitKey(ctx context.Context) error {
 	for {
 		now := w.signs.Load()

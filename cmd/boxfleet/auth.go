@@ -49,7 +49,8 @@ func (a *authority) open() (*auth.Authority, error) {
 	return opened, err
 }
 
-// of opens the authority, and passes it and the holder's identity to do. The arguments and flags name the holder.
+// of opens the authority. It then calls the function do with the authority and the identity that args and the flags in
+// h name.
 func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights.Identity) ([]auth.Issued, error),
 ) ([]auth.Issued, error) {
 	id, err := h.identity(args)
@@ -63,7 +64,7 @@ func (a *authority) of(h *holder, args []string, do func(*auth.Authority, rights
 	return do(opened, id)
 }
 
-// holder has flags. Together with the arguments ROLE and NAME, these flags identify the holder of credentials.
+// holder has the flags that, together with the arguments ROLE and NAME, identify the holder of credentials.
 type holder struct{ tenant, key string }
 
 func (h *holder) addTenant(cmd *cobra.Command) {

@@ -71,8 +71,8 @@ func accepted(s *server.Server, file string) bool {
 // shellBlock is a block of commands in a page.
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// TestTheCommandsOfThePageOnCredentialsWork runs the commands in the order of the page, against a NATS server with TLS that
-// the printed configuration starts.
+// TestTheCommandsOfThePageOnCredentialsWork runs the commands in the order of the page, against a NATS server with TLS
+// that the printed configuration starts.
 func TestTheCommandsOfThePageOnCredentialsWork(t *testing.T) {
 	clean(t)
 	page, err := os.ReadFile("../../docs/credentials.md")

@@ -34,7 +34,7 @@ type config struct {
 	DataDir                       string
 	HealthListen                  string
 	Listen                        string
-	ListenGiven, TenantGiven      bool // these were set explicitly, perhaps to the default value
+	ListenGiven, TenantGiven      bool // listen and tenant were set explicitly, perhaps to the default value
 	ListenInsecurely              bool
 	Insecure                      bool
 	Ballast                       protocol.Bytes

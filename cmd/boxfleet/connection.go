@@ -23,7 +23,7 @@ type connection struct {
 	Token string `json:"token,omitempty"`
 	Creds string `json:"creds,omitempty"` // path of a credentials file
 
-	// These settings are those of the client. `up` never writes them.
+	// settings of the client; `up` never writes them
 	NKey  string          `json:"-"`
 	Login jetstream.Login `json:"-"` // without the token in Token
 }
@@ -51,7 +51,7 @@ func (cl *client) connect(ctx context.Context) (*sdk.Client, error) {
 		Tenant: tenant, User: cl.config.NATSUser, Name: "boxfleet-cli", IDPrefixes: true})
 	if e := protocol.AsError(err); err != nil && e.Field == "user" {
 		named := *e
-		named.Field = "nats_user" // the name of the setting
+		named.Field = "nats_user" // the user knows the setting, not the field of Options
 		return nil, &named
 	}
 	switch code := protocol.CodeOf(err); {

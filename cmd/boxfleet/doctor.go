@@ -74,7 +74,7 @@ func (cmds doctorCommands) you() (doctor.You, error) {
 	}
 	text, err := os.ReadFile(where.Creds)
 	if err != nil {
-		return you, nil // connecting reports it
+		return you, nil // the attempt to connect reports the error
 	}
 	defer clear(text)
 	you.Login = doctor.LoginCredentials
@@ -113,8 +113,8 @@ func (cmds doctorCommands) gather(ctx context.Context, c *sdk.Client, f *doctor.
 	asked.Wait()
 }
 
-// ahead returns how far this machine's clock is at least ahead of another clock, which showed the time read between the
-// times began and ended of this machine.
+// ahead compares this machine's clock with another clock, which was read between began and ended. It returns the least
+// possible difference: positive if this machine's clock is ahead, negative if it is behind, 0 if the clocks may agree.
 func ahead(began, ended, read time.Time) time.Duration {
 	switch {
 	case read.Before(began.Round(0)):
@@ -236,7 +236,7 @@ func mayText(you doctor.You) string {
 	return "what the NATS server permits"
 }
 
-// tally lists how many there are of each kind, the most frequent first.
+// tally lists the number of each kind, the most frequent kind first.
 func tally(of map[string]int) string {
 	if len(of) == 0 {
 		return "none"

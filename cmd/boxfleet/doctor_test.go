@@ -181,7 +181,7 @@ func TestDoctorSeesHowManyReplicasAClusterHas(t *testing.T) {
 	finds("storage.problem", doctor.Replicated)
 }
 
-// A worker reports its host in the table of hosts and in heartbeats. What it reports reaches doctor.
+// A worker reports its host in the table of hosts and in heartbeats. Doctor reads both.
 func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	clean(t)
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})

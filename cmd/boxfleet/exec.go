@@ -95,7 +95,7 @@ machine goes down.`,
 			}
 			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				cmds.warnOfStdin(o.stdin)
-				defer func() { cmds.warnOfStdin(o.stdin) }() // by now a slow pipe may have data
+				defer func() { cmds.warnOfStdin(o.stdin) }() // again at the end: a slow pipe may have data only then
 				box, do := c.Sandbox(o.line.ids[0]), cmds.exec
 				if o.detach {
 					do = cmds.startDetached
@@ -199,7 +199,7 @@ func exitOf(r *sdk.Result, err error) error {
 	case code.code == 0 && code.cause == nil:
 		return nil
 	case code.code == 0 && protocol.AsError(err).Reason == protocol.ReasonOutputDiffers:
-		code.code = exitFailure // the output that was read is wrong, so `exec` must not succeed
+		code.code = exitFailure // the client received wrong output, so `exec` must not succeed
 	}
 	return code
 }
@@ -286,7 +286,7 @@ func cancelExec(ctx context.Context, box *sdk.Sandbox, id string) error {
 // foundWithin is how long untilFound retries, because a request may not have been decided yet.
 const foundWithin = 3 * time.Second
 
-// untilFound retries while the result is not_found.
+// untilFound repeats a call while its error is not_found.
 func untilFound(ctx context.Context, try func() error) error {
 	deadline := time.Now().Add(foundWithin)
 	for {

@@ -19,7 +19,7 @@ type health struct {
 	mu    sync.Mutex
 	names []string
 	parts map[string]func() (ready bool, text string)
-	loops map[string]time.Time // when each main loop must have turned again
+	loops map[string]time.Time // for each main loop: the time by which it must turn again
 }
 
 // part is one part of the process: a role, or its connection. It reports its own health.

@@ -135,7 +135,7 @@ func TestAWorkerIsNotReadyWhileItsEngineDoesNotAnswer(t *testing.T) {
 	r.ends(t, 20*time.Second)
 }
 
-// turns waits until as many main loops of the role turn as the parameter want says. A loop begins soon after the role is ready.
+// turns waits until the given number of the role's main loops turn. A loop begins soon after the role is ready.
 func (r *role) turns(t *testing.T, want int) {
 	t.Helper()
 	eventually.Holds(t, patience, fmt.Sprintf("%d main loops turn", want), func() bool {

@@ -223,8 +223,8 @@ func (cl *client) withCause(ctx context.Context, err error) error {
 	return err
 }
 
-// ignoreInterrupt returns nil if an interruption ended a command with --follow, because this is the usual end of such a
-// command.
+// ignoreInterrupt returns nil if an interruption ended a command with --follow, because such a command usually ends by
+// an interruption.
 func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
 	if follow && ctx.Err() != nil && !overdue(ctx) {
 		return nil

@@ -57,7 +57,7 @@ its id.`,
 				}
 				read := flags.stdin || box.file == "-"
 				cmds.warnOfStdin(read)
-				defer func() { cmds.warnOfStdin(read) }() // by now a slow pipe may have data
+				defer func() { cmds.warnOfStdin(read) }() // again at the end: a slow pipe may have data only then
 				return cmds.runOnce(ctx, c, d, execSpec)
 			}))
 		},
@@ -95,7 +95,7 @@ func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Docu
 	owned, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() {
 		if i, _ := interruptionOf(ctx); i != 0 && i != interruption(syscall.SIGINT) {
-			_ = cmds.requestDelete(ctx, box) // if this fails, deleteAfter requests the delete again
+			_ = cmds.requestDelete(ctx, box) // if the request fails, deleteAfter repeats it
 		}
 		if i, interrupted := interruptionOf(ctx); interrupted {
 			end(i)

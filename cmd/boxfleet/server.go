@@ -103,7 +103,7 @@ func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Con
 		TLS: srv.config.TLS, Name: "boxfleet-" + name, Wait: true, LoginFrom: srv.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
-	} // otherwise the URLs contain different credentials, which are not read again
+	} // URLs with different credentials keep the credentials of the start
 	return cfg, nil
 }
 

@@ -24,7 +24,7 @@ type setting struct {
 // flag returns the name of the setting's flag.
 func (s *setting) flag() string {
 	section, name, found := strings.Cut(s.key, ".")
-	if !found || section == "tls" { // other sections are those of commands
+	if !found || section == "tls" { // a flag leaves out a section that is a command
 		name = s.key
 	}
 	return strings.NewReplacer("_", "-", ".", "-").Replace(name)

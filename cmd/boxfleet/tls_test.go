@@ -91,7 +91,7 @@ func TestDoctorNamesTheSettingOfTLSThatIsWrong(t *testing.T) {
 
 func TestUpSaysThatItIgnoresTheSettingsOfTLS(t *testing.T) {
 	clean(t)
-	_, _, stderr := call(t.Context(), "", "up", "--tls-ca", "ca.pem", "--listen", "0.0.0.0") // refused: it is no loopback
+	_, _, stderr := call(t.Context(), "", "up", "--tls-ca", "ca.pem", "--listen", "0.0.0.0") // refused: not on loopback
 	if !strings.Contains(stderr, "up ignores the settings tls.*") {
 		t.Errorf("no warning: %s", stderr)
 	}

@@ -49,8 +49,8 @@ func (srv *servers) up(cmd *cobra.Command, dir string) error {
 	}
 	defer unlock()
 	if srv.config.TLS != (jetstream.TLS{}) {
-		slog.Warn("up ignores the settings tls.*, because its own NATS has no TLS; clients that have them cannot connect to it",
-			"do", "remove them, or run a NATS server with TLS, a coordinator and a worker")
+		slog.Warn("up ignores the settings tls.*, because its NATS has no TLS; clients with such settings cannot connect",
+			"do", "remove the settings, or run a NATS server with TLS, a coordinator and a worker")
 	}
 	host, port, err := listenAt(srv.config.Listen, !srv.config.ListenGiven, srv.config.ListenInsecurely)
 	if err != nil {

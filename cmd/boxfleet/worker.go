@@ -51,7 +51,7 @@ func (srv *servers) workerCommand() *cobra.Command {
 }
 
 // checkHost refuses a credentials file for another host than the worker's. Without this check, the server would refuse
-// the lock of the host, and the worker would wait for the lock forever. checkHost accepts that there is no file.
+// the lock of the host, and the worker would wait for the lock forever. A missing file is no error.
 func checkHost(creds, name, host string) error {
 	if creds == "" {
 		return nil

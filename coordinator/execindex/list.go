@@ -123,7 +123,7 @@ func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.Ex
 			return nil, err
 		}
 		if all != nil {
-			return all, nil // not from the cache, which may be too small for it
+			return all, nil // the cache may be too small for the list
 		}
 	}
 }

@@ -99,7 +99,7 @@ func unmetFeatures(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.E
 }
 
 // Limits are the most that any host of the fleet offers. If no host can limit how much a container writes, a sandbox
-// with a disk limit goes to any host. That host's engine refuses it with the exact reason.
+// with a disk limit goes to any host. That host's engine refuses the sandbox with the exact reason.
 type Limits struct {
 	quotas bool           // at least one host can limit how much a container writes
 	cores  float64        // the most cores for one container

@@ -1,5 +1,5 @@
-// Package certs makes certificate authorities and certificates for test programs. It writes them to files, as an operator
-// does.
+// Package certs makes certificate authorities and certificates for test programs. It writes them to files, as an
+// operator does.
 package certs
 
 import (
@@ -19,7 +19,7 @@ import (
 
 // CA is a certificate authority.
 type CA struct {
-	File string // path of its certificate, in PEM
+	File string // path of the authority's certificate, in PEM
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
@@ -40,8 +40,9 @@ func NewCA(dir, name string) (*CA, error) {
 	return ca, replace(ca.File, "CERTIFICATE", der)
 }
 
-// Issue writes a certificate to dir/name.pem and its key to dir/name.key. It replaces both files, one after the other. The
-// certificate expires after life; if life is negative, it has expired. Without hosts, it is for localhost and 127.0.0.1.
+// Issue writes a certificate to dir/name.pem and its key to dir/name.key. It replaces both files, one after the other.
+// The certificate expires after life; if life is negative, it has expired. Without hosts, it is for localhost and
+// 127.0.0.1.
 func (ca *CA) Issue(dir, name string, life time.Duration, hosts ...string) (cert, key string, err error) {
 	cert, key = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
 	t := template(name, life)

@@ -49,7 +49,7 @@ func (s *secured) add(tb testing.TB) {
 // bundle is the file with the authorities that the clients trust.
 func (s *secured) bundle() string { return filepath.Join(s.dir, "ca.pem") }
 
-// trust sets the authorities that clients trust, and that servers trust once they are reloaded.
+// trust sets the authorities that clients trust, and that servers trust after their next reload.
 func (s *secured) trust(tb testing.TB, authorities ...*certs.CA) {
 	tb.Helper()
 	s.trusted = authorities

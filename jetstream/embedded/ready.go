@@ -17,8 +17,8 @@ const (
 	readyCheck = 100 * time.Millisecond
 )
 
-// startAndWait starts a server and waits until it accepts connections. A server that cannot start only writes this to
-// its log. So startAndWait reads the log.
+// startAndWait starts a server and waits until it accepts connections. A server that cannot start says so only in its
+// log, so startAndWait reads the log.
 func startAndWait(s *server.Server, store string) error {
 	fatal := make(fatalLog, 1)
 	s.SetLogger(fatal, false, false)

@@ -31,8 +31,8 @@ type Config struct {
 	// adopt streams.
 	Operators *Operators
 
-	// TLS is the configuration of TLS that clients must use, except in-process clients; nil: no TLS. The routes of a cluster
-	// never use TLS.
+	// TLS is the configuration of TLS that clients must use, except in-process clients; nil: no TLS. The routes of a
+	// cluster never use TLS.
 	TLS *tls.Config `json:"-"`
 
 	ClusterName string   // name of the server's cluster; empty for a single server
@@ -133,7 +133,8 @@ func start(cfg Config) (*Server, error) {
 	return &Server{s, cfg, given}, nil
 }
 
-// ReloadTLS replaces the configuration of TLS. It applies to new connections, and at the next [Server.Restart].
+// ReloadTLS replaces the configuration of TLS. The new configuration applies to new connections, and at the next
+// [Server.Restart].
 func (s *Server) ReloadTLS(t *tls.Config) error {
 	next := s.options.Clone()
 	next.TLSConfig = t
