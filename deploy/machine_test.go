@@ -19,7 +19,8 @@ type machine struct{ id string }
 // boot starts a machine from the Debian root.
 func boot(t *testing.T) *machine {
 	t.Helper()
-	image := strings.TrimSpace(run(t, exec.CommandContext(within(t, 2*time.Minute), "docker", "import", debianRoot(t))))
+	image := strings.TrimSpace(run(t, exec.CommandContext(within(t, 2*time.Minute), "docker", "import",
+		"--change", "LABEL boxfleet.test=machine", debianRoot(t)))) // scripts/clean finds the label
 	t.Cleanup(func() {
 		if out, err := exec.Command("docker", "rmi", image).CombinedOutput(); err != nil {
 			t.Errorf("remove the image of the machine: %v: %s", err, out)
