@@ -140,6 +140,10 @@ packages-test: image ## install the Debian packages, and boot a machine with the
 packages-test-short: ## install, upgrade, remove and purge the Debian packages; needs root
 	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run TestThePackages -count 1 -v -timeout 10m
 
+.PHONY: operate-demo
+operate-demo: image ## run the commands of docs/operate.md on a Debian that is booted in a container; needs root
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run Operating -count 1 -v -timeout 10m
+
 .PHONY: compose-test
 compose-test: image ## run a fleet from the images and the compose file (needs root and docker-compose)
 	BOXFLEET_TEST_COMPOSE=1 $(GO) test ./deploy -run Compose -count 1 -v -timeout 10m

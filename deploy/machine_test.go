@@ -19,7 +19,8 @@ type machine struct{ id string }
 // boot starts a machine from the Debian root.
 func boot(t *testing.T) *machine {
 	t.Helper()
-	image := strings.TrimSpace(run(t, exec.CommandContext(within(t, 2*time.Minute), "docker", "import", debianRoot(t))))
+	image := strings.TrimSpace(run(t, exec.CommandContext(within(t, 2*time.Minute), "docker", "import",
+		"--change", "LABEL boxfleet.test=machine", debianRoot(t)))) // scripts/clean finds the label
 	t.Cleanup(func() {
 		if out, err := exec.Command("docker", "rmi", image).CombinedOutput(); err != nil {
 			t.Errorf("remove the image of the machine: %v: %s", err, out)
@@ -82,13 +83,12 @@ func (m *machine) install(t *testing.T) {
 	dir := t.TempDir()
 	certificates(t, dir, "m1")
 	m.run(t, "dpkg --install /root/*.deb")
-	m.copy(t, filepath.Join(dir, "ca.crt"), "/usr/local/share/ca-certificates/boxfleet.crt")
+	m.copy(t, filepath.Join(dir, "ca.crt"), "/etc/boxfleet/ca.crt")
 	for _, file := range []string{"ca.crt", "server.crt", "server.key"} {
 		m.copy(t, filepath.Join(dir, file), "/etc/boxfleet-nats/"+file)
 	}
 	m.run(t, `
-update-ca-certificates
-chmod 0644 /etc/boxfleet-nats/*.crt
+chmod 0644 /etc/boxfleet/ca.crt /etc/boxfleet-nats/*.crt
 systemd-tmpfiles --create boxfleet-nats.conf
 boxfleet auth init /root/authority
 cd /root
@@ -98,6 +98,7 @@ boxfleet auth add operator otto --dir authority --file otto.creds
 boxfleet auth add worker w1 --host new --dir authority --file /etc/boxfleet/worker.creds
 cat >/etc/boxfleet/config.yaml <<EOF
 nats: tls://m1:4222
+tls: {ca: /etc/boxfleet/ca.crt}
 coordinator: {name: c1}
 worker: {name: w1}
 EOF`)
@@ -128,7 +129,8 @@ boxfleet auth add worker w1 --host `+host+` --dir authority --file /etc/boxfleet
 		return err == nil
 	})
 
-	client := "export BOXFLEET_NATS=tls://m1:4222 BOXFLEET_CREDS=/root/otto.creds BOXFLEET_TENANT=blue; boxfleet "
+	client := "export BOXFLEET_NATS=tls://m1:4222 BOXFLEET_TLS_CA=/etc/boxfleet/ca.crt " +
+		"BOXFLEET_CREDS=/root/otto.creds BOXFLEET_TENANT=blue; boxfleet "
 	m.run(t, client+"sandbox create --name s1 --image "+demoImage)
 	if said := m.run(t, client+"exec s1 -- echo hello"); said != "hello" {
 		t.Errorf("the sandbox said %q", said)

@@ -43,7 +43,7 @@ func (s *site) boxfleet(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(within(t, 5*time.Minute), program(t, boxfleetProgram), args...)
 	cmd.Dir = s.dir
-	cmd.Env = []string{"HOME=" + s.dir, "SSL_CERT_FILE=" + filepath.Join(s.dir, "ca.crt"), "BOXFLEET_NATS=" + s.url}
+	cmd.Env = []string{"HOME=" + s.dir, "BOXFLEET_TLS_CA=" + filepath.Join(s.dir, "ca.crt"), "BOXFLEET_NATS=" + s.url}
 	return cmd
 }
 

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -13,6 +14,8 @@ import (
 // shellBlock is a block of commands in a page.
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
+// TestTheCommandsOfThePageOnOperatingWork runs the blocks of docs/operate.md in order. It prints the commands and their
+// output, so `make operate-demo` shows the life of a fleet.
 func TestTheCommandsOfThePageOnOperatingWork(t *testing.T) {
 	page, err := os.ReadFile("../docs/operate.md")
 	if err != nil {
@@ -22,7 +25,7 @@ func TestTheCommandsOfThePageOnOperatingWork(t *testing.T) {
 	m.copy(t, packages(t, "1.0.0")+"/.", "/root")
 	m.takeImage(t)
 	m.run(t, "echo 127.0.0.1 n1.example.com >>/etc/hosts")
-	blocks, host := shellBlock.FindAllStringSubmatch(string(page), -1), ""
+	blocks, host, began := shellBlock.FindAllStringSubmatch(string(page), -1), "", time.Now()
 	for _, block := range blocks {
 		script := strings.ReplaceAll(block[1], "--image busybox", "--image "+demoImage)
 		if strings.Contains(script, "EUJWVNGE5TFI6JAATMATQMD76O") {
@@ -31,8 +34,17 @@ func TestTheCommandsOfThePageOnOperatingWork(t *testing.T) {
 			}
 			script = strings.ReplaceAll(script, "EUJWVNGE5TFI6JAATMATQMD76O", host)
 		}
-		m.run(t, "cd /root\n"+script)
+		isForget := strings.Contains(script, "host forget")
+		if isForget {
+			m.loseHost(t)
+		}
+		fmt.Fprintf(t.Output(), "\n> %s\n", strings.ReplaceAll(strings.TrimSpace(script), "\n", "\n> "))
+		fmt.Fprintln(t.Output(), m.run(t, "cd /root\n"+script))
+		if isForget {
+			m.run(t, "systemctl kill --signal CONT boxfleet-worker")
+		}
 	}
+	fmt.Fprintf(t.Output(), "\nThe commands of the page took %s.\n", time.Since(began).Round(time.Second))
 	if len(blocks) < 10 {
 		t.Errorf("the page has %d blocks", len(blocks))
 	}
@@ -53,4 +65,14 @@ func (m *machine) hostID(t *testing.T) string {
 		return err == nil && host != nil
 	})
 	return host[1]
+}
+
+// loseHost stops the worker's process as a dead machine would, and waits until the host is lost.
+func (m *machine) loseHost(t *testing.T) {
+	t.Helper()
+	m.run(t, "systemctl kill --signal STOP boxfleet-worker")
+	eventually.Holds(t, 90*time.Second, "the host is lost", func() bool {
+		hosts, err := m.try("boxfleet host list -o json")
+		return err == nil && strings.Contains(hosts, `"lost"`)
+	})
 }
