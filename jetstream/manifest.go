@@ -53,7 +53,7 @@ func baseKey(tenant, sandbox string) string     { return manifestKey(tenant, san
 func (sg *segments) manifest(ctx context.Context, tenant, sandbox string) (*manifest, error) {
 	m := &manifest{Version: protocol.Version, store: sg, tenant: tenant, sandbox: sandbox}
 	value, revision, err := sg.kv(protocol.BucketHistories).get(ctx, manifestKey(tenant, sandbox))
-	// The table does not exist until a coordinator of this version has provisioned the deployment.
+	// The bucket of manifests does not exist until a coordinator of this version has provisioned the deployment.
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {
 		return m, nil
 	}

@@ -77,8 +77,9 @@ func (j *refresh) open(ctx context.Context) error {
 	return j.openAlone(ctx)
 }
 
-// openAlone reads a history from its beginning, or continues the opening of an earlier attempt. It makes the result the
-// journal's fold.
+// openAlone reads a history, and makes the result the journal's fold. It reads from the beginning or, if the history is
+// long and the journal may use snapshots, from a snapshot. After an earlier attempt, it continues that one. The caller
+// holds the journal's slot for long reads.
 func (j *refresh) openAlone(ctx context.Context) error {
 	select {
 	case j.journals.openings <- struct{}{}:

@@ -53,7 +53,7 @@ type tail struct {
 	done    chan struct{}
 	offset  map[string]int64  // offset of the next wanted byte of each stream
 	ahead   []jetstream.Chunk // chunks after bytes that are still missing
-	next    uint64            // record of the log to continue from
+	next    uint64            // record in the output log at which the next read starts
 	total   map[string]int64  // size of each stream, once the exec has ended
 	held    []liveChunk       // chunks from hosts that may not be the sandbox's
 	asked   time.Time         // when a chunk from another host last made the tail read the log

@@ -15,7 +15,7 @@ const (
 	alikeIn     = time.Minute
 	alikeMost   = 20  // maximum lines with the same message within alikeIn
 	oneMost     = 6   // like alikeMost, for one sandbox; lower, so that lines of other sandboxes are logged too
-	debugMost   = 600 // like oneMost, at debug level
+	debugMost   = 600 // like oneMost, while debug logging is enabled
 	linesKept   = 2000
 	sandboxKey  = "sandbox" // the attribute that names the sandbox
 )
@@ -90,8 +90,8 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &c
 }
 
-// Handle logs a record, or counts it as left out. At debug level, only records that one sandbox repeats without end are
-// left out.
+// Handle logs a record, or counts it as left out. While debug logging is enabled, Handle leaves out only records about a
+// sandbox, whatever their level, and only those beyond debugMost with the same message and sandbox within alikeIn.
 func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 	sandbox := h.sandbox
 	if sandbox == "" && !h.groups {
@@ -162,7 +162,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail is like may, for records at debug level. It limits only records about a sandbox.
+// mayInDetail is like may, for the time while debug logging is enabled. It limits only records about a sandbox.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true

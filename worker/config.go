@@ -96,9 +96,9 @@ type Config struct {
 	// nil.
 	OnState func(healthy bool, text string)
 
-	// OnTurn is called at each turn of a main loop of the worker. The loop turns again within the time next, also while
-	// NATS or the engine does not answer; a loop that does not is stuck. A time of 0 means that the loop has ended.
-	// OnTurn must not block, and may be nil.
+	// OnTurn is called at each turn of a main loop of the worker. The loop turns again within the time next, even while
+	// NATS or the engine does not answer. A loop that does not turn again within that time is stuck. A time of 0 means
+	// that the loop has ended. OnTurn must not block, and may be nil.
 	OnTurn func(loop string, next time.Duration)
 
 	// Probe is called at named points, for tests that crash the worker there. It may be nil.

@@ -172,7 +172,7 @@ func (w *worker) sandboxHost() *sandbox.Host {
 
 // settled records that the host matches the log for one sandbox.
 func (w *worker) settled(k protocol.SandboxKey) {
-	if w.initial.settled(k) { // tell coordinators at once that the host takes sandboxes from now on
+	if w.initial.settled(k) { // it was the last one that the initial inspection waited for: tell coordinators at once
 		w.listening.beat.Wake()
 		w.changed.Wake()
 	}

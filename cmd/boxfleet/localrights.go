@@ -18,7 +18,7 @@ import (
 
 // Directories in the data directory of a local fleet.
 const (
-	authorityDir   = "auth"          // the authority; the default of `boxfleet auth`
+	authorityDir   = "auth"          // the authority; `boxfleet auth` uses it unless --dir names another
 	credentialsDir = "credentials"   // one file for each role of the fleet, and one for the user of this machine
 	accountsDir    = "nats-accounts" // accounts that `boxfleet auth push` sent to the server
 	natsDir        = "nats"          // the store of the NATS server

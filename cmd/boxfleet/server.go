@@ -101,9 +101,10 @@ func (srv *servers) connectionOf(cmd *cobra.Command, name string) (jetstream.Con
 	}
 	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: where.Creds, NKey: where.NKey,
 		TLS: srv.config.TLS, Name: "boxfleet-" + name, Wait: true, LoginFrom: srv.config.loginFrom()}
+	// The login is read again at each attempt to connect, unless the URLs contain different logins.
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return srv.login(cmd) }
-	} // URLs with different credentials keep the credentials of the start
+	}
 	return cfg, nil
 }
 

@@ -118,7 +118,7 @@ func (p *Exec) readFreed() {
 	p.eachFile(run, func(f *os.File, s *stream) {
 		freed, err := supervise.FreedOutput(f)
 		if err != nil {
-			p.cfg.Logger.Warn("could not find out how much of an exec's output file was freed",
+			p.cfg.Logger.Warn("could not find out how much of an exec's output file an earlier worker freed on disk",
 				"exec", p.name, "error", err)
 		}
 		s.freed = max(s.freed, freed)

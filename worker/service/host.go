@@ -26,7 +26,7 @@ type Host struct {
 
 	Now   func() time.Time                        // returns the time by the store's clock
 	Fence func() error                            // returns an error if the worker does not hold the host's lock
-	Lease func() (until time.Duration, err error) // returns until when the host's lock may be trusted
+	Lease func() (until time.Duration, err error) // returns the time since boot until which the host's lock may be trusted
 	Probe func(point string)                      // called at named points, where tests can crash the worker
 
 	// A command is in a crash loop if it exits again and again, and no run within CrashWindow lasts for CrashGuard.
