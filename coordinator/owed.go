@@ -14,6 +14,11 @@ import (
 // checkup answers what `boxfleet doctor` asks besides ping and the hosts. Users and viewers of a tenant learn what is
 // owed to their tenant, all others what is owed to any tenant.
 func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
+	release, err := rd.reporting.take(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	r := &protocol.Checkup{SyncAlways: rd.cfg.SyncAlways, CredentialsExpire: rd.conn.CredentialsExpire()}
 	r.Server, r.Cluster, r.MaxPayload = rd.conn.Server()
 	if !rd.elected.Load() {

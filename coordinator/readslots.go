@@ -19,7 +19,7 @@ const (
 
 	followersAtOnce = 16 // reads by clients that follow a history or output
 	unknownAtOnce   = 16 // reads of sandboxes that memory does not have
-	reportsAtOnce   = 8  // reads of tenants' use; the leader has slots for those of eight coordinators
+	reportsAtOnce   = 8  // reads that ask the leader; the leader has slots for those of eight coordinators
 
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 
