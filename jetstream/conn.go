@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -341,12 +342,14 @@ func (cfg *Config) isHopeless(err error) bool {
 }
 
 // hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports only
-// the error of the server that it tried last.
+// the error of the server that it tried last. If one URL requires TLS, the client requires it of all servers. A server
+// that is tried alone must not get the credentials without TLS either.
 func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error {
 	all := opts.Servers
 	if len(all) < 2 {
 		return nil
 	}
+	opts.Secure = opts.Secure || slices.ContainsFunc(all, requiresTLS)
 	for _, server := range all {
 		opts.Servers = []string{server}
 		nc, err := connectOnce(ctx, opts)
@@ -357,6 +360,11 @@ func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error 
 		}
 	}
 	return nil
+}
+
+func requiresTLS(server string) bool {
+	scheme, _, _ := strings.Cut(server, "://")
+	return strings.EqualFold(scheme, "tls") || strings.EqualFold(scheme, "wss")
 }
 
 // connectOnce tries each server once. It abandons the attempt when ctx ends. The client itself would wait 2 s for each
