@@ -100,6 +100,8 @@ type connection struct {
 	withoutStreams bool   // as [Config.WithoutStreams]
 	serves         bool   // as [Config.Wait]: the process keeps trying whatever the server refuses
 
+	reads atomic.Pointer[Conn] // receives the queries of clients, see another; nil: this process serves no reads
+
 	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
 	mu          sync.Mutex
@@ -227,10 +229,11 @@ func newConn(cfg Config) *Conn {
 
 // another opens a connection for messages that clients send whenever they like. The server sends the messages of a
 // connection one after another, so a flood of queries would delay the answers of JetStream, such as those to the renewals
-// of locks. what goes into the connection's name.
+// of locks. what goes into the connection's name and log lines.
 func (c *connection) another(ctx context.Context, what string) (*Conn, error) {
 	cfg := c.cfg
 	cfg.Name, cfg.OnState, cfg.WithoutStreams = cfg.Name+" "+what, nil, true
+	cfg.Logger = c.log.With("connection", what)
 	return Connect(ctx, cfg)
 }
 
@@ -515,10 +518,13 @@ func causeOf(ctx context.Context, err error) error {
 // Connected reports whether the connection is up.
 func (c *connection) Connected() bool { return c.nc.IsConnected() }
 
-// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials, or if
-// the credentials cannot be read; unavailable.
+// Health returns nil while the connection is up, and also the one that receives queries, if there is one. Errors:
+// permission_denied if the server refuses the credentials, or if the credentials cannot be read; unavailable.
 func (c *connection) Health() error {
 	if c.nc.IsConnected() {
+		if reads := c.reads.Load(); reads != nil {
+			return reads.Health()
+		}
 		return nil
 	}
 	if err := c.login.problem(); err != nil {

@@ -80,6 +80,8 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 	}
 	s.subscriber = own.nc
 	defer s.drain()
+	r.reads.Store(own)
+	defer r.reads.Store(nil)
 	for _, name := range slices.Sorted(maps.Keys(endpoints)) {
 		if err := s.serveEndpoint(ctx, name, endpoints[name]); err != nil {
 			return err
