@@ -23,7 +23,7 @@ type reader struct {
 	getting, listing *readSlots // limit reads of past execs
 	paging           *readSlots // limits reads of events and output
 	following        *readSlots // limits reads by clients that follow a history or output
-	reporting        *readSlots // limits reads of tenants' use, which the leader answers
+	reporting        *readSlots // limits reads of tenants' use and checkups, which ask the leader
 	unknown          *readSlots // limits reads that ask NATS whether a sandbox exists
 	checking         *readSlots // limits checkups
 }

@@ -131,8 +131,10 @@ func TestAFloodOfOneTenantsQueriesAsksTheLeaderFewTimesAtOnce(t *testing.T) {
 	<-serving
 	nc := d.wire().nc
 	for range 500 {
-		if err := nc.Publish(protocol.APISubject("hostile", protocol.EndpointTenant), []byte(`{"v":1}`)); err != nil {
-			t.Fatal(err)
+		for _, endpoint := range []string{protocol.EndpointTenant, protocol.EndpointCheckup} {
+			if err := nc.Publish(protocol.APISubject("hostile", endpoint), []byte(`{"v":1}`)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	d.eventually("the leader is asked", func() bool { return asked.Load() > 0 })

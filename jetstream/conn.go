@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,6 +102,7 @@ type connection struct {
 	user           string // as [Config.User]
 	withoutStreams bool   // as [Config.WithoutStreams]
 	serves         bool   // as [Config.Wait]: the process keeps trying whatever the server refuses
+
 
 	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
@@ -360,13 +362,15 @@ func (cfg *Config) isHopeless(err error) bool {
 	return isRefusal(err) || problem != nil && problem.Code != protocol.Unavailable
 }
 
-// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports
-// only the error of the server that it tried last.
+// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports only
+// the error of the server that it tried last. If one URL requires TLS, the client requires it of all servers. A server
+// that is tried alone must not get the credentials without TLS either.
 func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error {
 	all := opts.Servers
 	if len(all) < 2 {
 		return nil
 	}
+	opts.Secure = opts.Secure || slices.ContainsFunc(all, requiresTLS)
 	for _, server := range all {
 		opts.Servers = []string{server}
 		nc, err := connectOnce(ctx, opts)
@@ -377,6 +381,11 @@ func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error 
 		}
 	}
 	return nil
+}
+
+func requiresTLS(server string) bool {
+	scheme, _, _ := strings.Cut(server, "://")
+	return strings.EqualFold(scheme, "tls") || strings.EqualFold(scheme, "wss")
 }
 
 // connectOnce tries each server once. It abandons the attempt when ctx ends. The client itself would wait 2 s for each
@@ -528,8 +537,8 @@ func causeOf(ctx context.Context, err error) error {
 // Connected reports whether the connection is up.
 func (c *connection) Connected() bool { return c.nc.IsConnected() }
 
-// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials, or if
-// the credentials cannot be read; unavailable.
+// Health returns nil while the connection is up, and also the one that receives queries, if there is one. Errors:
+// permission_denied if the server refuses the credentials, or if the credentials cannot be read; unavailable.
 func (c *connection) Health() error {
 	if !c.nc.IsConnected() {
 		if err := c.login.problem(); err != nil {

@@ -270,8 +270,9 @@ func (cfg *Config) checkSecrets(log *slog.Logger) error {
 		return protocol.Invalid("login", "must not be set together with %s: a connection has one identity", where)
 	case hasKey && cfg.Token+login.Token+login.TokenFile != "":
 		return protocol.Invalid("token", "must not be set together with %s: a connection has one identity", where)
-	case (hasKey || login.User != "") && cfg.InProcess == nil && (!same || inURL != Login{}):
-		return protocol.Invalid("nats", "a URL contains a login, which must not be set together with login, creds or nkey")
+	case (hasKey || login != Login{}) && cfg.InProcess == nil && (!same || inURL != Login{}):
+		return protocol.Invalid("nats",
+			"a URL contains a login, which must not be set together with login, token, creds or nkey")
 	}
 	for _, file := range []string{cfg.Creds, cfg.NKey, login.PasswordFile, login.TokenFile, cfg.TLS.Key} {
 		if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o007 != 0 {

@@ -292,6 +292,22 @@ func TestTheLifeOfCredentialsIsThatOfTheFileNow(t *testing.T) {
 	}
 }
 
+// The NATS client refuses two logins only when it connects, with an error that does not say where they come from.
+func TestALoginInAURLExcludesOthers(t *testing.T) {
+	t.Parallel()
+	s, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Token: "t1"})
+	must(t, err)
+	t.Cleanup(s.Stop)
+	for _, login := range []jetstream.Login{{Token: "t1"}, {User: "ann", Password: "secret"}} {
+		_, err := jetstream.Connect(t.Context(), jetstream.Config{Logger: quiet,
+			URL:   strings.Replace(s.ClientURL(), "nats://", "nats://t1@", 1),
+			Login: func() (jetstream.Login, error) { return login, nil }})
+		if e := protocol.AsError(err); e == nil || e.Code != protocol.InvalidArgument || e.Field != "nats" {
+			t.Errorf("want invalid_argument of nats, got %v", err)
+		}
+	}
+}
+
 func TestALoginIsSeparatedFromURLs(t *testing.T) {
 	t.Parallel()
 	for urls, want := range map[string]struct {

@@ -61,6 +61,7 @@ type Queries struct {
 
 // ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them.
 // version is a semantic version. ServeReads calls serving when it has begun to receive queries. serving may be nil.
+// Errors: those of [Connect]; unavailable if the connection that receives the queries was closed for good.
 func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
 	s := &readService{
 		queries: r,
@@ -93,8 +94,12 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 	if serving != nil {
 		serving()
 	}
-	<-ctx.Done()
-	return ctx.Err()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-own.Closed(): // the client gives up after some errors of the server
+		return translate(nats.ErrConnectionClosed, "serve reads")
+	}
 }
 
 func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) error {

@@ -395,3 +395,56 @@ func TestAFloodOfQueriesDelaysNoAnswerOfJetStream(t *testing.T) {
 		t.Errorf("JetStream's answer came after %s, behind queries for 10 s", took)
 	}
 }
+
+// refusing dials connections that read an error of the server once its channel is closed.
+type refusing struct{ from chan struct{} }
+
+type refusedConn struct {
+	net.Conn
+	from chan struct{}
+}
+
+func (r refusing) Dial(network, address string) (net.Conn, error) {
+	c, err := net.Dial(network, address)
+	return refusedConn{c, r.from}, err
+}
+
+func (c refusedConn) Read(data []byte) (int, error) {
+	n, err := c.Conn.Read(data)
+	select {
+	case <-c.from:
+		return copy(data, "-ERR 'Failed Account Registration'\r\n"), nil
+	default:
+		return n, err
+	}
+}
+
+// The client closes a connection for good after such an error. The coordinator must not go on without queries.
+func TestTheReadServiceFailsIfItsConnectionIsClosedForGood(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	var dialers []refusing
+	k, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.url(), Logger: quiet, Options: func(o *nats.Options) {
+		dialers = append(dialers, refusing{make(chan struct{})})
+		o.CustomDialer = dialers[len(dialers)-1]
+	}})
+	must(t, err)
+	t.Cleanup(k.Close)
+	must(t, k.Open(t.Context()))
+	serving, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- k.ServeReads(t.Context(), "1.2.3",
+			map[string]jetstream.Endpoint{protocol.EndpointGet: emptyReply}, func() { close(serving) })
+	}()
+	receive(t, 10*time.Second, "the start of the read service", serving)
+	close(dialers[1].from)
+	nc := d.raw(t)
+	must(t, nc.Publish(protocol.APISubject("t1", protocol.EndpointGet), []byte(`{"v":1}`)))
+	must(t, nc.Flush())
+	if err := receive(t, 10*time.Second, "the end of the read service", ended); protocol.CodeOf(err) != protocol.Unavailable {
+		t.Errorf("the read service ends with %v", err)
+	}
+	if !k.Connected() {
+		t.Error("the other connection was lost")
+	}
+}

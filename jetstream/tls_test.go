@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/integration/certs"
@@ -159,6 +160,19 @@ func TestTheFailureOfOneServerIsNotHiddenByAnotherThatIsDown(t *testing.T) {
 		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: "nats://127.0.0.1:1," + s.url(), Logger: quiet,
 			TLS: jetstream.TLS{CA: s.ca.File}})
 		wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerCertificate)
+	}
+}
+
+// TestAServerGetsNoCredentialsWithoutTLSIfAnotherURLRequiresTLS connects once, to a server without TLS, and to another
+// one that is down.
+func TestAServerGetsNoCredentialsWithoutTLSIfAnotherURLRequiresTLS(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	for _, scheme := range []string{"tls", "TLS"} {
+		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.url() + "," + scheme + "://127.0.0.1:1", Logger: quiet,
+			Login:   func() (jetstream.Login, error) { return jetstream.Login{User: "ann", Password: "secret"}, nil },
+			Options: func(o *nats.Options) { o.NoRandomize = true }})
+		wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
 	}
 }
 

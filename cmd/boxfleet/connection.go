@@ -118,14 +118,14 @@ func (srv *servers) login(cmd *cobra.Command) (jetstream.Login, error) {
 	if err != nil {
 		return jetstream.Login{}, err
 	}
+	where.Login.Token = where.Token
 	_, login, _ := jetstream.SplitLogin(where.URL)
 	switch {
 	case login == jetstream.Login{}:
-		login = where.Login
-		login.Token = where.Token
-	case where.Login.User != "":
-		return login, protocol.Invalid("nats", "contains a login, which must not be set together with login")
-	} // a token or password in the URL takes precedence over a configured token
+		return where.Login, nil
+	case where.Login != jetstream.Login{}:
+		return login, protocol.Invalid("nats", "contains a login, which must not be set together with login or token")
+	}
 	return login, nil
 }
 

@@ -126,6 +126,7 @@ func TestSettingsThatContradictEachOtherAreRefused(t *testing.T) {
 		{"--tls-server-name n1", "", "offers no TLS"},
 		{"--nats " + withLogin + " --nkey FILE", "", "must not be set together with"},
 		{"--nats " + withLogin + " --login k", "BOXFLEET_PASSWORD=geheim", "nats: "},
+		{"--nats " + withLogin + " --token t", "", "nats: "},
 		{"--login k", "BOXFLEET_PASSWORD=wrong-one", "login: connect to NATS"},
 		{"--nkey FILE", "", "nkey: connect to NATS"},
 	} {
