@@ -17,8 +17,8 @@ func (l *leader) keepBlobs(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			l.log.Warn("could not read how long uploads are kept; trying again in a minute", "error", err)
-			life = time.Minute
+			l.log.Warn("could not read how long uploads are kept; trying again soon", "error", err)
+			life = time.Minute // assume a short life
 		}
 		// Renew without an initial pause: the previous leader may have been gone for most of a blob's life.
 		read, work := l.projection.read, l.projection.work

@@ -57,7 +57,8 @@ func (n *notifier) send(ctx context.Context, due []notification) []notification 
 				continue
 			}
 			if err := n.conn.NotifyWithoutBatch(d.worker, d.key.Tenant, d.key.ID); err != nil {
-				n.log.Warn("could not notify a worker; it will be notified again", "worker", d.worker, "error", err)
+				n.log.Warn("could not notify a worker; it will be notified again if the sandbox has pending work",
+					"worker", d.worker, "sandbox", d.key.ID, "error", err)
 			}
 		}
 		if due = due[size:]; len(due) > 0 && (!backoff.Sleep(ctx, notifyRound) || n.lease.Check() != nil) {

@@ -44,7 +44,8 @@ func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query)
 // A checkup reads at most maxAsked histories, for at most askWithin.
 const (
 	maxAsked  = 200
-	askWithin = 400 * time.Millisecond // with readWithin, less than the 2 s after which the SDK asks again
+	// A checkup may first wait readWithin for its slot. The sum is less than the 2 s after which the SDK asks again.
+	askWithin = 400 * time.Millisecond
 )
 
 // owed lists the work on sandboxes and execs that should have been done by now. Only the history says since when a stop

@@ -32,7 +32,10 @@ func nameOfUpload(tenant, digest, id string) claimName {
 // claim is room in a tenant's quota that a request has taken, until the log shows what the request did.
 type claim struct {
 	share
-	until time.Duration // time since boot after which no coordinator uses the claim; 0: none uses it
+	// until is when the claim expires, as time since the machine's boot. Later, no coordinator uses the claim. 0 means
+	// that it has expired, or that a new leader found it as an unfinished upload. An expired claim counts until it is
+	// dropped.
+	until time.Duration
 }
 
 // shareOfClaim returns what a claim adds to its tenant's use.

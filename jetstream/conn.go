@@ -317,8 +317,9 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// mostUnclear is how often even a single attempt to connect is repeated if the server closed the connection after the
-// TLS handshake. The server's reason arrives only if the client reads it before the client's next write fails.
+// mostUnclear limits how often connectWithin tries again for a caller that wants only one attempt, if the server closed
+// the connection in or after the TLS handshake. Such an error lacks the cause: the client loses the server's reason if
+// the client's next write fails first. Another attempt may show the cause.
 const mostUnclear = 10
 
 // connectWithin retries until a connection is established, the server refuses the credentials, TLS fails, or ctx ends.

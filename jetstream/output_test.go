@@ -121,7 +121,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 			t.Fatalf("%d bytes of stdout and %d of stderr were read, and %d of stdout received live",
 				read.stdout.Len(), read.stderr.Len(), live.stdout.Len())
 		}
-		// A reader that stopped after a chunk continues with the next one.
+		// A reader that stops at a chunk can read the rest later: both reads together return each chunk once.
 		var rest reader
 		next := uint64(0)
 		seen := 0

@@ -138,8 +138,8 @@ func (pr *Provisioner) createAll(ctx context.Context, p *plan) (again bool, err 
 		}
 	}
 	if fraction > 1 {
-		pr.log.Warn("the streams are smaller than by default: the server's max_file_store has no more room",
-			"part", fmt.Sprintf("1/%d", fraction))
+		pr.log.Warn("made new streams smaller than by default: the server has too little storage left for their default sizes",
+			"part_of_default_size", fmt.Sprintf("1/%d", fraction))
 	}
 	return false, nil
 }

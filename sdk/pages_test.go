@@ -11,7 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Pages have the same contents as the sequences, for short, long and running execs.
+// Pages of output have the same bytes as the result of Wait, and pages of events the same events as Events. While an
+// exec runs, its page does not say that the exec has ended.
 func pagesEqualTheStreams(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("pages"))

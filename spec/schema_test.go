@@ -42,7 +42,7 @@ func text(pattern string) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: pattern}
 }
 
-// enum matches one of the values, or empty text.
+// enum matches one of the values, empty text, or text that contains a variable.
 func enum(values ...any) *jsonschema.Schema {
 	return anyOf(&jsonschema.Schema{Enum: values}, text(`^$|\$`))
 }

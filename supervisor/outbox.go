@@ -118,7 +118,8 @@ func (b *outbox) flush(bound time.Duration) {
 	}
 }
 
-// waitForRoom waits until the worker has read so many entries that at most repliesMax are left.
+// waitForRoom waits until at most repliesMax entries wait to be written, or the outbox is closed. While the worker does
+// not read, no entry is written.
 func (b *outbox) waitForRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

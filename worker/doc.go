@@ -1,7 +1,7 @@
 // Package worker holds the lock of one Docker host, and keeps a goroutine for each sandbox on the host. That goroutine
 // makes the host match what the log says about the sandbox.
 //
-//	worker.go     one run with one engine
+//	worker.go     runs the worker with one engine; starts over if the engine is replaced
 //	   ├─ prepare.go     what the host offers and allows
 //	   ├─ lock.go        the host's lock
 //	   │
@@ -26,8 +26,9 @@
 // is no second path for recovery.
 //
 // worker/disk watches the free space on the host's disks, and stops the sandbox that fills a disk. Package disk works
-// without the host's lock. Everything else that changes the host needs the lock: before each request to the engine and
-// each start of an exec, the fence checks that the lock is held.
+// without the host's lock. So does purge.go, which removes what a deployment leaves on a host; it holds only the host's
+// local lock. Everything else that changes the host needs the lock: before each request that may change something on the
+// engine, and before each start of an exec, the fence checks that the lock is held.
 //
 // The package imports protocol, jetstream, seldom, wake, backoff, supervisor/control and its own sub-packages, never
 // coordinator.

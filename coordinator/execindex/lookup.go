@@ -202,7 +202,7 @@ func (x *Index) rebuild(ctx context.Context, k key) error {
 		defer x.mu.Unlock()
 		e := x.sandboxes[k]
 		if e == nil {
-			return nil // the sandbox was forgotten during the read
+			return nil // Forget dropped the sandbox from memory during the read
 		}
 		for _, r := range e.recent {
 			read.add(r.ExecEntry, r.last)

@@ -49,7 +49,7 @@ func (r *report) fail(format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Sprintf(format, args...))
 }
 
-// classes prints how often each class occurred.
+// classes prints a line for each key of a map, such as an outcome or a reason, with how often it occurred.
 func (r *report) classes(name string, of map[string]int) {
 	for _, what := range slices.Sorted(maps.Keys(of)) {
 		r.line(name, "%d × %s", of[what], what)

@@ -89,7 +89,7 @@ const (
 	checkPeriod   = 250 * time.Millisecond // the time between two checks of the free space
 	measurePeriod = time.Second            // the time between two measurements of the sandboxes
 	measureWithin = 2 * time.Second        // the time limit of one measurement
-	recentWithin  = 15 * time.Second       // data that changed within this time counts as recent
+	recentWithin  = 15 * time.Second       // latestWriter compares sandboxes by data that changed within this time
 )
 
 // A writer is stopped if it would fill the remaining space within fillsWithin. If hardly any space remains, a writer is
