@@ -43,7 +43,7 @@ func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query)
 
 // A checkup reads at most maxAsked histories, for at most askWithin.
 const (
-	maxAsked  = 200
+	maxAsked = 200
 	// A checkup may first wait readWithin for its slot. The sum is less than the 2 s after which the SDK asks again.
 	askWithin = 400 * time.Millisecond
 )

@@ -103,7 +103,6 @@ type connection struct {
 	withoutStreams bool   // as [Config.WithoutStreams]
 	serves         bool   // as [Config.Wait]: the process keeps trying whatever the server refuses
 
-
 	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
 	mu          sync.Mutex

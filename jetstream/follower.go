@@ -55,7 +55,8 @@ func (f *follower) run(ctx context.Context) error {
 		case !begun || s.nc.IsClosed() || IsRewound(err):
 			return err
 		}
-		s.log.Warn("following a stream was interrupted; resuming after the last handled message", "stream", f.stream, "error", err)
+		s.log.Warn("following a stream was interrupted; resuming after the last handled message",
+			"stream", f.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}

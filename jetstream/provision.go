@@ -138,7 +138,7 @@ func (pr *Provisioner) createAll(ctx context.Context, p *plan) (again bool, err 
 		}
 	}
 	if fraction > 1 {
-		pr.log.Warn("made new streams smaller than by default: the server has too little storage left for their default sizes",
+		pr.log.Warn("made new streams smaller than by default: the server has too little storage left",
 			"part_of_default_size", fmt.Sprintf("1/%d", fraction))
 	}
 	return false, nil

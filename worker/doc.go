@@ -27,8 +27,8 @@
 //
 // worker/disk watches the free space on the host's disks, and stops the sandbox that fills a disk. Package disk works
 // without the host's lock. So does purge.go, which removes what a deployment leaves on a host; it holds only the host's
-// local lock. Everything else that changes the host needs the lock: before each request that may change something on the
-// engine, and before each start of an exec, the fence checks that the lock is held.
+// local lock. Everything else that changes the host needs the lock: before each request that may change something on
+// the engine, and before each start of an exec, the fence checks that the lock is held.
 //
 // The package imports protocol, jetstream, seldom, wake, backoff, supervisor/control and its own sub-packages, never
 // coordinator.

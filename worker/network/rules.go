@@ -112,8 +112,8 @@ func (r *rules) Withdraw() {
 	}
 }
 
-// RemoveAll removes the deployment's firewall table from this host. The worker of a temporary deployment calls it at its
-// end. It does nothing if the firewall is off.
+// RemoveAll removes the deployment's firewall table from this host. The worker of a temporary deployment calls it at
+// its end. It does nothing if the firewall is off.
 func (r *rules) RemoveAll() error {
 	if !r.settings.required {
 		return nil

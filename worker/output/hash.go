@@ -36,8 +36,8 @@ func (h *hashing) start() {
 	}
 }
 
-// add continues the hash with bytes at an offset of the stream. It skips bytes that are already hashed. It ignores bytes
-// after a gap; hashUpTo reads those from the file.
+// add continues the hash with bytes at an offset of the stream. It skips bytes that are already hashed. It ignores
+// bytes after a gap; hashUpTo reads those from the file.
 func (h *hashing) add(at int64, data []byte) {
 	end := at + int64(len(data))
 	if h.unknown || at > h.hashed || end <= h.hashed {

@@ -15,8 +15,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// raise makes the container of a service that starts for the first time, copies the uploaded trees into a container that
-// has never run, starts the container if it does not run, and connects to its supervisor. If the container of a service
+// raise makes the container of a service that starts for the first time, copies the uploaded trees into a container
+// that has never run, starts the container if it does not run, and connects to its supervisor. If the container of a service
 // that started before is gone, raise fails.
 func (v *Service) raise(ctx context.Context) error {
 	r := raising{v: v, dir: v.cfg.Dir()}
