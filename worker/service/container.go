@@ -16,8 +16,8 @@ import (
 )
 
 // raise makes the container of a service that starts for the first time, copies the uploaded trees into a container
-// that has never run, starts the container if it does not run, and connects to its supervisor. If the container of a service
-// that started before is gone, raise fails.
+// that has never run, starts the container if it does not run, and connects to its supervisor. If the container of a
+// service that started before is gone, raise fails.
 func (v *Service) raise(ctx context.Context) error {
 	r := raising{v: v, dir: v.cfg.Dir()}
 	c, err := inspect(ctx, v)
