@@ -119,7 +119,7 @@ func (f *Fleet) reloadTLS() {
 	}
 }
 
-// Cut ends all connections of clients, and waits until as many are back.
+// Cut ends all connections of clients, and waits until each user has as many as before.
 func (f *Fleet) Cut() {
 	f.TB.Helper()
 	before := f.connections()
@@ -133,8 +133,17 @@ func (f *Fleet) Cut() {
 				return fmt.Errorf("connection %d has not ended", id)
 			}
 		}
-		if len(now) < len(before) {
-			return fmt.Errorf("%d of %d connections", len(now), len(before))
+		missing := map[string]int{} // by user: other clients may come meanwhile
+		for _, user := range before {
+			missing[user]++
+		}
+		for _, user := range now {
+			missing[user]--
+		}
+		for user, n := range missing {
+			if n > 0 {
+				return fmt.Errorf("%d connections of %s", n, user)
+			}
 		}
 		return nil
 	})
