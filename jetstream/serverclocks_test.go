@@ -2,6 +2,7 @@ package jetstream_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +34,25 @@ func TestAWriterStoresNothingWhileTheStoresClockIsBehindItsKey(t *testing.T) {
 	do(t, f.worker.journal("t1", "s1"), running)
 	if waited := time.Since(now); waited < 2*time.Second {
 		t.Errorf("the worker appended after %s", waited)
+	}
+}
+
+// The clocks differ as in the test before when the worker registers. It is not registered before readers would accept its
+// messages. If that takes too long, the error names the cause.
+func TestARegistrationEndsWhenReadersAcceptTheKey(t *testing.T) {
+	f := startSigned(t)
+	w := f.worker
+	at := time.Now().Add(1500 * time.Millisecond)
+	must(t, w.RegisteredAt(t.Context(), w.id, at))
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	err := w.RegisterWriter(ctx, w.Role, w.Name, w.Host)
+	if protocol.CodeOf(err) != protocol.DeadlineExceeded || !strings.Contains(err.Error(), "clocks of the NATS servers") {
+		t.Errorf("the registration with little time ends with %v", err)
+	}
+	must(t, w.RegisterWriter(t.Context(), w.Role, w.Name, w.Host))
+	if early := time.Until(at); early > 0 {
+		t.Errorf("the worker was registered %s too early", early)
 	}
 }
 
