@@ -375,3 +375,20 @@ func TestAFollowingJournalRefusesForgeries(t *testing.T) {
 		t.Errorf("a reader that asks the journal sees %d messages, want 6", len(batches))
 	}
 }
+
+// The journal that a reader asks has not folded the last message, which is forged. The reader must not show the message,
+// and cannot know that the history ends before it.
+func TestAReaderWaitsForAJournalThatIsBehind(t *testing.T) {
+	f := startSigned(t)
+	f.ready(t, "t1", "s1")
+	j := f.coordinator.journal("t1", "s1")
+	must(t, j.Refresh(t.Context()))
+	behind := j.Judged()
+	f.forge(t, f.rogue, "t1", "s1", protocol.SandboxDeleteRequested).send(t)
+	reader := f.register(t, f.connectAs(t, f.coordinator))
+	reader.JudgeBy(func(context.Context, string, string, uint64) (*jetstream.Judged, error) { return behind, nil })
+	batches, err := reader.HistoryTail(t.Context(), "t1", "s1", 0)
+	if protocol.CodeOf(err) != protocol.Unavailable {
+		t.Errorf("the reader sees %d messages, %v; want unavailable", len(batches), err)
+	}
+}
