@@ -21,7 +21,7 @@ const (
 
 	followersAtOnce = 16 // reads by clients that follow a history or output
 	unknownAtOnce   = 16 // reads of sandboxes that memory does not have
-	reportsAtOnce   = 8  // reads of tenants' use; the leader has slots for the reads of eight coordinators
+	reportsAtOnce   = 4  // reads of tenants' use; the leader has slots for these and the checkups of eight coordinators
 
 	readWithin = 1500 * time.Millisecond // less than the 2 s after which the SDK gives up an attempt and asks again
 
