@@ -114,7 +114,7 @@ func (b *BlobStore) RemoveUploadParts(ctx context.Context, age time.Duration) er
 		return err
 	}
 	return b.eachUnfinished(ctx, complete, func(id string, _ uint64, last *stored) error {
-		if b.Now().Sub(last.time) <= age {
+		if !b.hasAge(last.time, age) {
 			return nil
 		}
 		return b.objects.purgeChunks(protocol.BucketBlobs, id)

@@ -154,6 +154,12 @@ func (c *core) Now() time.Time {
 	return now.UTC()
 }
 
+// hasAge reports whether a message that was stored at a time has at least this age. Every message has the age 0: this
+// process knows the store's clock only to within some milliseconds, so a new message may seem to be from the future.
+func (c *core) hasAge(stored time.Time, age time.Duration) bool {
+	return age <= 0 || c.Now().Sub(stored) >= age
+}
+
 // Skew returns how far this machine's wall clock is ahead of the store's clock. known is false before the first
 // measurement.
 func (c *core) Skew() (skew time.Duration, known bool) {

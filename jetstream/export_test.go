@@ -70,6 +70,13 @@ func (s *StoreClock) Now() (now time.Time, measure bool) {
 // Distrust asks for a new measurement soon.
 func (s *StoreClock) Distrust() { s.clock.distrust() }
 
+// SetBack makes the connection believe that the store's clock shows an earlier time, as after a slow measurement.
+func (c *Conn) SetBack(by time.Duration) {
+	c.clock.mu.Lock()
+	defer c.clock.mu.Unlock()
+	c.clock.epoch = c.clock.epoch.Add(-by)
+}
+
 // RegisteredAt makes the connection believe that a key was registered at another time, as if by a server with a wrong
 // clock.
 func (c *Conn) RegisteredAt(ctx context.Context, key string, at time.Time) error {

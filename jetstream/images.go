@@ -98,7 +98,7 @@ func (i *ImageStore) UnwantImage(ctx context.Context, ref string) error {
 // the file again at the same time, for a new image, the file's entry changes and the file stays.
 func (i *ImageStore) removeFile(ctx context.Context, digest string, age time.Duration) error {
 	info, sequence, err := i.objects.objectAt(ctx, protocol.BucketImageFiles, digest)
-	if err != nil || info == nil || i.Now().Sub(info.ModTime) < age {
+	if err != nil || info == nil || !i.hasAge(info.ModTime, age) {
 		return err
 	}
 	// The leader lists the wanted images. A replica may be behind: it may not know yet that this image is wanted.
@@ -138,14 +138,14 @@ func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration)
 	complete := map[string]bool{}
 	for _, f := range files {
 		complete[f.NUID] = true
-		if i.Now().Sub(f.ModTime) > age {
+		if i.hasAge(f.ModTime, age) {
 			if err := i.removeFile(ctx, f.Name, age); err != nil {
 				return err
 			}
 		}
 	}
 	return i.objects.eachPart(ctx, protocol.BucketImageFiles, complete, func(id string, _ uint64, last *stored) error {
-		if i.Now().Sub(last.time) <= age {
+		if !i.hasAge(last.time, age) {
 			return nil
 		}
 		return i.objects.purgeChunks(protocol.BucketImageFiles, id)

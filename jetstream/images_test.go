@@ -79,3 +79,22 @@ func TestAFileThatIsStoredAgainIsNotRemoved(t *testing.T) {
 	must(t, err)
 	must(t, r.Close())
 }
+
+// A process knows the store's clock to within some milliseconds. A file that was just stored may seem to be from the
+// future, and must be removed nevertheless.
+func TestAFileThatWasJustStoredIsRemoved(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	c.SetBack(time.Second)
+	must(t, c.PutImageFile(ctx, "x", strings.NewReader("content")))
+	must(t, c.WantImage(ctx, &protocol.WantedImage{Ref: "r", Digest: "x", Format: protocol.ImageRootFS}))
+	must(t, c.UnwantImage(ctx, "r"))
+	_, err := c.ImageFile(ctx, "x")
+	wantError(t, err, protocol.NotFound, "")
+	must(t, c.PutImageFile(ctx, "y", strings.NewReader("content")))
+	must(t, c.RemoveUnwantedFiles(ctx, 0))
+	if n := messages(t, d, "OBJ_"+protocol.BucketImageFiles); n != 0 {
+		t.Errorf("%d messages of removed files are left", n)
+	}
+}
