@@ -89,12 +89,12 @@ func Kinds() []Kind { return append([]Kind(nil), kinds...) }
 
 var kinds = []Kind{
 	{AccessRefused, Error, "NATS refuses the credentials, or the client has none",
-		"get credentials from an operator, who makes them with boxfleet auth add, and name the file with --creds"},
+		"ask an operator for credentials (boxfleet auth add makes them), and name their file with --creds"},
 	{AccessDenied, Error, "the credentials do not permit the questions of doctor",
 		"use the credentials of an operator, fleet viewer, user or viewer: coordinators and workers may not ask; if NATS " +
 			"has permissions of your own, check them against docs/rights.md"},
 	{AccessExpires, Warning, "the credentials expire soon",
-		"get others from an operator, who makes them with boxfleet auth add, before NATS refuses these"},
+		"ask an operator for new credentials (boxfleet auth add makes them) before NATS refuses these"},
 	{AccessOpen, Note, "the client has no credentials that say what it may do",
 		"if others can reach NATS, give each person and role credentials of their own: see docs/credentials.md"},
 	{AccessHidden, Note, "the credentials do not show a part of the fleet",

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A disk is reported only if less than lowPercent of it, and less than plenty, is free.
+// A disk is reported if its free space is below lowPercent and also below plenty.
 const (
 	lowPercent = 15
 	plenty     = protocol.Bytes(20 << 30)

@@ -91,7 +91,7 @@ func TestARotationUnderLoadLosesNoLeaseAndFailsNoRequest(t *testing.T) {
 	f.Judge()
 }
 
-// elected returns who holds which lock of the coordinators, and since when.
+// elected returns the holder of each lock of the coordinators.
 func elected(t *testing.T, f *fleet.Fleet) map[string]jetstream.Holder {
 	t.Helper()
 	nc, err := f.NATS("elections")

@@ -270,7 +270,7 @@ func TestASecretThatEveryUserCanReadIsReported(t *testing.T) {
 	}
 }
 
-// Somebody who has replaced a credentials file sees at once that the process has the new one.
+// CredentialsLife reads the file again, so the replacement of a file shows at once.
 func TestTheLifeOfCredentialsIsThatOfTheFileNow(t *testing.T) {
 	t.Parallel()
 	i := startIssuer(t)

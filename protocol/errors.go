@@ -97,7 +97,7 @@ const (
 	ReasonPortTaken           = "port_taken"
 	ReasonLogFull             = "log_full"           // the event log accepts no new work, or no writes at all
 	ReasonStoreFull           = "store_full"         // another store (blobs, image files, output or a table) is full
-	ReasonDiskFull            = "disk_full"          // a host's disk, or a sandbox's share of it, is full
+	ReasonDiskFull            = "disk_full"          // a host's disk is full, or the part of the disk that a sandbox may use
 	ReasonWouldWeaken         = "would_weaken"       // a setting would discard stored data or reduce its safety
 	ReasonNeedsMigration      = "needs_migration"    // only a dedicated command may change the setting
 	ReasonServerSettings      = "server_settings"    // the NATS server needs another configuration
