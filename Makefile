@@ -145,7 +145,9 @@ operate-demo: image ## run the commands of docs/operate.md on a Debian that is b
 	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run Operating -count 1 -v -timeout 10m
 
 .PHONY: compose-test
-compose-test: image ## run a fleet from the images and the compose file (needs root and docker-compose)
+compose-test: image ## run a fleet from the images and the compose file; needs root, installs docker-compose on Debian
+	@command -v docker-compose >/dev/null || { export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends docker-compose; } >&2
 	BOXFLEET_TEST_COMPOSE=1 $(GO) test ./deploy -run Compose -count 1 -v -timeout 10m
 
 .PHONY: bench
