@@ -19,15 +19,19 @@ TESTFLAGS ?=
 # Packages whose tests need neither an engine nor minutes. Those of jetstream and sdk start clusters.
 FAST = $(shell $(GO) list ./... | grep -vE '/(integration|cmd|sdk|jetstream)(/|$$)|/worker/(docker|firewall|supervise)(/|$$)')
 # Packages whose goroutines share the most state. Left out of the race run: tests that fail when they take longer than
-# a limit in seconds, which the race detector's slowdown exceeds, and tests that wait for elections most of the
-# time.
-RACE = ./jetstream/... ./coordinator/... ./supervisor/... ./worker ./worker/decide ./worker/output
+# a limit in seconds, which the race detector's slowdown exceeds; tests that wait for elections most of the time; and the
+# test of uploads in a cluster, during which the detector finds a race in the code of the NATS server.
+RACE = ./jetstream/... ./stream ./coordinator/... ./supervisor/... ./worker ./worker/decide ./worker/output ./worker/streams \
+	./worker/files
 RACE_SKIP = TestADecisionLargerThanAMessageIsAppendedInParts|TestASandboxWithThousandsOfExecsFailsWithItsHost|$\
 TestThousandsOfExecsOfALostHostEnd|TestAListOfPastExecsIsCompleteWithoutRepeats|$\
-TestABlobIsCompleteOrRefusedWhileLeadersChange|TestStorageReportsWhereJetStreamIsDisabled|$\
+TestABulkStreamOverAFarLinkNeedsLargerWindows|$\
+TestABlobIsCompleteOrRefusedWhileLeadersChange|TestStreamsSurviveAStormOfReconnects|TestStorageReportsWhereJetStreamIsDisabled|$\
 TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted|TestLeaderReadsWaitForAnElection|$\
 TestANewFollowerInAClusterCatchesUpSoon|TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing|$\
-TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing|TestTheFirstRequestAfterAnOutageIsReceivedWithinASecond
+TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing|TestTheFirstRequestAfterAnOutageIsReceivedWithinASecond|$\
+TestUploadsOfTheSameContentAtOnceLeaveOneObject|TestAFloodOfForgeriesChangesNothing|$\
+TestAFloodOfOneTenantsRequestsDelaysNoOtherTenant|TestP1_ACoordinatorThatDiesInAFloodLosesNoRequest
 
 .PHONY: help
 help: ## list the targets
@@ -62,6 +66,7 @@ tools: ## check for the programs that tests need, or install them
 examples: image build ## run the examples in docs/examples (needs Node and npm)
 	npm install --silent --no-audit --no-fund --prefix bin/node nats@2.29.3
 	BOXFLEET_NEED_NODE=1 NODE_PATH="$$PWD/bin/node/node_modules" $(GO) test ./integration -run TestTheExamplesInAnotherLanguageRun -count 1
+	$(GO) test ./docs/examples/... -count 1
 
 .PHONY: demo
 demo: image build ## run a real build in a sandbox and print its history
@@ -76,13 +81,13 @@ lint: ## go vet, staticcheck, formatting, import rules, and whether the document
 	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
 
 .PHONY: api
-api: ## write docs/api.txt, the listing of the SDK's API
+api: ## write docs/api.txt, the listing of the API
 	$(GO) test -count 1 . -run TestAPIListing -update
 
 .PHONY: test
 test: image build tools lint registry ## run all tests
 	@rm -rf bin/reports && mkdir -p bin
-	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 30m $(TESTFLAGS) ./integration ./... 2>&1 | tee bin/test.log || { \
+	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports scripts/scratch $(GO) test -count 1 -p $(PARALLEL) -timeout 30m $(TESTFLAGS) ./integration ./... 2>&1 | tee bin/test.log || { \
 		echo; echo "failures (complete log: bin/test.log; report of each fleet: bin/reports):"; \
 		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 
@@ -92,11 +97,16 @@ test-fast: ## run the tests that need no engine, for the inner loop; under two m
 
 .PHONY: test-race
 test-race: ## run tests without an engine under the race detector (needs a C compiler)
-	$(GO) test -race -timeout 15m -p $(PARALLEL) -parallel 2 -skip '$(RACE_SKIP)' $(TESTFLAGS) $(RACE)
+	scripts/scratch $(GO) test -race -timeout 15m -p $(PARALLEL) -parallel 2 -skip '$(RACE_SKIP)' $(TESTFLAGS) $(RACE)
 
 .PHONY: fuzz-short
 fuzz-short: ## run each fuzz target with FUZZTIME inputs (10000x)
 	scripts/fuzz $(FUZZTIME)
+
+.PHONY: environments
+environments: image tools ## check the whole conformance table on each environment of sdk/environment
+	BOXFLEET_ENVIRONMENTS=all scripts/scratch $(GO) test ./integration ./sdk/environment/... -run 'Conformance|IsAnEnvironment' -count 1 \
+		-timeout 15m -p $(PARALLEL) $(TESTFLAGS)
 
 # The following take minutes and are not part of `make test`.
 
@@ -115,25 +125,35 @@ TestASandboxWithThousandsOfExecsIsDeleted
 
 .PHONY: test-cluster
 test-cluster: image build tools ## run the core scenarios of the integration tests on clusters of three NATS servers
-	BOXFLEET_TEST_SERVERS=3 $(GO) test ./integration -run '^($(CLUSTER))' -count 1 -v -timeout 30m $(TESTFLAGS)
+	BOXFLEET_TEST_SERVERS=3 scripts/scratch $(GO) test ./integration -run '^($(CLUSTER))' -count 1 -v -timeout 30m $(TESTFLAGS)
 
 # What depends on the engine: containers, networks, ports, images, limits, services, crashes and restarts.
 ENGINE26 = TestASandboxLivesItsWholeLife|TestTheContainerIsAsTheSpecSays|TestS1_|TestS12_|TestS22_|TestX8_|TestX10_|$\
 TestX18_|TestP8_|TestH1_|TestQ10_|TestQ14_|TestAnImportLeavesTheHostsImageNamesAlone|TestUnusedImagesAreRemovedAboveTheBound|$\
 TestRequiredServicesGateReadyAndAreReachedByName|TestAWorkersRestartCostsNoService|TestAWorkerKilledDuringACreateOrADelete|$\
-TestAWorkerKilledDuringAStopOrAResume
+TestAWorkerKilledDuringAStopOrAResume|TestAnEngineLivesAndLeavesNothing
 
 .PHONY: test-engine26
 test-engine26: engine build tools registry ## run the tests that depend on the engine on Docker Engine 26, which this unpacks from Debian
 	scripts/engine26 bash -c 'scripts/image $(IMAGE) && \
-		$(GO) test ./integration -run "^($(ENGINE26))" -count 1 -v -timeout 30m $(TESTFLAGS)'
+		$(GO) test ./integration ./integration/engines ./worker/supervise -run "^($(ENGINE26))" -count 1 -v \
+		-timeout 30m -p $(PARALLEL) $(TESTFLAGS)'
+
+.PHONY: files
+files: image ## list, search and watch a directory with a million files, and carry a file of 10 GiB; takes minutes
+	BOXFLEET_TEST_FILES=1000000 $(GO) test ./worker/supervise -count 1 -v -timeout 20m \
+		-run 'TestFiles_(AHugeDirectoryNeedsNoMemory|ASparseFileTravelsWhole)'
+
+.PHONY: endless
+endless: image ## let programs write without end for a minute, to readers that are slow; takes two minutes
+	BOXFLEET_TEST_ENDLESS=1m $(GO) test ./integration -run TestProgramsThatWriteWithoutEndHoldUpNobody -count 1 -v -timeout 10m
 
 .PHONY: deep
 deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
 	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerWithDeeplyNestedDirectories -count 1 -v -timeout 10m
 
 .PHONY: packages-test
-packages-test: image ## install the Debian packages, and boot a machine with them in a container; needs root, takes minutes
+packages-test: image ## install the Debian packages, and boot machines with them in containers; needs root, takes minutes
 	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run 'Debian|Packages|Operating' -count 1 -v -timeout 20m
 
 .PHONY: packages-test-short
@@ -141,14 +161,28 @@ packages-test-short: ## install, upgrade, remove and purge the Debian packages; 
 	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run TestThePackages -count 1 -v -timeout 10m
 
 .PHONY: operate-demo
-operate-demo: image ## run the commands of docs/operate.md on a Debian that is booted in a container; needs root
-	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run Operating -count 1 -v -timeout 10m
+operate-demo: image ## run the commands of docs/operate.md on four machines that are booted in containers; needs root
+	BOXFLEET_TEST_DEBIAN="$$(scripts/debian)" $(GO) test ./deploy -run Operating -count 1 -v -timeout 20m
 
 .PHONY: compose-test
 compose-test: image ## run a fleet from the images and the compose file; needs root, installs docker-compose on Debian
 	@command -v docker-compose >/dev/null || { export DEBIAN_FRONTEND=noninteractive; \
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends docker-compose; } >&2
 	BOXFLEET_TEST_COMPOSE=1 $(GO) test ./deploy -run Compose -count 1 -v -timeout 10m
+
+# The releases that the upgrade test starts from, as commits. The first is the last release.
+UPGRADE_FROM ?= 687b85d b8fc766
+UPGRADE_TESTS ?= TestAFleetIsUpgradedAndGoesBackUnderLoad|TestAFleetWithCredentialsIsUpgradedAndGoesBackUnderLoad
+
+.PHONY: upgrade-test
+upgrade-test: image ## upgrade a fleet from each release in UPGRADE_FROM under load, and go back
+	releases="$$(scripts/upgrade-from $(UPGRADE_FROM) | tr '\n' ' ')" && BOXFLEET_TEST_UPGRADE_FROM="$$releases" \
+		scripts/scratch $(GO) test ./integration -run '$(UPGRADE_TESTS)' -count 1 -v -timeout 10m $(TESTFLAGS)
+
+.PHONY: upgrade-test-short
+upgrade-test-short: ## the same for a fleet with credentials, from the last release only
+	$(MAKE) --no-print-directory upgrade-test UPGRADE_FROM='$(firstword $(UPGRADE_FROM))' \
+		UPGRADE_TESTS=TestAFleetWithCredentialsIsUpgradedAndGoesBackUnderLoad
 
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine; prints a table and writes raw samples as JSON

@@ -105,8 +105,9 @@ const importsPage = "docs/imports.md"
 // TestTheImportTable compares docs/imports.md with the imports that the compiler sees.
 func TestTheImportTable(t *testing.T) {
 	var page strings.Builder
-	page.WriteString("# Imports\n\nWhich packages of this module each package imports. `go test . -run TestTheImportTable " +
-		"-update` writes this page.\n`wake`, `backoff`, `eventually` and `scenario` are left out: any package or test may import them. " +
+	page.WriteString("# Imports\n\nWhich packages of this module each package imports. " +
+		"`go test . -run TestTheImportTable -update` writes this page.\n" +
+		"`wake`, `backoff`, `eventually` and `scenario` are left out: any package or test may import them. " +
 		"What is forbidden, and\nwhy, is in `architecture_test.go`.\n\n| package | imports |\n|---|---|\n")
 	imports := ownImports(t)
 	for _, name := range slices.Sorted(maps.Keys(imports)) {
@@ -129,21 +130,70 @@ func TestTheImportTable(t *testing.T) {
 	}
 }
 
-// TestThePackageTableIsComplete compares the rows of the table in ARCHITECTURE.md with the packages of the module.
-func TestThePackageTableIsComplete(t *testing.T) {
-	imports, listed := ownImports(t), map[string]bool{}
-	table := section(t, read(t, "ARCHITECTURE.md"), "## Packages")
-	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1) {
+// tabledPackages returns the packages that a page names in the first column of a table.
+func tabledPackages(t *testing.T, text string) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(text, -1) {
 		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
-			listed[name[1]] = true
-			if _, exists := imports[name[1]]; !exists {
-				t.Errorf("ARCHITECTURE.md has a row for %s, which does not exist", name[1])
+			found[name[1]] = true
+		}
+	}
+	if len(found) == 0 {
+		t.Error("the page names no packages")
+	}
+	return found
+}
+
+// TestThePackageTables compares the tables of packages with the packages of the module. docs/packages.md lists all.
+func TestThePackageTables(t *testing.T) {
+	imports := ownImports(t)
+	all := tabledPackages(t, read(t, "docs/packages.md"))
+	for page, listed := range map[string]map[string]bool{
+		"docs/packages.md": all,
+		"ARCHITECTURE.md":  tabledPackages(t, section(t, read(t, "ARCHITECTURE.md"), "## Packages")),
+	} {
+		for name := range listed {
+			if _, exists := imports[name]; !exists {
+				t.Errorf("%s has a row for %s, which does not exist", page, name)
 			}
 		}
 	}
 	for name := range imports {
-		if !listed[name] && name != module && !strings.HasPrefix(name, "integration/") && !strings.HasSuffix(name, "test") {
-			t.Errorf("ARCHITECTURE.md has no row for %s", name)
+		if !all[name] && name != module && !strings.HasPrefix(name, "integration/") && !strings.HasSuffix(name, "test") {
+			t.Errorf("docs/packages.md has no row for %s", name)
+		}
+	}
+}
+
+// mostArchitectureWords keeps the map short enough to be read in ten minutes.
+const mostArchitectureWords = 2000
+
+func TestTheMapIsShort(t *testing.T) {
+	if n := len(strings.Fields(read(t, "ARCHITECTURE.md"))); n > mostArchitectureWords {
+		t.Errorf("ARCHITECTURE.md has %d words, at most %d are allowed: move details to docs", n, mostArchitectureWords)
+	}
+}
+
+// TestTheFilesToChangeExist checks the files and packages that tables of files to change name.
+func TestTheFilesToChangeExist(t *testing.T) {
+	named := regexp.MustCompile("`([a-z]+(?:/[a-z0-9_]+)*(?:\\.go)?)`")
+	for page, text := range map[string]string{
+		"docs/where.md":   read(t, "docs/where.md"),
+		"ARCHITECTURE.md": section(t, read(t, "ARCHITECTURE.md"), "## To change X, open Y"),
+	} {
+		files := 0
+		for _, row := range regexp.MustCompile(`(?m)^\| .* \| .*$`).FindAllString(text, -1) {
+			cells := strings.Split(row, " | ")
+			for _, name := range named.FindAllStringSubmatch(cells[len(cells)-1], -1) {
+				files++
+				if _, err := os.Stat(name[1]); err != nil {
+					t.Errorf("%s names %s: %v", page, name[1], err)
+				}
+			}
+		}
+		if files < 10 {
+			t.Errorf("%s names %d files", page, files)
 		}
 	}
 }
@@ -205,6 +255,36 @@ func names(of any) (all []string) {
 		all = append(all, f.name)
 	}
 	return all
+}
+
+// TestTheWirePageDescribesOperationsOnFiles expects a row for each operation and for each answer, with all its fields.
+func TestTheWirePageDescribesOperationsOnFiles(t *testing.T) {
+	page := read(t, "docs/wire.md")
+	operations, answers := section(t, page, "### Operations on files"), section(t, page, "### Answers about files")
+	for text, message := range map[string]any{operations: protocol.FileRequest{}, answers: protocol.FileAnswer{}} {
+		for _, f := range fields(message) {
+			if f.below == nil {
+				wantNamed(t, section(t, page, "## Files in sandboxes"), []string{f.name})
+				continue
+			}
+			row := rowOf(text, f.name)
+			if row == "" {
+				t.Errorf("docs/wire.md has no row for %s", f.name)
+				continue
+			}
+			if f.name != "file" {
+				wantNamed(t, row, f.below)
+			}
+		}
+	}
+	for _, f := range fields(protocol.FileInfo{}) {
+		if rowOf(answers[strings.Index(answers, "field of a file"):], f.name) == "" {
+			t.Errorf("docs/wire.md has no row for the field %s of a file", f.name)
+		}
+	}
+	for _, part := range []any{protocol.FileResult{}, protocol.FileSkip{}, protocol.FileMatch{}, protocol.FileEvent{}} {
+		wantNamed(t, answers, names(part))
+	}
 }
 
 // TestTheWirePageListsEveryCodeAndReason compares the page's tables of codes and of reasons with the constants.
@@ -285,4 +365,39 @@ func fields(of any) (all []field) {
 		all = append(all, found)
 	}
 	return all
+}
+
+// mostGlossaryWords is how many words a newcomer is expected to learn from one page.
+const mostGlossaryWords = 30
+
+func TestTheGlossaryIsShort(t *testing.T) {
+	glossary := section(t, read(t, "ARCHITECTURE.md"), "## Glossary")
+	if words := strings.Count(glossary, "\n| ") - 1; words < 1 || words > mostGlossaryWords {
+		t.Errorf("the glossary of ARCHITECTURE.md has %d words, want 1 to %d", words, mostGlossaryWords)
+	}
+}
+
+// TestDecisionsHaveNumbersOfTheirOwn checks that no two decisions have the same number, and that the heading of each
+// has the number of its file.
+func TestDecisionsHaveNumbersOfTheirOwn(t *testing.T) {
+	pages, err := filepath.Glob("docs/decisions/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("found no decisions: %v", err)
+	}
+	of, numbered := map[string]string{}, regexp.MustCompile(`\A(\d{4})-[a-z0-9-]+\.md\z`)
+	for _, page := range pages {
+		name := filepath.Base(page)
+		found := numbered.FindStringSubmatch(name)
+		if found == nil {
+			t.Errorf("%s: the name must be NNNN-title.md, with lower case letters, digits and dashes", page)
+			continue
+		}
+		if other := of[found[1]]; other != "" {
+			t.Errorf("%s has the number of %s: give it the next free one", page, other)
+		}
+		of[found[1]] = name
+		if !regexp.MustCompile(`\A# ` + found[1] + `\.? `).MatchString(read(t, page)) {
+			t.Errorf("%s: the heading must begin with # %s", page, found[1])
+		}
+	}
 }

@@ -14,6 +14,22 @@ var update = flag.Bool("update", false,
 
 const guaranteesPage = "docs/guarantees.md"
 
+// TestTheMakefileNamesTests fails if a list of tests in the Makefile has a name with which no test begins.
+func TestTheMakefileNamesTests(t *testing.T) {
+	tests, makefile := testNames(goFiles(t)), strings.ReplaceAll(read(t, "Makefile"), "$\\\n", "")
+	for _, list := range []string{"CLUSTER", "ENGINE26", "RACE_SKIP"} {
+		found := regexp.MustCompile(`(?m)^` + list + ` = (\S+)$`).FindStringSubmatch(makefile)
+		if found == nil {
+			t.Fatalf("the Makefile has no list %s", list)
+		}
+		for _, name := range strings.Split(found[1], "|") {
+			if !slices.ContainsFunc(tests, func(test string) bool { return strings.HasPrefix(test, name) }) {
+				t.Errorf("%s in the Makefile names %s, which no test begins with", list, name)
+			}
+		}
+	}
+}
+
 // guaranteeRow matches a row of docs/guarantees.md: a code, the guarantee in one sentence, and its tests.
 var guaranteeRow = regexp.MustCompile(`(?m)^\| ([A-Z]+[0-9]+) \| (.+) \| (.*)\|$`)
 

@@ -30,7 +30,8 @@ var avoided = []struct{ phrase, instead string }{
 }
 
 // relativeSubject matches the beginning of a comment whose subject is a relative clause.
-var relativeSubject = regexp.MustCompile(`\A\s*(?:Who|What) (?:is|was|has|had|does|comes?|cannot|can|may|goes|asks|wants) `)
+var relativeSubject = regexp.MustCompile(
+	`\A\s*(?:Who|What) (?:is|was|has|had|does|comes?|cannot|can|may|goes|asks|wants) `)
 
 const relativeInstead = "begin with a noun: a client that, the files that"
 
@@ -170,7 +171,8 @@ func TestTheProseCheckFindsEachPhrase(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"as long ago as that", "refused because of it.", "paused for so long that", "part of its name", "half of it is used", "whatever the spec says", "it is over 100 bytes",
+		"as long ago as that", "refused because of it.", "paused for so long that", "part of its name",
+		"half of it is used", "whatever the spec says", "it is over 100 bytes",
 		"what is left of the time", "go on", "a short wait", "What a sandbox can do is listed below.",
 	} {
 		if found := avoidedIn(passage{text: text, comment: true}); len(found) > 0 {

@@ -57,11 +57,13 @@ func sharedSubjects() string {
 	ways := map[rights.Way]string{
 		rights.Asked: "publishes; one answer", rights.AskedFor: "publishes; many answers", rights.Heard: "subscribes",
 		rights.Told: "publishes to all accounts", rights.Shown: "publishes to the other account without streams",
+		rights.Answers: "answers all accounts; one answer",
 	}
 	var b strings.Builder
 	b.WriteString("| account | what it does | subjects |\n|---|---|---|\n")
 	for _, account := range rights.Accounts() {
-		for _, way := range []rights.Way{rights.Asked, rights.AskedFor, rights.Told, rights.Shown, rights.Heard} {
+		for _, way := range []rights.Way{rights.Asked, rights.AskedFor, rights.Told, rights.Shown, rights.Answers,
+			rights.Heard} {
 			var subjects []string
 			for _, share := range account.Shared() {
 				if share.Way == way {

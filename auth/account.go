@@ -54,10 +54,10 @@ func (a *Authority) signAccounts(s *state) error {
 	}
 	for i, of := range s.Accounts {
 		for _, share := range of.Account.Shared() {
-			if share.Way == rights.Told || share.Way == rights.Shown {
+			if share.IsOwn() {
 				export(signed[i], share)
 				for k, to := range s.Accounts {
-					if share.Hears(to.Account, of.Account) {
+					if share.Imports(to.Account, of.Account) {
 						importFrom(signed[i], signed[k], share)
 					}
 				}
@@ -90,6 +90,9 @@ func kindOf(share rights.Share) jwt.ExportType {
 // message takes about a kilobyte of the server's memory for this time. No caller waits longer than 10 s for an answer.
 const answeredWithin = 30 * time.Second
 
+// streamsAnsweredWithin is the same for requests for streams, whose callers may wait longer.
+const streamsAnsweredWithin = protocol.MaxStreamTimeout + answeredWithin
+
 func export(from *jwt.AccountClaims, share rights.Share) {
 	e := &jwt.Export{Name: share.Subject, Subject: jwt.Subject(share.Subject), Type: kindOf(share)}
 	switch share.Way {
@@ -97,6 +100,8 @@ func export(from *jwt.AccountClaims, share rights.Share) {
 		e.ResponseType = jwt.ResponseTypeStream
 	case rights.Asked:
 		e.ResponseThreshold = answeredWithin
+	case rights.Answers:
+		e.ResponseThreshold = streamsAnsweredWithin
 	}
 	from.Exports.Add(e)
 }

@@ -122,6 +122,9 @@ func Init(dir string, replace Replace) (*Authority, error) {
 	if err := a.signAccounts(s); err != nil {
 		return nil, err
 	}
+	if err := a.addSecretsKey(); err != nil { // keys of a replaced authority still open the secrets that are stored
+		return nil, err
+	}
 	return a, a.store(s)
 }
 
@@ -174,7 +177,7 @@ func (a *Authority) lock() (unlock func(), err error) {
 		}
 	}
 	if err != nil {
-		_ = f.Close()
+		_ = f.Close() // nothing was written to it, and the first error says why
 		return nil, internal("lock the authority", err)
 	}
 	return func() { _ = f.Close() }, nil // closing the file unlocks it

@@ -171,6 +171,9 @@ func TestClientsAreHeardAndHear(t *testing.T) {
 				"boxfleet.v1.out.*.blue.>":  {w.user, w.worker, "boxfleet.v1.out.HOSTA.blue.x.e"},
 				"boxfleet.v1.work.w1.*.*":   {w.worker, w.coordinator, "boxfleet.v1.work.w1.blue.x"},
 				"_INBOX.blue.anna.answer.1": {w.user, w.coordinator, ""},
+
+				"boxfleet.v1.measure.w1.HOSTA":   {w.worker, w.coordinator, ""},
+				"boxfleet.v1.measured.c1.w1.*.*": {w.coordinator, w.worker, "boxfleet.v1.measured.c1.w1.HOSTA.q"},
 			} {
 				sub, err := way.hears.SubscribeSync(subject)
 				if err != nil {

@@ -15,8 +15,9 @@
 //	issue.go       credentials: issuing, listing, revoking
 //	keep.go        credentials of one process, made when they are missing or no longer valid
 //	rotate.go      replacing the signing key of a role
+//	secretskey.go  the fleet's keys for secrets, which coordinators hold
 //	server.go      the configuration of servers, and pushing changed accounts to them
 //	static.go      the alternative without an operator: users in a server's configuration
 //
-// The package imports rights and protocol of this module, and does not know the NATS client.
+// The package imports rights, seal and protocol of this module, and does not know the NATS client.
 package auth

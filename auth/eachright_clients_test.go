@@ -72,15 +72,15 @@ func (c *trialConn) running(t *testing.T, sandbox, worker, host string) {
 	}
 }
 
-var isReady = protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}
+var isReady = protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}}
 
 // assigned makes a sandbox of tenant blue that a worker has to create.
 func (c *trialConn) assigned(ctx context.Context, sandbox, worker, host string) error {
 	return c.append(ctx, "c1", sandbox,
-		protocol.Event{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{
+		protocol.Event{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{
 			Spec: &protocol.SandboxSpec{Image: "i", Command: []string{"true"}}}},
 		protocol.Event{Kind: protocol.SandboxAssigned,
-			Phase: &protocol.SandboxDetails{Worker: worker, HostID: host, Generation: 1}},
+			Details: &protocol.SandboxDetails{Worker: worker, HostID: host, Generation: 1}},
 	)
 }
 
@@ -126,7 +126,9 @@ func reads(ctx context.Context, conn *trialConn) (*sdk.Client, error) {
 func startReading(t *testing.T, role rights.Role) (*trials, []*member) {
 	t.Helper()
 	members := eachRight(t, role, func(n int) rights.Identity { return someone(role, fmt.Sprint("r", n), "blue", "") })
-	s := startTrials(t, members...)
+	worker := newMember(t, someone(rights.Worker, "w1", "", "HOSTA"), right{})
+	s := startTrials(t, append([]*member{worker}, members...)...)
+	serveStreams(t, s.open(t, worker).Conn, "w1", nil)
 	root := s.decide(t)
 	root.running(t, "shown", "w1", "HOSTA")
 	if err := root.prints("HOSTA", "shown", "hello", 0); err != nil {
@@ -161,6 +163,12 @@ func TestAUserNeedsEachOfItsRights(t *testing.T) {
 		if _, err = c.Create(ctx, sdk.SandboxSpec{Image: "i", Copies: []sdk.Copy{copied}}, sdk.WithWait(false)); err != nil {
 			return err
 		}
+		if err := refusedWithoutKey(c.Secrets().Remove(ctx, "none")); err != nil {
+			return err
+		}
+		if err := hears(ctx, conn.Conn, "w1", false); err != nil {
+			return err
+		}
 		for _, verb := range protocol.Verbs {
 			_, err := c.Raw().Submit(ctx, sdk.Request{Verb: verb, Sandbox: "none"})
 			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.NotFound {
@@ -169,6 +177,15 @@ func TestAUserNeedsEachOfItsRights(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// refusedWithoutKey returns nil if a coordinator refused a request for a secret because it has no key. The coordinators
+// of trials have none, so this refusal shows that the request arrived.
+func refusedWithoutKey(err error) error {
+	if protocol.CodeOf(err) == protocol.FailedPrecondition {
+		return nil
+	}
+	return fmt.Errorf("the answer to a request for a secret is %w", err)
 }
 
 func TestAFleetViewerNeedsEachOfItsRights(t *testing.T) {
@@ -230,7 +247,7 @@ func read(file interface {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }()
+	defer file.Close()
 	var got strings.Builder
 	buffer := make([]byte, 1<<10)
 	for {
@@ -250,7 +267,9 @@ func TestAWorkerNeedsEachOfItsRights(t *testing.T) {
 	members := eachRight(t, rights.Worker, func(n int) rights.Identity {
 		return someone(rights.Worker, fmt.Sprint("w", n), "", fmt.Sprint("HOST", n))
 	})
-	s := startTrials(t, members...)
+	opens := newMember(t, someone(rights.User, "anna", "blue", ""), right{})
+	s := startTrials(t, append([]*member{opens}, members...)...)
+	user := s.open(t, opens)
 	root := s.decide(t)
 	root.running(t, "long", "w0", "HOST0")
 	root.compacted(t, "long")
@@ -269,13 +288,56 @@ func TestAWorkerNeedsEachOfItsRights(t *testing.T) {
 		if err := root.assigned(ctx, "on-"+m.Name, m.Name, m.Host); err != nil {
 			return err
 		}
-		for _, step := range trialWorkerSteps(ctx, conn, digest) {
+		steps := append(trialWorkerSteps(ctx, conn, digest), step{"serve streams", func() error {
+			return servesStreams(ctx, conn, user)
+		}})
+		for _, step := range steps {
 			if err := step.do(); err != nil {
 				return fmt.Errorf("%s: %w", step.what, err)
 			}
 		}
-		return nil
+		return measures(ctx, root.Conn, conn, protocol.MeasureQuery{Coordinator: "c1", Tenant: "blue", Sandbox: "s"})
 	})
+}
+
+// servesStreams serves streams as a worker, until a user has opened one and received its frames.
+func servesStreams(ctx context.Context, worker, user *trialConn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	serving, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- worker.ServeStreams(ctx, worker.member.Name, echoes(nil), jetstream.StreamLimits{},
+			func() { close(serving) })
+	}()
+	select {
+	case <-serving:
+	case err := <-ended:
+		return err
+	}
+	err := hears(ctx, user.Conn, worker.member.Name, false)
+	cancel()
+	<-ended
+	return err
+}
+
+// measures lets a worker answer a question what a sandbox uses.
+func measures(ctx context.Context, asks *jetstream.Conn, worker *trialConn, q protocol.MeasureQuery) error {
+	m := worker.member
+	stop, err := worker.ServeMeasures(ctx, m.Name, m.Host, usesNothing)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if err := worker.Flush(ctx); err != nil {
+		return err
+	}
+	_, err = asks.AskWorker(ctx, m.Name, m.Host, q)
+	return err
+}
+
+// usesNothing is a worker's answer about any sandbox.
+func usesNothing(context.Context, *protocol.MeasureQuery) (*protocol.MeasureReply, error) {
+	return &protocol.MeasureReply{Usage: &protocol.SandboxUsage{}}, nil
 }
 
 // trialWorkerSteps are the steps of a worker that use NATS.

@@ -96,10 +96,12 @@ func (d *deciding) firstStart(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, leave()) }()
 	for _, s := range []step{
 		{"work with a sandbox", func() error { return d.sandbox(ctx, "kept") }},
+		{"measure a sandbox", func() error { return d.measured(ctx, "kept") }},
 		{"delete a sandbox", func() error { return d.deleted(ctx) }},
 		{"ids without a history", func() error { return d.abandoned(ctx) }},
 		{"requests that nobody can process, and uploads that end early", func() error { return d.refuse(ctx) }},
 		{"hosts and images", func() error { return d.hostsAndImages(ctx) }},
+		{"secrets", func() error { return d.secrets(ctx) }},
 		{"news of an election", func() error { return d.elected(ctx) }},
 	} {
 		if err := s.do(); err != nil {
@@ -253,6 +255,44 @@ func (d *deciding) refuse(ctx context.Context) error {
 		return fmt.Errorf("the upload ended with %w", err)
 	}
 	return until(ctx, "the upload is discarded", func() bool { return d.messages(ctx, "OBJ_"+protocol.BucketBlobs) == 4 })
+}
+
+// measured asks what a sandbox uses.
+func (d *deciding) measured(ctx context.Context, name string) error {
+	stop, err := d.root.ServeMeasures(ctx, "w1", "h1", usesNothing)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if err := d.root.Flush(ctx); err != nil {
+		return err
+	}
+	return second(d.user.Sandbox(name).Usage(ctx))
+}
+
+// secrets stores and removes a secret, and sends the coordinator a request for a secret and a worker's question.
+func (d *deciding) secrets(ctx context.Context) error {
+	revision, err := d.conn.PutSecret(ctx, "blue", "db", protocol.SecretVersion{Version: 1}, []byte("sealed"), 0)
+	if err != nil {
+		return err
+	}
+	if err := d.conn.DropSecret(ctx, "blue", "db", 1, revision); err != nil {
+		return err
+	}
+	if err := refusedWithoutKey(d.user.Secrets().Remove(ctx, "db")); err != nil {
+		return err
+	}
+	const inbox = "_INBOX.@w1.answer"
+	sub, err := d.rawConn.SubscribeSync(inbox)
+	if err != nil {
+		return err
+	}
+	question := protocol.Encode(&protocol.UnsealQuery{Version: protocol.Version})
+	if err := d.rawConn.PublishRequest(protocol.UnsealSubject("w1", "h1", "none"), inbox, question); err != nil {
+		return err
+	}
+	_, err = sub.NextMsgWithContext(ctx)
+	return err
 }
 
 // hostsAndImages loses a host, forgets it, and removes the file of an image that nobody wants.

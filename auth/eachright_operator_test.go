@@ -159,6 +159,7 @@ func (d *deciding) operates(ctx context.Context, s *trials) error {
 		{"heartbeats", func() error { return second(c.Heartbeats(func(*protocol.Heartbeat) {})) }},
 		{"output", func() error { return second(n.SubscribeSync("boxfleet.v1.out.>")) }},
 		{"tenants", func() error { return d.worksAsTenant(ctx) }},
+		{"streams", func() error { return hears(ctx, c.Conn, "w9", false) }},
 		{"hosts", func() error {
 			return second(c.ChangeOperatorIntent(ctx, "HOSTA", func(w *protocol.OperatorIntent) error {
 				w.Cordoned = true
@@ -238,6 +239,9 @@ func (d *deciding) worksAsTenant(ctx context.Context) error {
 	if err := d.conn.TenantReads("blue").Upload(ctx, digestOf("mine"), strings.NewReader("mine")); err != nil {
 		return err
 	}
+	if err := refusedWithoutKey(c.Secrets().Remove(ctx, "none")); err != nil {
+		return err
+	}
 	b, err := c.Create(ctx, sdk.SandboxSpec{Image: "i"}, sdk.WithWait(false))
 	if err != nil {
 		return err
@@ -255,7 +259,9 @@ func TestAnOperatorNeedsEachOfItsRights(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startTrials(t, m)
+			worker := newMember(t, someone(rights.Worker, "w9", "", "HOSTW"), right{})
+			s := startTrials(t, worker, m)
+			serveStreams(t, s.open(t, worker).Conn, "w9", nil)
 			d := &deciding{root: s.open(t, s.root)}
 			d.rawConn, d.raw = s.raw(t)
 			s.judge(t, m, func(ctx context.Context, conn *trialConn) error {

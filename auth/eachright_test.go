@@ -20,12 +20,14 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/boxfleet/boxfleet/auth"
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
 )
 
 func TestMain(m *testing.M) {
+	eventually.InMemory()
 	// Many tests wait for the end of credentials or for a coordinator. On small machines they therefore finish sooner with
 	// more parallel tests than cores. The flag -parallel overrides this number.
 	if err := flag.Set("test.parallel", "4"); err != nil {
@@ -81,7 +83,10 @@ var withoutKey = map[rights.Role][]right{
 		{rights.Publish, protocol.WriterSubject(protocol.OwnerCoordinator, "{name}", "", "{key}")},
 		{rights.Publish, protocol.WritersSince},
 	},
-	rights.Worker: {{rights.Publish, protocol.WriterSubject(protocol.OwnerWorker, "{name}", "{host}", "{key}")}},
+	rights.Worker: {
+		{rights.Publish, protocol.WriterSubject(protocol.OwnerWorker, "{name}", "{host}", "{key}")},
+		{rights.Publish, protocol.UnsealSubject("{name}", "{host}", "{key}")},
+	},
 }
 
 // usual returns the rights that a role needs in usual situations.

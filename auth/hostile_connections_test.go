@@ -40,7 +40,7 @@ func joinAsLeaf(t *testing.T, address string, prove func(login map[string]any, n
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }()
+	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}

@@ -176,10 +176,10 @@ func TestAHostileWorkerCannotNotifyAnother(t *testing.T) {
 	blue := (&trialConn{Conn: deciding.Conn}).append
 	if err == nil {
 		err = blue(t.Context(), "c2", "mine",
-			protocol.Event{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{
+			protocol.Event{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{
 				Spec: &protocol.SandboxSpec{Image: "i"}}},
 			protocol.Event{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w2", HostID: "HOSTB", Generation: 1}})
+				Details: &protocol.SandboxDetails{Worker: "w2", HostID: "HOSTB", Generation: 1}})
 	}
 	working := s.honest.Journal(jetstream.JournalConfig{Tenant: "blue", Sandbox: "mine", Writer: "w2"})
 	if err == nil {

@@ -71,7 +71,8 @@ func readCredentials(file string) (rights.Identity, error) {
 	}
 	defer clear(text)
 	damaged := protocol.Errorf(protocol.FailedPrecondition, "",
-		"%s has no usable credentials: remove the file and start again; the start makes new ones and revokes the old ones", file)
+		"%s has no usable credentials: remove the file and start again; the start makes new ones and revokes the old ones",
+		file)
 	id, ok := rights.FromCredentials(text)
 	if !ok {
 		return rights.Identity{}, damaged

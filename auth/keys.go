@@ -56,13 +56,13 @@ func (a *Authority) key(public string) (nkeys.KeyPair, error) {
 // writeFile replaces a file in one step: after a crash the file has either the old or the new content. Only the owner
 // of the file can read it.
 func writeFile(name string, content []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // with mode 0600
+	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // the file gets mode 0600
 	if err != nil {
 		return internal("write "+name, err)
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(f.Name())
+			_ = os.Remove(f.Name()) // if it stays, only the owner can read it; the first error says why
 			err = internal("write "+name, err)
 		}
 	}()

@@ -378,3 +378,65 @@ func TestAPushSaysWhyNoServerTookIt(t *testing.T) {
 		t.Errorf("credentials of another operator: got %v", err)
 	}
 }
+
+func TestAnOldCopyOfAnAuthorityIsNotPushed(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "a")
+	a, err := auth.Init(dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := trust(t, a).Config(filepath.Join(t.TempDir(), "accounts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startServer(t, part)
+	anna, otto := someone(rights.User, "anna", "blue", ""), someone(rights.User, "otto", "blue", "")
+	first := issue(t, a, anna)
+	issue(t, a, otto)
+	backup := filepath.Join(t.TempDir(), "backup")
+	if err := os.CopyFS(backup, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(backup, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Revoke(anna); err != nil {
+		t.Fatal(err)
+	}
+	push(t, a, s)
+
+	old, err := auth.Open(backup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	credentials, err := old.SystemCredentials()
+	if err != nil {
+		t.Fatal(err)
+	}
+	system, err := jetstream.ConnectSystem(t.Context(), s.ClientURL(), jetstream.TLS{}, credentials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer system.Close()
+	for _, change := range []func() error{
+		func() error { return nil },
+		func() error { _, err := old.Revoke(otto); return err }, // now the copy's version is the newer one
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := old.Push(t.Context(), system)
+		if protocol.CodeOf(err) != protocol.FailedPrecondition || !strings.Contains(err.Error(), "an old copy") ||
+			!strings.Contains(err.Error(), "user anna") {
+			t.Errorf("the push of an old copy: %v", err)
+		}
+		if accepts(s, first) {
+			t.Fatal("revoked credentials are accepted again")
+		}
+	}
+	if _, err := old.Revoke(anna); err != nil {
+		t.Fatal(err)
+	}
+	push(t, old, s)
+}

@@ -94,16 +94,26 @@ func (c *roleConn) refusals(t *testing.T) []string {
 // runCoordinator runs a coordinator on the connection until the test ends.
 func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.Assets) {
 	t.Helper()
+	runCoordinatorWith(t, conn, coordinator.Config{Name: name, Assets: assets})
+}
+
+// runCoordinatorWith is like runCoordinator, with further settings. It returns the function that ends the coordinator.
+func runCoordinatorWith(t *testing.T, conn *roleConn, cfg coordinator.Config) (end func()) {
+	t.Helper()
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	ctx, stop := context.WithCancel(context.Background())
 	go func() {
-		ended <- coordinator.Run(ctx, coordinator.Config{Conn: conn.Conn, Name: name, Build: "0.0.1",
-			Assets: assets, Logger: slog.New(slog.DiscardHandler), OnReady: func() { close(ready) }})
+		cfg.Conn, cfg.Build, cfg.OnReady = conn.Conn, "0.0.1", func() { close(ready) }
+		if cfg.Logger == nil {
+			cfg.Logger = slog.New(slog.DiscardHandler)
+		}
+		ended <- coordinator.Run(ctx, cfg)
 	}()
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		stop()
 		<-ended
 	})
+	t.Cleanup(end)
 	select {
 	case <-ready:
 	case err := <-ended:
@@ -111,6 +121,7 @@ func runCoordinator(t *testing.T, conn *roleConn, name string, assets jetstream.
 	case <-time.After(60 * time.Second):
 		t.Fatalf("the coordinator is not ready; refused: %q", conn.refusals(t))
 	}
+	return end
 }
 
 // TestTheCodeOfEachRoleWorksWithItsRights runs the code of a coordinator, a worker and an operator, each with

@@ -72,6 +72,9 @@ const pushLife = 5 * time.Minute
 // claimsUpdate is the subject on which servers take changed accounts from users of the system account.
 const claimsUpdate = "$SYS.REQ.CLAIMS.UPDATE"
 
+// lookupSubject is the subject on which servers say which version of an account they have stored.
+func lookupSubject(account string) string { return "$SYS.REQ.ACCOUNT." + account + ".CLAIMS.LOOKUP" }
+
 // SystemCredentials makes credentials of the system account, for connections that push changes. They are accepted for
 // five minutes, permit nothing else, and are not listed.
 func (a *Authority) SystemCredentials() ([]byte, error) {
@@ -86,7 +89,7 @@ func (a *Authority) SystemCredentials() ([]byte, error) {
 	defer u.wipe()
 	claims := jwt.NewUserClaims(u.public)
 	claims.Name, claims.Expires = name, a.now().Add(pushLife).Unix()
-	claims.Pub.Allow.Add(claimsUpdate)
+	claims.Pub.Allow.Add(claimsUpdate, lookupSubject("*"))
 	claims.Sub.Allow.Add("_INBOX.>")
 	return u.credentials(claims)
 }
@@ -101,7 +104,8 @@ type Asker interface {
 // [Authority.SystemCredentials].
 //
 // Errors: the errors of AskServers; unavailable if no server answered, because servers that store no accounts do not
-// answer; failed_precondition if a server refused an account.
+// answer; failed_precondition if a server refused an account, or if a server knows of a change that this authority does
+// not: the authority is an old copy, and its accounts would make servers accept revoked credentials again.
 func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err error) {
 	if _, err := a.Refresh(); err != nil {
 		return nil, err
@@ -109,6 +113,15 @@ func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err e
 	s, err := a.load()
 	if err != nil {
 		return nil, err
+	}
+	for _, account := range s.Accounts {
+		stored, err := to.AskServers(ctx, lookupSubject(account.Key), nil)
+		if err != nil {
+			return nil, err
+		}
+		if err := refuseOld(a.dir, s, account, stored); err != nil {
+			return nil, err
+		}
 	}
 	for _, account := range s.Accounts {
 		answers, err := to.AskServers(ctx, claimsUpdate, []byte(account.JWT))
@@ -120,6 +133,38 @@ func (a *Authority) Push(ctx context.Context, to Asker) (servers []string, err e
 		}
 	}
 	return servers, nil
+}
+
+// refuseOld returns an error for an authority in dir if a stored version of an account is newer than the authority's,
+// or if the stored version revokes credentials that the authority issued and did not revoke.
+func refuseOld(dir string, s *state, own account, stored [][]byte) error {
+	mine, err := jwt.DecodeAccountClaims(own.JWT)
+	if err != nil {
+		return internal("read an account", err)
+	}
+	const old = "NATS servers %s: %s is an old copy of the authority: use the newest one, because servers would accept " +
+		"credentials that were revoked after the copy was made. If the newest one is lost, revoke those credentials in " +
+		"this copy, and push"
+	for _, text := range stored {
+		if len(text) == 0 { // the server has no version
+			continue
+		}
+		theirs, err := jwt.DecodeAccountClaims(string(text))
+		if err != nil {
+			return internal("read the account of a server", err)
+		}
+		for i := range s.Issued {
+			c := &s.Issued[i]
+			if _, revoked := theirs.Revocations[c.Key]; revoked && c.Revoked.IsZero() {
+				return protocol.Errorf(protocol.FailedPrecondition, "", old,
+					fmt.Sprintf("refuse credentials of %s %s, which were revoked", c.Role, c.Name), dir)
+			}
+		}
+		if theirs.IssuedAt > mine.IssuedAt {
+			return protocol.Errorf(protocol.FailedPrecondition, "", old, "have a newer version of an account", dir)
+		}
+	}
+	return nil
 }
 
 // takenBy returns the servers that took an account.

@@ -89,6 +89,8 @@ func staticAccounts(members map[rights.Account]string) string {
 			responses = ", response: stream"
 		case rights.Asked:
 			responses = fmt.Sprintf(", response_threshold: %q", answeredWithin)
+		case rights.Answers:
+			responses = fmt.Sprintf(", response_threshold: %q", streamsAnsweredWithin)
 		}
 		if !exported[share] {
 			exports[from] += fmt.Sprintf("      { %s: %q%s }\n", kindOf(share), share.Subject, responses)
@@ -101,14 +103,14 @@ func staticAccounts(members map[rights.Account]string) string {
 	}
 	for _, account := range rights.Accounts() {
 		for _, share := range account.Shared() {
-			if share.Way != rights.Told && share.Way != rights.Shown {
+			if !share.IsOwn() {
 				export(rights.Streams, share)
 				importFrom(rights.Streams, account, share)
 				continue
 			}
 			export(account, share)
 			for _, to := range rights.Accounts() {
-				if share.Hears(to, account) {
+				if share.Imports(to, account) {
 					importFrom(account, to, share)
 				}
 			}

@@ -64,10 +64,10 @@ func newFollowed(t *testing.T) *followed {
 	// All events are in one message, so no coordinator chooses a host.
 	w.append(w.decider,
 		protocol.Event{Kind: protocol.SandboxAccepted, Request: "r1",
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}},
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}},
 		protocol.Event{Kind: protocol.SandboxAssigned,
-			Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "HOSTA", Generation: 1}})
-	w.append(w.worker, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b1"}})
+			Details: &protocol.SandboxDetails{Worker: "w1", HostID: "HOSTA", Generation: 1}})
+	w.append(w.worker, protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b1"}})
 	return w
 }
 

@@ -41,7 +41,7 @@ func (c *coordinator) refuseImpossible(
 	if slices.ContainsFunc(c.hostsRead, func(s signal) bool { return !s.isGiven() }) {
 		return nil
 	}
-	b := &protocol.Sandbox{Tenant: k.Tenant, ID: k.ID, Spec: *full, BuiltIn: defaulted, State: protocol.StatePending}
+	b := &protocol.Sandbox{Tenant: k.Tenant, ID: k.ID, Spec: *full, Defaulted: defaulted, State: protocol.StatePending}
 	if why := c.neverFits(b); why != nil {
 		return why
 	}

@@ -76,9 +76,9 @@ func (d *deployment) notifierRan() {
 	spec.Resolve()
 	d.work("of-other", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{
-			{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: spec}},
+			{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{Spec: spec}},
 			{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: h.Worker, HostID: h.HostID, Generation: 1}},
+				Details: &protocol.SandboxDetails{Worker: h.Worker, HostID: h.HostID, Generation: 1}},
 		}
 	})
 	for listening := range uint64(3) { // a late notification about the registration may end the first wait

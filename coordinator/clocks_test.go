@@ -84,8 +84,8 @@ func TestNothingIsDecidedByTheClockOfAWorker(t *testing.T) {
 				d.create(id, protocol.SandboxSpec{Image: "i", IdleTTL: protocol.Duration(idle)})
 				d.append(worker, id,
 					protocol.Event{Kind: protocol.SandboxAssigned,
-						Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-					protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
+						Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+					protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}})
 			}
 			d.scanned()
 			if b := d.handle("idle"); b.State != protocol.StateReady || b.Desired != protocol.StateReady {

@@ -51,8 +51,8 @@ type historyLength struct {
 	dropAt     time.Time // when the oldest segment expires; zero: never
 }
 
-// due reports whether a history may have messages to move, or segments that have expired. It looks at the number of
-// events only: a history never has more messages than events.
+// due reports whether a history may have messages to move, or segments that have expired. It counts events instead of
+// messages: a history never has more messages than events.
 func (l *historyLength) due(b *protocol.Sandbox, h *Histories, now time.Time) bool {
 	if b.State == protocol.StateDeleted || b.Sequence <= uint64(h.Keep) {
 		return false

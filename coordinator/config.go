@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/seal"
 	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/spec"
 )
@@ -49,6 +50,10 @@ type Config struct {
 	// ReadQuotas is nil, this coordinator has no quotas. The quotas of the leading coordinator apply in the whole
 	// deployment.
 	ReadQuotas func() (spec.Quotas, error)
+
+	// SecretsKeys are the fleet's keys for secrets. Clients seal values to the first key; each key opens. Without keys,
+	// this coordinator refuses everything that needs a secret's value.
+	SecretsKeys seal.Keys
 
 	// OnState is called when the coordinator's state changes. The argument well is true while the coordinator works.
 	// The argument text says in a few words what the coordinator does or waits for. OnState must not block, and may be

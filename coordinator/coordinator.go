@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -34,6 +35,7 @@ type coordinator struct {
 	output     atomic.Pointer[outputKeeper]    // nil: this coordinator does not lead
 	admitter   atomic.Pointer[admitter]        // nil: this coordinator does not lead
 	quotas     quotas
+	secrets    *secretTable
 	condition  condition
 	storing    sync.Mutex // held while stored copies of a sandbox's state are written or purged
 }
@@ -92,7 +94,9 @@ func newCoordinator(cfg Config) *coordinator {
 		return nextDeadline(b, cfg.Timing.Overdue, cfg.CleanupTTL)
 	}
 	c.hosts = newHosts(cfg.Timing, c.projection)
+	c.hosts.lockTTL = cmp.Or(cfg.Assets.LockTTL, c.hosts.lockTTL)
 	c.images = newHostImages(c.projection.work.schedulerWake)
+	c.secrets = newSecretTable()
 	c.reads = newReader(c)
 	c.quotas.own.Store(&cfg.quotas)
 	c.condition.say = cfg.OnState
@@ -118,7 +122,8 @@ func (c *coordinator) run(ctx context.Context) error {
 	serving := newSignal()
 	group.Go(func() error {
 		return c.retry(ctx, "serve reads", func() error {
-			return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.reads.endpoints(), serving.give)
+			about := jetstream.Description{Version: semver(c.cfg.Build), FleetKey: fleetKeySaid(c)}
+			return c.conn.ServeReadsAs(ctx, about, c.reads.endpoints(), serving.give)
 		})
 	})
 	if !await(ctx, serving) {
@@ -128,8 +133,16 @@ func (c *coordinator) run(ctx context.Context) error {
 		limits := jetstream.UploadLimits{MaxBytes: c.cfg.UploadMaxBytes, Room: c.roomFor}
 		return c.retry(ctx, "receive uploads", func() error { return c.conn.ServeUploads(ctx, limits) })
 	})
+	secrets := newSignal()
+	group.Go(func() error {
+		return c.retry(ctx, "answer requests for secrets", func() error { return c.serveSecrets(ctx, secrets.give) })
+	})
+	if !await(ctx, secrets) {
+		return group.Wait()
+	}
 	c.condition.change(func(s *condition) { s.serves = true })
 	group.Go(func() error { return c.turnState(ctx) })
+	group.Go(func() error { return c.followLost(ctx) })
 	group.Go(func() error { return c.forgetPurged(ctx) })
 	requests := newRequestHandler(c)
 	group.Go(func() error { return requests.run(ctx) })
@@ -186,6 +199,7 @@ func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, 
 		c.cfg.Probe("before-imports")
 		return c.retry(ctx, "follow imports", func() error { return c.images.followImports(ctx, c.conn, imports.give) })
 	})
+	follow("follow the secrets", func() error { return c.secrets.follow(ctx, c.conn) })
 	follow("follow the intents of operators", func() error {
 		return c.conn.FollowOperatorIntents(ctx, c.hosts.setIntent, intents.give)
 	})

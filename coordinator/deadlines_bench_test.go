@@ -78,10 +78,10 @@ func (d *benched) living(n int, ttl func(i int) time.Duration) []*jetstream.Jour
 			journals[i] = j
 			_, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
 				return []protocol.Event{
-					{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: spec}},
+					{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{Spec: spec}},
 					{Kind: protocol.SandboxAssigned,
-						Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-					{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+						Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+					{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}},
 				}, nil
 			})
 			return err

@@ -33,7 +33,7 @@ func TestADeadlineTakenWhenALeaseEndsIsMetByTheNextLeader(t *testing.T) {
 		d.work(fmt.Sprint("s", i), func(*protocol.State) []protocol.Event {
 			spec := &protocol.SandboxSpec{Image: "i", TTL: protocol.Duration(time.Millisecond)}
 			spec.Resolve()
-			return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: spec}}}
+			return []protocol.Event{{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{Spec: spec}}}
 		})
 	}
 	d.eventually("the standby knows all sandboxes", func() bool { return len(c.projection.work.pendingSandboxes()) == n })

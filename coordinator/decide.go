@@ -21,7 +21,7 @@ func decideAccept(
 	}
 	return []protocol.Event{{
 		Kind: protocol.SandboxAccepted, Request: request,
-		Phase: &protocol.SandboxDetails{Spec: full, BuiltIn: defaulted, Name: name},
+		Details: &protocol.SandboxDetails{Spec: full, Defaulted: defaulted, Name: name},
 	}}, nil
 }
 
@@ -59,7 +59,7 @@ func unchanged(request, verb, exec string) []protocol.Event {
 		return nil
 	}
 	return []protocol.Event{{Kind: protocol.SandboxUnchanged, Request: request,
-		Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
+		Details: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
 }
 
 // changes reports whether any event changes the sandbox. An event of the kind sandbox.unchanged only makes the history
@@ -117,7 +117,7 @@ func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now 
 	}
 	return []protocol.Event{{
 		Kind: protocol.SandboxExtended, Request: request,
-		Phase: &protocol.SandboxDetails{ExpiresAt: now.Add(ttl.Std())},
+		Details: &protocol.SandboxDetails{ExpiresAt: now.Add(ttl.Std())},
 	}}, nil
 }
 
@@ -232,7 +232,7 @@ func decideAssign(
 	} else if !spec.Equal(*resolved, *b.AcceptedSpec()) {
 		d.Spec = resolved
 	}
-	return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: d}}, nil
+	return []protocol.Event{{Kind: protocol.SandboxAssigned, Details: d}}, nil
 }
 
 // decideFail fails the active execs of a sandbox, then the sandbox.

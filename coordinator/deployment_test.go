@@ -137,7 +137,7 @@ func host(worker string, n int) *protocol.Host {
 	return &protocol.Host{
 		Worker: worker, HostID: "h-" + worker, Instance: "i-" + worker, State: protocol.HostReady,
 		Slots: 10, Memory: 10 << 30, CPU: 4, Sandboxes: n, UsedMem: protocol.Bytes(n) << 30,
-		Firewall: protocol.FirewallNFTables, Mounts: []string{"/srv/cache"},
+		Firewall: protocol.FirewallNFTables, Mounts: []string{"/srv/cache"}, LeaseTTL: protocol.Duration(time.Second),
 	}
 }
 

@@ -38,11 +38,13 @@
 //	intents.go                           the leader: cordon, drain, forget
 //	quotas.go, quotause.go               quotas: the leader's answers; what each tenant uses
 //	quotaclaims.go, quotauploads.go      room for requests in progress; stored uploads
+//	secrets.go, secrettable.go           sets and removes secrets; the names and versions of all secrets
+//	unseal.go                            gives workers the values of the specs that they run
 //	notify.go                            the leader: notifies workers again
 //	snapshots.go, compact.go             the leader: keep restarts fast and the log small
 //	reservations.go                      the leader: ends ids that were reserved but never used
 //	outputbudget.go, blobs.go            the leader: bounds stored output, keeps uploads
 //
-// The package imports protocol, spec, jetstream, imageref, seldom, wake, backoff, coordinator/placement and
+// The package imports protocol, spec, seal, jetstream, imageref, seldom, wake, backoff, coordinator/placement and
 // coordinator/execindex, never worker.
 package coordinator

@@ -56,8 +56,8 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 	d.work("a", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{
 			{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-			{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+				Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}},
 		}
 	})
 	exec := func(request, id string, command ...string) *protocol.Reply {
@@ -134,8 +134,8 @@ func TestP3_ACoordinatorThatStartsDuringARoundOfSnapshotsKnowsUsedExecIDs(t *tes
 					if !s.Sandbox.Assigned {
 						events = []protocol.Event{
 							{Kind: protocol.SandboxAssigned,
-								Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-							{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+								Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+							{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}},
 						}
 					}
 					zero := 0

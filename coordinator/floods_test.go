@@ -156,7 +156,8 @@ func TestAFloodOfOneTenantsRequestsDelaysNoOtherTenant(t *testing.T) {
 			t.Fatalf("an exec of another tenant %s the flood: %v", when, r.Error)
 		}
 		after := f.decided.Load() - before
-		t.Logf("an exec of another tenant %s the flood was accepted after %s and %d decisions", when, time.Since(began), after)
+		t.Logf("an exec of another tenant %s the flood was accepted after %s and %d decisions", when, time.Since(began),
+			after)
 		if after > 5000 {
 			t.Errorf("an exec of another tenant %s the flood waited for %d decisions, want at most 5000", when, after)
 		}

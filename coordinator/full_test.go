@@ -79,8 +79,8 @@ func (d *deployment) begin(id string) {
 	d.work(id, func(s *protocol.State) []protocol.Event {
 		return []protocol.Event{
 			{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-			{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+				Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}},
 		}
 	})
 }
@@ -352,30 +352,12 @@ func TestP1_AFullDiskKeepsAcknowledgedRequests(t *testing.T) {
 	}
 }
 
-// lockedLog is a log that several goroutines write.
-type lockedLog struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lockedLog) Write(data []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(data)
-}
-
-func (l *lockedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // A server whose disk is full may disable its JetStream. Only a restart enables it again. A client without the right to
 // ask JetStream learns from the coordinators what has happened.
 func TestClientsLearnThatJetStreamIsDisabled(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	var log lockedLog
+	var log eventually.Buffer
 	conn, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.server.ClientURL(), Name: "c1",
 		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {

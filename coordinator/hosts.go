@@ -20,6 +20,7 @@ import (
 // not lost before a coordinator has taken its lock.
 type hosts struct {
 	timing     Timing
+	lockTTL    time.Duration // life of the lock of a host that does not report it
 	projection *projection
 	now        func() time.Time // the time of the store's clock
 	log        *slog.Logger
@@ -29,6 +30,7 @@ type hosts struct {
 	ids     map[string]string                   // worker names of known hosts, by host id
 	intents map[string]*protocol.OperatorIntent // what operators want of hosts, by host id
 	version uint64                              // counts changes of the table
+	leading bool                                // this coordinator leads
 
 	read atomic.Uint64 // the stored table of hosts was read up to this revision
 }
@@ -37,7 +39,8 @@ type hostEntry struct {
 	host       protocol.Host
 	heard      time.Time // when the last heartbeat or registration arrived; zero: never, or the worker signed off
 	silentFrom time.Time // silence before this time does not make the host lost
-	lost       bool      // a coordinator has taken the host's lock
+	lost       bool      // this coordinator has taken the host's lock
+	free       bool      // another coordinator leads, and the host's lock was free when this one read it
 	changed    bool      // the worker needs every notification again: it is a new process, or may have missed some
 	version    uint64    // version of the table at the last change of this entry
 
@@ -46,8 +49,9 @@ type hostEntry struct {
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, now: func() time.Time { return p.conn.Now() }, log: p.log,
-		known: map[string]*hostEntry{}, ids: map[string]string{}, intents: map[string]*protocol.OperatorIntent{}}
+	h := &hosts{timing: t, lockTTL: jetstream.DefaultLockTTL, projection: p, log: p.log,
+		now: func() time.Time { return p.conn.Now() }, known: map[string]*hostEntry{}, ids: map[string]string{},
+		intents: map[string]*protocol.OperatorIntent{}}
 	p.route = h.workerOf
 	return h
 }
@@ -120,7 +124,7 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	defer h.mu.Unlock()
 	if entry == nil {
 		if e := h.known[worker]; e != nil { // the worker signed off
-			e.heard, e.silentFrom = time.Time{}, time.Time{}
+			e.heard, e.silentFrom = time.Time{}, h.mayReturnUntil(&e.host)
 			h.noteLocked(e)
 		}
 		return
@@ -231,10 +235,12 @@ func (h *hosts) rows() ([]placement.Row, uint64) {
 	for hostID, worker := range workers { // add the hosts that are known only from their sandboxes
 		if h.ids[hostID] == "" && !h.forgottenLocked(hostID) {
 			host := protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
+			from := h.mayReturnUntil(&host)
 			if h.known[worker] != nil { // after a machine is reinstalled, its worker has the old name and a new host id
-				host.Worker, host.Problem = hostID, "worker "+worker+" has another host now"
+				host.Worker, host.Problem, from = hostID, "worker "+worker+" has another host now", time.Now()
 			}
-			h.entry(host.Worker).host = host
+			e := h.entry(host.Worker)
+			e.host, e.silentFrom = host, from
 			h.ids[hostID] = host.Worker
 		}
 	}
@@ -246,7 +252,10 @@ func (h *hosts) rows() ([]placement.Row, uint64) {
 		}
 		host := &copies[len(rows)]
 		*host = e.host
-		host.State = e.state(h.timing)
+		host.State = e.shown(h.timing, h.leading)
+		if host.Unsupported = ""; host.Instance != "" { // the wire versions of a worker are unknown until it has registered
+			host.Unsupported = host.VersionRefusal(protocol.OldestVersion, protocol.Version)
+		}
 		h.showIntentLocked(host)
 		used[host.HostID].AddTo(host)
 		if !e.heard.IsZero() {
@@ -277,7 +286,17 @@ func (e *hostEntry) state(t Timing) protocol.HostState {
 	return protocol.HostReady
 }
 
-// isAlive reports whether the host's worker was heard recently.
+// shown returns the state of a host as readers see it. Only the leader can tell that a host is lost, because only the
+// leader takes the host's lock. Any other coordinator shows a silent host as lost if the lock is free.
+func (e *hostEntry) shown(t Timing, leading bool) protocol.HostState {
+	state := e.state(t)
+	if state == protocol.HostSuspect && e.free && !leading {
+		return protocol.HostLost
+	}
+	return state
+}
+
+// isAlive reports whether a heartbeat or registration of the host's worker arrived recently.
 func (e *hostEntry) isAlive(t Timing) bool {
 	return !e.lost && !e.heard.IsZero() && time.Since(e.heard) <= t.Suspect
 }
@@ -288,7 +307,7 @@ func (h *hosts) states() map[string]protocol.HostState {
 	defer h.mu.Unlock()
 	states := make(map[string]protocol.HostState, len(h.known))
 	for _, e := range h.known {
-		states[e.host.HostID] = e.state(h.timing)
+		states[e.host.HostID] = e.shown(h.timing, h.leading)
 	}
 	return states
 }
@@ -359,8 +378,15 @@ func (h *hosts) reconnected() {
 // reconnectGrace is how many times longer than usual a host may be silent after this coordinator was cut off.
 const reconnectGrace = 5
 
-// mayBeLost reports whether a silent host has had enough time, since silentFrom, to be heard again. For example, an
-// outage of NATS ends all leases, and a worker then needs a moment to take its lock again.
+// mayReturnUntil returns the value of silentFrom for a host whose worker has signed off. A worker that stops gives up
+// its host's lock, although it may start again at once, for example with a new version. It gets as much time as a
+// worker that dies: the life of the lock.
+func (h *hosts) mayReturnUntil(host *protocol.Host) time.Time {
+	return time.Now().Add(cmp.Or(host.LeaseTTL.Std(), h.lockTTL) - h.timing.Suspect)
+}
+
+// mayBeLost reports whether a silent host has had enough time, since silentFrom, to send a heartbeat again. For
+// example, an outage of NATS ends all leases, and a worker then needs a moment to take its lock again.
 func (h *hosts) mayBeLost(worker string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -368,8 +394,8 @@ func (h *hosts) mayBeLost(worker string) bool {
 	return e != nil && time.Since(e.silentFrom) > h.timing.Suspect
 }
 
-// setLost records that a host is lost, unless its worker has been heard recently. The caller has found the host's lock
-// free.
+// setLost records that a host is lost, unless a heartbeat of its worker has arrived recently. The caller has found the
+// host's lock free.
 func (h *hosts) setLost(worker string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

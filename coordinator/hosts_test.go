@@ -53,8 +53,11 @@ func (d *deployment) hostIs(worker string, state protocol.HostState) bool {
 func TestWaitingSandboxesSurviveARestartWhileTheWorkerIsAway(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	timing := Timing{Scan: 20 * time.Millisecond}
-	stop := d.coordinator("c1", timing)
+	start := func(name string) (stop func()) {
+		return d.run(Config{Name: name, Timing: Timing{Scan: 20 * time.Millisecond},
+			Assets: jetstream.Assets{LockTTL: time.Second}})
+	}
+	stop := start("c1")
 	h := host("w1", 0)
 	h.Slots, h.Profiles, h.Tools, h.GPUs = 1, []string{protocol.ProfileHardened,
 		protocol.ProfileStandard}, []string{"git"}, 1
@@ -72,7 +75,7 @@ func TestWaitingSandboxesSurviveARestartWhileTheWorkerIsAway(t *testing.T) {
 	}
 	d.leave("w1")
 	stop()
-	defer d.coordinator("c2", timing)()
+	defer start("c2")()
 	d.eventually("the new coordinator knows that the host is lost",
 		func() bool { return d.hostIs("w1", protocol.HostLost) })
 	for id := range waiting {
@@ -80,6 +83,40 @@ func TestWaitingSandboxesSurviveARestartWhileTheWorkerIsAway(t *testing.T) {
 			t.Errorf("sandbox %s is %s: %v", id, b.State, b.Error)
 		}
 	}
+}
+
+func TestEachCoordinatorShowsThatAHostIsLost(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	timing := Timing{Scan: 20 * time.Millisecond, Suspect: 200 * time.Millisecond, Seize: 20 * time.Millisecond}
+	defer d.coordinator("c1", timing)()
+	d.eventually("c1 leads", func() bool { return d.mustQuery(protocol.EndpointPing, protocol.Query{}).Ping.Leader })
+	var follower *coordinator
+	defer d.run(Config{Name: "c2", Timing: timing, made: func(c *coordinator) { follower = c }})()
+	shows := func(state protocol.HostState) func() bool {
+		return func() bool {
+			hosts := follower.hosts.list()
+			return len(hosts) == 1 && hosts[0].State == state && follower.hosts.states()["h-w1"] == state
+		}
+	}
+	h := host("w1", 0)
+	holder := jetstream.Holder{Name: "w1", Instance: h.Instance}
+	lease, err := d.conn.AcquireHost(t.Context(), h.HostID, holder, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.register(h)
+	d.eventually("the follower shows a silent host with a lock as suspect", shows(protocol.HostSuspect))
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d.eventually("the follower shows a silent host without a lock as lost", shows(protocol.HostLost))
+	if follower.elected.Load() {
+		t.Fatal("the follower leads")
+	}
+	h.Instance = "i2"
+	d.register(h)
+	d.eventually("the follower shows that the host is back", shows(protocol.HostReady))
 }
 
 // During an outage of NATS all locks end, and a worker needs a moment to take its lock again.
@@ -106,7 +143,7 @@ func TestAnOutageOfNATSMakesNoHostLost(t *testing.T) {
 			d.create("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
 			d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
 			d.work("a", func(*protocol.State) []protocol.Event {
-				return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
+				return []protocol.Event{{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}}}
 			})
 			d.eventually("the sandbox is ready", func() bool { return d.list()["a"].State == protocol.StateReady })
 			if restarted {
@@ -137,6 +174,45 @@ func TestAnOutageOfNATSMakesNoHostLost(t *testing.T) {
 			d.leave("w1")
 			d.eventually("the host is lost once it is silent again",
 				func() bool { return d.list()["a"].Reason == protocol.ReasonHostLost })
+		})
+	}
+}
+
+// A worker signs off and gives up its host's lock when it is restarted, for example for an upgrade.
+func TestAWorkerThatSignsOffHasTheTimeOfItsLockToReturn(t *testing.T) {
+	t.Parallel()
+	for name, restarted := range map[string]bool{
+		"for a coordinator that keeps running": false, "for a coordinator that starts": true,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDeployment(t)
+			const ttl = 4 * time.Second
+			start := func(name string) (stop func()) {
+				return d.run(Config{Name: name, Assets: jetstream.Assets{LockTTL: ttl},
+					Timing: Timing{Scan: 20 * time.Millisecond, Suspect: time.Second, Seize: 20 * time.Millisecond}})
+			}
+			stop := start("c1")
+			defer func() { stop() }()
+			h := host("w1", 0)
+			h.LeaseTTL = 0 // as a worker of an earlier version registers
+			d.register(h)
+			d.create("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
+			d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
+			d.work("a", func(*protocol.State) []protocol.Event {
+				return []protocol.Event{{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}}}
+			})
+			d.eventually("the sandbox is ready", func() bool { return d.list()["a"].State == protocol.StateReady })
+			left := time.Now()
+			d.leave("w1")
+			if restarted {
+				stop()
+				stop = start("c2")
+			}
+			d.eventually("the host is lost", func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostLost })
+			if took := time.Since(left); took < ttl {
+				t.Errorf("the sandbox failed %s after its worker signed off, with a lock of %s", took, ttl)
+			}
 		})
 	}
 }
@@ -225,7 +301,7 @@ func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	h := host("w1", 0)
 	d.register(h)
 	short := protocol.Duration(100 * time.Millisecond)
-	d.create("a", protocol.SandboxSpec{Image: "i", QueueTimeout: 10 * short, CreateTimeout: 10 * short})
+	d.create("a", protocol.SandboxSpec{Image: "i", QueueTimeout: 10 * short, CreateTimeout: 30 * short})
 	d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
 	d.leave("w1")
 	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
@@ -234,7 +310,7 @@ func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := reply.Explain; e.Sandbox.State == protocol.StatePending &&
-		(e.Position != 1 || len(e.Hosts) != 1 || !e.Deadline.Equal(e.Sandbox.AssignedAt.Add(1100*time.Millisecond))) {
+		(e.Position != 1 || len(e.Hosts) != 1 || !e.Deadline.Equal(e.Sandbox.AssignedAt.Add(3100*time.Millisecond))) {
 		t.Errorf("the explanation is %+v", e)
 	}
 	d.eventually("the sandbox fails", func() bool { return d.list("failed")["a"] != nil })

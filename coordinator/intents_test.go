@@ -39,7 +39,7 @@ func (d *deployment) readyOn(id string, s protocol.SandboxSpec) {
 func (d *deployment) isReady(id string) {
 	d.t.Helper()
 	d.work(id, func(*protocol.State) []protocol.Event {
-		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
+		return []protocol.Event{{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}}}
 	})
 	d.eventually(id+" is ready", func() bool { return d.list()[id].State == protocol.StateReady })
 }

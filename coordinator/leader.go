@@ -49,6 +49,8 @@ func (l *leader) lead(ctx context.Context) {
 	leading, stop := context.WithCancel(ctx)
 	defer stop()
 	group, leading := errgroup.WithContext(leading)
+	noteLeading(l.hosts, true)
+	defer noteLeading(l.hosts, false)
 	for _, run := range []func(context.Context) error{
 		l.lease.Run, newScheduler(l).run, newWatchdog(l).run, (&notifier{l}).run,
 		newReservationWatch(l.coordinator).run, newSnapshotWriter(l).run, newCompactor(l).run,

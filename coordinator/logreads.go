@@ -135,7 +135,8 @@ func (rd *reader) ownOutput(ctx context.Context, j *jetstream.Journal, q *protoc
 	} else if len(b.Spec.Command) == 0 {
 		return nil, protocol.Invalid("exec", "must be set: the sandbox has no command of its own")
 	}
-	page, err := rd.conn.OutputPage(ctx, outputOf(j, key{Tenant: b.Tenant, ID: b.ID}, log), q.Stream, q.Offset, q.Limit, -1)
+	output := outputOf(j, key{Tenant: b.Tenant, ID: b.ID}, log)
+	page, err := rd.conn.OutputPage(ctx, output, q.Stream, q.Offset, q.Limit, -1)
 	if err != nil {
 		return nil, err
 	}

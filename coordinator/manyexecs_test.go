@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -41,7 +42,7 @@ func TestASandboxWithThousandsOfExecsFailsWithItsHost(t *testing.T) {
 	d.create("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
 	d.eventually("the sandbox is assigned", func() bool { return d.list()["a"].Assigned })
 	d.work("a", func(*protocol.State) []protocol.Event {
-		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
+		return []protocol.Event{{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}}}
 	})
 	d.acceptedBefore("a", 6000)
 	d.eventually("the coordinator knows all execs", func() bool { return d.list()["a"].ActiveExecs == 6000 })
@@ -59,7 +60,8 @@ func TestASandboxWithThousandsOfExecsFailsWithItsHost(t *testing.T) {
 func TestThousandsOfExecsOfALostHostEnd(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Overdue: 20 * time.Millisecond})()
+	defer d.run(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Overdue: 20 * time.Millisecond},
+		Assets: jetstream.Assets{LockTTL: time.Second}})()
 	d.ready("a")
 	d.acceptedBefore("a", 3000)
 	d.eventually("all execs end", func() bool { b := d.list()["a"]; return b.TotalExecs == 3000 && b.ActiveExecs == 0 })

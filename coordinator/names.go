@@ -23,7 +23,7 @@ type nameRegistry struct{ *coordinator }
 // reserve takes a create's name, if it has one, and reserves its id. It returns the reservation that the id had before.
 // If refused is not nil, it takes neither the name nor the id.
 func (n *nameRegistry) reserve(
-	ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error,
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request, mine protocol.Reservation, refused error,
 ) (before *protocol.Reservation, err error) {
 	if refused == nil && !protocol.IsGeneratedID(k.ID) {
 		refused = n.checkIDNotName(ctx, k)
@@ -31,7 +31,7 @@ func (n *nameRegistry) reserve(
 			return nil, refused
 		}
 	}
-	if name == "" && refused == nil {
+	if r.Name == "" && refused == nil {
 		n.cfg.Probe("create-before-reserve")
 		return n.conn.ReserveSandbox(ctx, k.Tenant, k.ID, mine)
 	}
@@ -49,7 +49,7 @@ func (n *nameRegistry) reserve(
 	if refused != nil {
 		return nil, refused
 	}
-	if err := n.takeName(ctx, d, k, name); err != nil {
+	if err := n.takeName(ctx, d, k, r); err != nil {
 		return nil, err
 	}
 	n.cfg.Probe("create-before-reserve")
@@ -57,7 +57,7 @@ func (n *nameRegistry) reserve(
 		before, err = n.conn.ReserveSandbox(ctx, k.Tenant, k.ID, mine)
 	}
 	if err == nil && before != nil && !sameReservation(before, &mine) { // another create got the id first
-		err = n.leaveName(ctx, k, name)
+		err = n.leaveName(ctx, k, r.Name)
 	}
 	return before, err
 }
@@ -94,7 +94,8 @@ func named(s *protocol.SandboxSpec, name string) any {
 }
 
 // takeName gives a name to the sandbox of a create. It returns already_exists if a living sandbox has the name.
-func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k key, name string) error {
+func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) error {
+	name, fingerprint := r.Name, protocol.Fingerprint(r.Sandbox.WithoutValues())
 	for pause := time.Duration(0); ; pause = min(2*pause+time.Millisecond, 100*time.Millisecond) {
 		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
@@ -103,7 +104,7 @@ func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k ke
 		if err != nil {
 			return err
 		}
-		next := protocol.NameHold{Sandbox: k.ID, Request: d.ID, Stored: d.Sequence}
+		next := protocol.NameHold{Sandbox: k.ID, Request: d.ID, Fingerprint: fingerprint, Stored: d.Sequence}
 		if hold != nil {
 			if hold.Sandbox == k.ID {
 				return nil
@@ -119,8 +120,9 @@ func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k ke
 			return nameTaken("%s is the name of sandbox %s, which is %s", name, other, state)
 		}
 		if _, err := n.conn.SandboxReservation(ctx, k.Tenant, name); err == nil {
-			return nameTaken("%s is, or was, the id of a sandbox, and an id is never used again: choose another name",
-				name)
+			e := nameTaken("%s is, or was, the id of a sandbox, and an id is never used again: choose another name", name)
+			e.Reason = protocol.ReasonNameIsID // unlike a taken name, this name never becomes free
+			return e
 		} else if protocol.CodeOf(err) != protocol.NotFound {
 			return err
 		}
@@ -184,27 +186,36 @@ func (n *nameRegistry) holdsName(
 
 // checkIDNotName refuses an id that is a living sandbox's name: requests with that name would reach the new sandbox.
 func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
-	hold, _, err := n.conn.SandboxName(ctx, k.Tenant, k.ID)
-	if err != nil {
+	hold, state, err := n.holder(ctx, k.Tenant, k.ID)
+	if err != nil || hold == nil || hold.Sandbox == k.ID {
 		return err
 	}
-	holder, state, err := n.unrecordedHolder(ctx, k.Tenant, k.ID, hold)
+	return nameTaken("%s is the name of sandbox %s, which is %s, and cannot be an id", k.ID, hold.Sandbox, state)
+}
+
+// holder returns which living sandbox has a name according to the log, and the state of that sandbox. It returns nil if
+// no sandbox has the name.
+func (n *nameRegistry) holder(
+	ctx context.Context, tenant, name string,
+) (*protocol.NameHold, protocol.SandboxState, error) {
+	hold, _, err := n.conn.SandboxName(ctx, tenant, name)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	if holder == "" && hold != nil && hold.Sandbox != k.ID {
-		var holds bool
-		if state, holds, err = n.holdsName(ctx, key{Tenant: k.Tenant, ID: hold.Sandbox}, k.ID); holds {
-			holder = hold.Sandbox
-		}
-		if err != nil && protocol.CodeOf(err) != protocol.NotFound {
-			return err
-		}
+	if id, state, err := n.unrecordedHolder(ctx, tenant, name, hold); err != nil || id != "" {
+		return &protocol.NameHold{Sandbox: id}, state, err
 	}
-	if holder != "" && holder != k.ID {
-		return nameTaken("%s is the name of sandbox %s, which is %s, and cannot be an id", k.ID, holder, state)
+	if hold == nil {
+		return nil, "", nil
 	}
-	return nil
+	state, holds, err := n.holdsName(ctx, key{Tenant: tenant, ID: hold.Sandbox}, name)
+	switch {
+	case protocol.CodeOf(err) == protocol.NotFound, err == nil && !holds:
+		return nil, "", nil
+	case err != nil:
+		return nil, "", err
+	}
+	return hold, state, nil
 }
 
 // unrecordedHolder returns the living sandbox that holds a name according to the log, if the bucket names another
@@ -228,7 +239,7 @@ func (n *nameRegistry) unrecordedHolder(
 
 func isNameTaken(err error) bool { return protocol.AsError(err).Reason == protocol.ReasonNameTaken }
 
-func nameTaken(format string, args ...any) error {
+func nameTaken(format string, args ...any) *protocol.Error {
 	e := protocol.Errorf(protocol.AlreadyExists, protocol.ReasonNameTaken, format, args...)
 	e.Field = "name"
 	return e

@@ -255,7 +255,7 @@ func TestIDsAndNamesNeverCollide(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	d.create("web", protocol.SandboxSpec{Image: "i"})
-	if r := d.named("web", "s1"); !takenName(r) {
+	if r := d.named("web", "s1"); !refused(r) || r.Error.Reason != protocol.ReasonNameIsID || r.Error.Field != "name" {
 		t.Errorf("a create whose name is an id is answered with %v", r.Error)
 	}
 	d.isFree("s1")

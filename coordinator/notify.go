@@ -47,8 +47,8 @@ func (n *notifier) notifyRegistered(ctx context.Context) error {
 	})
 }
 
-// send sends notifications in rounds. It stops after about one scan, so that workers that register in the meantime do
-// not wait for long, and returns the notifications that were not sent.
+// send sends notifications in rounds. It stops after about one scan, because other workers may have registered in the
+// meantime. It returns the notifications that were not sent.
 func (n *notifier) send(ctx context.Context, due []notification) []notification {
 	for began := time.Now(); len(due) > 0 && time.Since(began) < max(n.cfg.Timing.Scan, notifyRound); {
 		size := min(notifiedPerRound, len(due))

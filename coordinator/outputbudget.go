@@ -108,8 +108,8 @@ func (k *outputKeeper) purged(of key) {
 	delete(k.hosts, of)
 }
 
-// The method of returns the size of one tenant's stored output at the last measurement, or nil if the log has not been
-// read yet.
+// The method "of" returns the size of one tenant's stored output at the last measurement, or nil if the log has not
+// been read yet.
 func (k *outputKeeper) of(tenant string) *protocol.Bytes {
 	k.mu.Lock()
 	defer k.mu.Unlock()

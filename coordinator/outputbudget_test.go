@@ -176,8 +176,8 @@ func (d *deployment) isOn(tenant, sandbox, host string) {
 	if _, err := j.Do(d.t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
 		return []protocol.Event{
 			{Kind: protocol.SandboxAccepted, Request: sandbox,
-				Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
-			{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host, Generation: 1}},
+				Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+			{Kind: protocol.SandboxAssigned, Details: &protocol.SandboxDetails{Worker: "w1", HostID: host, Generation: 1}},
 		}, nil
 	}); err != nil {
 		d.t.Fatal(err)

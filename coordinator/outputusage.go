@@ -43,8 +43,8 @@ type outputLimits struct {
 	quota                func(tenant string) int64 // nil: no tenant has a quota
 }
 
-// The method of returns the limit of one tenant: the smaller of the tenant's quota and the limit that applies to every
-// tenant; 0: no limit.
+// The method "of" returns the limit of one tenant: the smaller of the tenant's quota and the limit that applies to
+// every tenant; 0: no limit.
 func (l outputLimits) of(tenant string) int64 {
 	if l.quota == nil {
 		return l.Tenant

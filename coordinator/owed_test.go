@@ -78,12 +78,12 @@ func TestACheckupListsWhatIsOwed(t *testing.T) {
 	d.register(h)
 	short := protocol.SandboxSpec{Image: "i", Grace: protocol.Duration(time.Millisecond)}
 	assigned := protocol.Event{Kind: protocol.SandboxAssigned,
-		Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
+		Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
 	for _, id := range []string{"waits", "deleted", "stopped", "exec", "well"} {
 		d.create(id, short)
 		if id != "waits" {
 			d.append(d.conn, id, assigned, protocol.Event{Kind: protocol.SandboxReady,
-				Phase: &protocol.SandboxDetails{Boot: "b"}})
+				Details: &protocol.SandboxDetails{Boot: "b"}})
 		}
 	}
 	if r := d.createAs("acme", "theirs", &short); r.Error != nil {
@@ -132,8 +132,8 @@ func TestACheckupListsWhatIsOwed(t *testing.T) {
 	}
 }
 
-// Sandboxes that may take long to stop do not hide one that hangs. Since when it should have stopped, only its history
-// says, and a checkup reads few histories.
+// Sandboxes that may take long to stop do not hide one that hangs. Only a sandbox's
+// history says when it should have stopped, and a checkup reads few histories.
 func TestACheckupFindsTheSandboxThatHangsAmongManyThatStop(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -142,10 +142,11 @@ func TestACheckupFindsTheSandboxThatHangsAmongManyThatStop(t *testing.T) {
 	h.HostID, h.Full = "h1", "it takes no more in this test"
 	d.register(h)
 	assigned := protocol.Event{Kind: protocol.SandboxAssigned,
-		Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
+		Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
 	stop := func(id string, grace time.Duration) {
 		d.create(id, protocol.SandboxSpec{Image: "i", Grace: protocol.Duration(grace)})
-		d.append(d.conn, id, assigned, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
+		d.append(d.conn, id, assigned, protocol.Event{Kind: protocol.SandboxReady,
+			Details: &protocol.SandboxDetails{Boot: "b"}})
 		d.eventually(id+" is ready", func() bool {
 			return d.request(protocol.VerbStop, id, "stop-"+id, protocol.Request{}).Error == nil
 		})
@@ -154,19 +155,22 @@ func TestACheckupFindsTheSandboxThatHangsAmongManyThatStop(t *testing.T) {
 		stop(fmt.Sprintf("slow-%d", i), 10*time.Minute)
 	}
 	stop("hangs", time.Millisecond)
-	time.Sleep(100 * time.Millisecond) // until it is late
-	for range 20 {
+	owes := func() []protocol.Owed {
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointCheckup, &protocol.Query{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if owed := reply.Checkup.Owed; len(owed) != 1 || owed[0].Sandbox != "hangs" {
+		return reply.Checkup.Owed
+	}
+	d.eventually("the sandbox is late", func() bool { return len(owes()) > 0 })
+	for range 20 {
+		if owed := owes(); len(owed) != 1 || owed[0].Sandbox != "hangs" {
 			t.Fatalf("got %+v", owed)
 		}
 	}
 }
 
-// A tenant that floods the coordinator with checkups waits for its own. Those of other tenants are answered.
+// A tenant that floods the coordinator with checkups delays only its own checkups, not those of other tenants.
 func TestAFloodOfCheckupsLeavesRoomForOtherTenants(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -176,7 +180,8 @@ func TestAFloodOfCheckupsLeavesRoomForOtherTenants(t *testing.T) {
 		defer release()
 	}
 	for tenant, want := range map[string]protocol.Code{"acme": protocol.ResourceExhausted, "default": ""} {
-		if _, err := d.conn.Query(t.Context(), tenant, protocol.EndpointCheckup, &protocol.Query{}); protocol.CodeOf(err) != want {
+		if _, err := d.conn.Query(t.Context(), tenant, protocol.EndpointCheckup,
+			&protocol.Query{}); protocol.CodeOf(err) != want {
 			t.Errorf("the checkup of %s: %v", tenant, err)
 		}
 	}

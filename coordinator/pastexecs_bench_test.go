@@ -38,10 +38,10 @@ func benchmarkPast(b *testing.B, n int) {
 	for _, sandbox := range []string{"fresh", "past"} {
 		d.append(sandbox,
 			protocol.Event{Kind: protocol.SandboxAccepted,
-				Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+				Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
 			protocol.Event{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-			protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
+				Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}})
 	}
 	if err := seed.Execs(b.Context(), d.conn, "default", "past", seed.Past{N: n, PerMessage: 10}); err != nil {
 		b.Fatal(err)

@@ -215,7 +215,7 @@ func TestRefreshesOfOneSandboxAreShared(t *testing.T) {
 	d.coordinator("c0", Timing{})() // makes the streams
 	d.work("a", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{{
-			Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}},
+			Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}},
 		}}
 	})
 	d.begin("a")

@@ -27,7 +27,7 @@ import (
 type quotas struct {
 	own     atomic.Pointer[map[string]protocol.Quota] // read from this coordinator's own file
 	leaders atomic.Pointer[map[string]protocol.Quota] // the leader's; nil: unknown
-	silent  atomic.Int64                              // until this time since boot, in ns, the leader is not asked
+	silent  atomic.Int64                              // time since boot, in ns, until which the leader is not asked
 }
 
 // quota returns the quota of a tenant.
@@ -295,7 +295,7 @@ func (a *admitter) answer(ctx context.Context, q *protocol.LeaderQuery) *protoco
 		return &protocol.LeaderReply{Tenants: page, Next: next, Error: protocol.AsError(err)}
 	}
 	return &protocol.LeaderReply{Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUnsupported,
-		"the leader does not know this question: run the same version on all coordinators")}
+		"the leader does not know this query: run the same version on all coordinators")}
 }
 
 // claim takes room in a tenant's quota. It returns nil if this coordinator cannot decide, because it does not lead or
@@ -367,7 +367,7 @@ func (c *coordinator) neverFits(b *protocol.Sandbox) *protocol.Error {
 		return nil
 	}
 	over := overAlone(b.Tenant, b.AcceptedSpec(), quota)
-	if over == nil || len(b.BuiltIn) == 0 {
+	if over == nil || len(b.Defaulted) == 0 {
 		return over
 	}
 	hosts, _ := c.hostTable.now(c) // a worker's defaults may ask for less than the built-in ones

@@ -68,9 +68,9 @@ func (u *uploadUsage) removeLocked(k uploadKey) {
 	}
 }
 
-// The method of returns the size of a tenant's uploads. It leaves out one upload, named by its digest in but, because a
-// new upload replaces it. The method first subtracts expired uploads from the sums: the server removes such uploads
-// without a message.
+// The method "of" returns the size of a tenant's uploads. It leaves out the upload whose digest is in the parameter
+// but, because a new upload replaces it. The method first subtracts expired uploads from the sums: the server removes
+// such uploads without a message.
 func (u *uploadUsage) of(tenant, but string, now time.Time) protocol.Bytes {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -194,8 +194,8 @@ func (u *uploader) spread() (ids []string) {
 	return ids
 }
 
-// abort ends uploads. It returns how many no coordinator has received. A message to a process that has just been killed
-// may be lost without an answer, so abort repeats messages, as a client does.
+// abort ends uploads. It returns the number of uploads that no coordinator has received. A message to a process that
+// has just been killed may be lost without an answer, so abort repeats messages, as a client does.
 func (u *uploader) abort(ids []string) (dead int) {
 	u.d.t.Helper()
 	for _, id := range ids {

@@ -22,7 +22,7 @@ type tenantShares struct {
 type share struct {
 	load           // reserved on hosts; load.sandboxes also counts sandboxes that are stopped on a host
 	execs, waiting int
-	uploads        protocol.Bytes // in claims only
+	uploads        protocol.Bytes // size of uploads; only claims have it
 }
 
 func (s *share) add(v share, sign int) {

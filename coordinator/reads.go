@@ -26,6 +26,8 @@ type reader struct {
 	reporting        *readSlots // limits reads of tenants' use and checkups, which ask the leader
 	unknown          *readSlots // limits reads that ask NATS whether a sandbox exists
 	checking         *readSlots // limits checkups
+	measuring        *readSlots // limits questions to workers
+	served           []string   // the names of all endpoints, sorted
 }
 
 func newReader(c *coordinator) *reader {
@@ -34,12 +36,13 @@ func newReader(c *coordinator) *reader {
 		getting: newReadSlots(getsAtOnce), listing: newReadSlots(listsAtOnce), paging: newReadSlots(pagesAtOnce),
 		following: newReadSlots(followersAtOnce), reporting: newReadSlots(reportsAtOnce),
 		unknown: newReadSlots(unknownAtOnce), checking: newReadSlots(checkupsAtOnce),
+		measuring: newReadSlots(measuresAtOnce),
 	}
 }
 
-// endpoints returns the reads. Reads are answered from memory, so that no read waits for a host. A read of one sandbox
-// first checks whether the log has newer events: a caller that has just seen an event, in this process or another,
-// never reads an older state. Lists may lack the newest events.
+// endpoints returns the reads. Reads are answered from memory, so that no read waits for a host, except those of usage
+// and processes. A read of one sandbox first checks whether the log has newer events: a caller that has just seen an
+// event, in this process or another, never reads an older state. Lists may lack the newest events.
 func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	all := rd.byName(map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(rd.ping),
@@ -58,11 +61,36 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 
 		protocol.EndpointCheckup: uses(rd.checkup),
 
+		protocol.EndpointUsage:     uses(rd.usage, "sandbox"),
+		protocol.EndpointProcesses: uses(rd.processes, "sandbox"),
+
+		protocol.EndpointSecrets:  uses(rd.listSecrets, "limit", "page"),
+		protocol.EndpointFleetKey: uses(rd.fleetKey),
+
 		protocol.EndpointDefaults: uses(rd.defaults),
 		protocol.EndpointAwaited:  uses(rd.awaited, "images"),
 	})
 	maps.Copy(all, rd.storedPages())
+	rd.served = slices.Sorted(maps.Keys(all))
+	// A query goes to one of the coordinators that serve the endpoint, so leave it to those with the key.
+	if keyless(rd.coordinator) {
+		delete(all, protocol.EndpointFleetKey)
+	}
+	for name, endpoint := range all {
+		all[name] = withoutValues(endpoint)
+	}
 	return all
+}
+
+// withoutValues wraps an endpoint so that its answers show no sealed values.
+func withoutValues(endpoint jetstream.Endpoint) jetstream.Endpoint {
+	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+		reply, err := endpoint(ctx, tenant, q)
+		if reply != nil {
+			reply = reply.WithoutValues()
+		}
+		return reply, err
+	}
 }
 
 // uses wraps an endpoint that uses only the given fields of a query. It refuses queries with other fields, and
@@ -123,7 +151,8 @@ func (rd *reader) ping(ctx context.Context, _ string, _ *protocol.Query) (*proto
 		Version: rd.cfg.Build, Coordinator: rd.cfg.Name, Deployment: rd.conn.Deployment(),
 		Durability: rd.conn.Durability(storage, rd.cfg.SyncAlways),
 		Leader:     rd.elected.Load(), Hosts: len(hosts), Time: rd.conn.Now(), Storage: storage,
-		Skew: skew, Clocks: clocks, Refused: rd.conn.Refused(),
+		Skew: skew, Clocks: clocks, Refused: rd.conn.Refused(), Endpoints: rd.served,
+		FleetKey: fleetKeySaid(rd.coordinator),
 	}}, nil
 }
 

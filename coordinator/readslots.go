@@ -15,7 +15,9 @@ const (
 	getsAtOnce    = 16
 	listsAtOnce   = 4
 	pagesAtOnce   = 8 // pages of events and output, for all clients together
-	recordsAtOnce = 8 // records of one list
+	recordsAtOnce = 8 // messages of the log that one list reads at the same time
+
+	measuresAtOnce = 64 // each waits for a worker, at most 1.5 s
 
 	checkupsAtOnce = 4 // each reads up to maxAsked messages, one after another
 
@@ -38,7 +40,7 @@ type readSlots struct {
 	mu      sync.Mutex
 	running map[string]int // reads by tenant
 	total   int            // reads of all tenants
-	waiting []*waitingRead // in the order of their arrival
+	waiting []*waitingRead // reads that wait for a slot, in the order of their arrival
 }
 
 type waitingRead struct {
@@ -57,7 +59,7 @@ func (s *readSlots) take(ctx context.Context, tenant string) (release func(), er
 	w := &waitingRead{tenant, make(chan struct{})}
 	if !s.queue(w) {
 		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"%d reads of the tenant wait already: try again later, with fewer reads at once", waitingPerTenant)
+			"%d reads of the tenant already wait: try again later, with fewer reads at once", waitingPerTenant)
 	}
 	over := time.NewTimer(readWithin)
 	defer over.Stop()

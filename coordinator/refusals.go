@@ -53,7 +53,7 @@ func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint6
 	r.last[nameOf(d)] = refusal{why, time.Now(), before}
 }
 
-// The method of returns the refusal that applies to a copy of a request, or nil.
+// The method "of" returns the refusal that applies to a copy of a request, or nil.
 func (r *refusals) of(d *jetstream.Delivery) *protocol.Error {
 	name := nameOf(d)
 	r.mu.Lock()

@@ -3,8 +3,6 @@ package coordinator
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -95,7 +93,8 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // without a message id a request is not idempotent
 	}
 	say := h.waitingNotice(d)
-	for failures, pause := 0, time.Duration(0); ; {
+	again := d.Attempt > 1
+	for failures, pause := 0, time.Duration(0); ; again = true {
 		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
@@ -105,8 +104,9 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			return ctx.Err()
 		case err == nil:
 			reply.Version = protocol.Version
+			reply.Changed = reply.Changed || again && isFrom(reply, d)
 			h.cfg.Probe(d.Verb + "-before-answer")
-			h.conn.Answer(d, reply)
+			h.conn.Answer(d, reply.WithoutValues())
 			h.cfg.Probe(d.Verb + "-before-ack")
 			if why, _ := h.gate.closed(); why != nil && protocol.EndsWork(d.Verb) {
 				// Older requests wait while the gate is closed, so this decided request would stay in the queue for
@@ -128,6 +128,18 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			pause = min(firstRetry<<min(failures-1, 4), lastRetry)
 		}
 	}
+}
+
+// isFrom reports whether the request created what the reply describes. An earlier attempt may have appended it and lost
+// the answer of NATS.
+func isFrom(reply *protocol.Reply, d *jetstream.Delivery) bool {
+	switch d.Verb {
+	case protocol.VerbCreate:
+		return reply.Sandbox != nil && reply.Sandbox.Request == d.ID
+	case protocol.VerbExec:
+		return reply.Exec != nil && reply.Exec.Request == d.ID
+	}
+	return false
 }
 
 // waitingNotice returns the function that tells a request's client why the request waits. The function sends a notice
@@ -308,11 +320,22 @@ func (h *requestHandler) create(
 ) (reply *protocol.Reply, err error) {
 	own := *r.Sandbox // without the tenant's defaults, which may change before a client repeats the request
 	own.Resolve()
+	own = *own.WithoutValues() // a client that repeats a request may seal its values again
 	mine := reservation(d, named(&own, r.Name), h.conn.Now())
 	full, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
 	full, defaulted := spec.Resolve(full)
 	if refused == nil {
 		refused = h.refuseImpossible(ctx, k, &full, defaulted)
+	}
+	if refused == nil {
+		if refused, err = h.refuseSecrets(ctx, k.Tenant, full.SecretFields()); err != nil {
+			return nil, err
+		}
+	}
+	if r.Ensure {
+		if reply, err := h.ensured(ctx, k, r, &full); reply != nil || err != nil {
+			return reply, err
+		}
 	}
 	waits := h.passFor(protocol.QuotaClaim{Tenant: k.Tenant, Sandbox: k.ID})
 	var events []protocol.Event
@@ -323,7 +346,7 @@ func (h *requestHandler) create(
 		}
 		refused = waits.refusal()
 	}
-	before, err := h.names.reserve(ctx, d, k, r.Name, mine, refused)
+	before, err := h.names.reserve(ctx, d, k, r, mine, refused)
 	if err != nil {
 		return nil, err
 	}
@@ -378,9 +401,12 @@ func (h *requestHandler) exec(
 			return &protocol.Reply{Exec: x, Sequence: sequence}, err
 		}
 		if x != nil {
-			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox",
-				r.ExecID)
+			return nil, errIDUsed(r.ExecID)
 		}
+	}
+	noSecrets, err := h.refuseSecrets(ctx, k.Tenant, r.Exec.SecretFields())
+	if err != nil {
+		return nil, err
 	}
 	h.cfg.Probe("exec-before-append")
 	lookups := execindex.Lookups{}
@@ -401,7 +427,13 @@ func (h *requestHandler) exec(
 			if err != nil {
 				return nil, err
 			}
-			return runs.allow(decideExec(s, d.ID, r.ExecID, r.Exec, used, h.cfg.MaxActiveExecs))
+			events, err := decideExec(s, d.ID, r.ExecID, r.Exec, used, h.cfg.MaxActiveExecs)
+			if err == nil && len(events) > 0 {
+				if err = noSecrets; err == nil {
+					err = h.refuseWorker(s, r.Exec)
+				}
+			}
+			return runs.allow(events, err)
 		})
 	})
 	runs.leave(len(events) > 0, err)
@@ -411,9 +443,13 @@ func (h *requestHandler) exec(
 	}
 	x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
 	if err == nil && repeated && (x == nil || x.Request != d.ID || !sameExec(&x.Spec, r.Exec)) {
-		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
+		err = errIDUsed(r.ExecID)
 	}
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
+}
+
+func errIDUsed(exec string) *protocol.Error {
+	return protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", exec)
 }
 
 // acceptsNow reports whether a sandbox would accept a new exec, according to the state in memory. For such an exec the
@@ -491,14 +527,15 @@ func (h *requestHandler) doOnce(
 	return do()
 }
 
-// sameExec compares specs without stdin, which is not kept once an exec has ended.
+// sameExec compares specs without stdin and without sealed values. Stdin is not kept once an exec has ended. A client
+// that repeats a request may seal the values again.
 func sameExec(a, b *protocol.ExecSpec) bool {
-	x, y := *a, *b
+	x, y := *a.WithoutValues(), *b.WithoutValues()
 	x.Stdin, y.Stdin = nil, nil
 	return bytes.Equal(protocol.Encode(&x), protocol.Encode(&y))
 }
 
-// control decides a stop, resume, extend, delete or cancel, with at most one append.
+// control decides a stop, resume, extend, delete, cancel or signal, with at most one append.
 func (h *requestHandler) control(
 	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
 ) (*protocol.Reply, error) {
@@ -513,9 +550,15 @@ func (h *requestHandler) control(
 		case protocol.VerbStop:
 			return decideStop(s, d.ID, protocol.ReasonStopRequested)
 		case protocol.VerbResume:
-			return decideResume(s, d.ID)
+			events, err := decideResume(s, d.ID)
+			if err == nil && changes(events) {
+				err = h.refuseResume(s)
+			}
+			return events, err
 		case protocol.VerbDelete:
 			return decideDelete(s, d.ID, protocol.ReasonDeleteRequested)
+		case protocol.VerbSignal:
+			return decideSignal(s, d.ID, r, now)
 		}
 		return decideCancel(s, d.ID, r.ExecID)
 	}
@@ -531,7 +574,7 @@ func (h *requestHandler) control(
 		}
 	}
 	reply := sandboxReply(j, changes(events))
-	if d.Verb == protocol.VerbCancel {
+	if d.Verb == protocol.VerbCancel || d.Verb == protocol.VerbSignal {
 		reply.Exec, _, err = h.pastExec(ctx, j, k, r.ExecID, nil)
 	}
 	return reply, err
@@ -547,8 +590,7 @@ func sandboxReply(j *jetstream.Journal, changed bool) *protocol.Reply {
 }
 
 func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reservation {
-	sum := sha256.Sum256(protocol.Encode(spec))
-	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: now}
+	return protocol.Reservation{Request: d.ID, Fingerprint: protocol.Fingerprint(spec), Time: now}
 }
 
 // fileDead stores a request that cannot be processed as a dead letter, and ends the id that the request may have

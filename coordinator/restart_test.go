@@ -283,7 +283,7 @@ func TestAReadIsNoOlderThanTheLog(t *testing.T) {
 		d.work("a", func(s *protocol.State) []protocol.Event { // another process writes
 			sequence = s.Sandbox.Sequence + 1
 			return []protocol.Event{{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: s.Sandbox.Generation + 1}}}
+				Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: s.Sandbox.Generation + 1}}}
 		})
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
 		if err != nil || reply.Sandbox.Sequence < sequence {

@@ -21,7 +21,7 @@ type scheduler struct {
 	version uint64                       // version of the table of hosts in the index
 	updated time.Time                    // when the index got the table
 	kinds   map[*protocol.Sandbox]string // kinds of the waiting sandboxes, see [placement.KindOf]
-	never   map[string]*protocol.Error   // by kind: why no host could ever take a sandbox; nil if one could
+	never   map[string]*protocol.Error   // why no host could ever take a sandbox, by kind; nil if a host could
 	slots   chan struct{}
 	group   sync.WaitGroup
 }
@@ -95,7 +95,7 @@ func (s *scheduler) pass(ctx context.Context) {
 	queue := s.projection.work.waitingForHost(append(s.index.Lost(), s.hosts.allForgotten()...), false)
 	s.nameKinds(queue)
 	full, missingImage := map[string]bool{}, map[string]*protocol.Error{} // by kind, during this pass
-	held := map[tenantKind]bool{}                                         // kinds for which the quota has no room in this pass
+	held := map[tenantKind]bool{}                                         // kinds that the quota has no room for
 	for _, b := range queue {
 		kind := s.kinds[b]
 		if held[tenantKind{b.Tenant, kind}] && !b.Resuming {

@@ -46,7 +46,7 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	for i := range 2 { // the new holder of the lock fills the host
 		d.work(fmt.Sprint("s", 3-i), func(*protocol.State) []protocol.Event {
 			return []protocol.Event{{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}
+				Details: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}
 		})
 	}
 	l.setDown(false)
@@ -120,6 +120,6 @@ func (d *deployment) accept(id string) {
 	spec.Resolve()
 	d.work(id, func(*protocol.State) []protocol.Event {
 		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "create-" + id,
-			Phase: &protocol.SandboxDetails{Spec: spec}}}
+			Details: &protocol.SandboxDetails{Spec: spec}}}
 	})
 }

@@ -194,16 +194,16 @@ func TestAfterTheLogWasSetBackReadsAndExecsWorkAgain(t *testing.T) {
 	t.Parallel()
 	for name, restarted := range map[string]bool{"the coordinator keeps running": false,
 		"the coordinator starts again": true} {
-		for part, whole := range map[string]bool{"all of the store": true, "the log, not the snapshots": false} {
+		for part, everything := range map[string]bool{"all of the store": true, "the log, not the snapshots": false} {
 			t.Run(name+", "+part, func(t *testing.T) {
 				t.Parallel()
-				setBack(t, restarted, whole)
+				setBack(t, restarted, everything)
 			})
 		}
 	}
 }
 
-func setBack(t *testing.T, restarted, whole bool) {
+func setBack(t *testing.T, restarted, everything bool) {
 	dir, copied := t.TempDir(), filepath.Join(t.TempDir(), "copy")
 	server, err := embedded.Start(embedded.Config{Dir: dir})
 	if err != nil {
@@ -254,7 +254,7 @@ func setBack(t *testing.T, restarted, whole bool) {
 	}
 	events := filepath.Join("jetstream", "$G", "streams", protocol.StreamEvents)
 	around(func() error {
-		if whole {
+		if everything {
 			events = "."
 		}
 		if err := os.RemoveAll(filepath.Join(dir, events)); err != nil {
@@ -273,7 +273,7 @@ func setBack(t *testing.T, restarted, whole bool) {
 	}
 	d.eventually("the list agrees with the log", func() bool {
 		all := d.list()
-		if !whole { // the create of "lost" is still in the queue, and was decided again
+		if !everything { // the create of "lost" is still in the queue, and was decided again
 			delete(all, "lost")
 		}
 		return len(all) == 2 && all["a"] != nil && all["b"] != nil &&
@@ -283,7 +283,7 @@ func setBack(t *testing.T, restarted, whole bool) {
 	if err != nil || len(reply.Execs) != 3 {
 		t.Errorf("the execs of a are %v, %v", reply, err)
 	}
-	if r := d.exec("lost", "x1"); whole && (r.Error == nil || r.Error.Code != protocol.NotFound) {
+	if r := d.exec("lost", "x1"); everything && (r.Error == nil || r.Error.Code != protocol.NotFound) {
 		t.Errorf("an exec in a sandbox that the log does not have is answered with %+v", r)
 	}
 	// The coordinator follows events that another process appends now.

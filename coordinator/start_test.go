@@ -74,7 +74,7 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 	spec.Resolve()
 	if _, err := j.Do(b.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
 		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "r",
-			Phase: &protocol.SandboxDetails{Spec: &spec}}}, nil
+			Details: &protocol.SandboxDetails{Spec: &spec}}}, nil
 	}); err != nil {
 		return err
 	}

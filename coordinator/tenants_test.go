@@ -49,7 +49,7 @@ func TestThousandsOfTenantsAreListedInPages(t *testing.T) {
 				j := d.conn.Journal(jetstream.JournalConfig{Tenant: fmt.Sprintf("t%d", i), Sandbox: fmt.Sprint("s", n),
 					Writer: "c0"})
 				_, err := j.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
-					return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: waits}}}, nil
+					return []protocol.Event{{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{Spec: waits}}}, nil
 				})
 				return err
 			})

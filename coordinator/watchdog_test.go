@@ -25,10 +25,10 @@ func TestABusySandboxEndsAtItsTTL(t *testing.T) {
 		spec.Resolve()
 		d.work(id, func(*protocol.State) []protocol.Event {
 			return []protocol.Event{
-				{Kind: protocol.SandboxAccepted, Request: "create-" + id, Phase: &protocol.SandboxDetails{Spec: spec}},
+				{Kind: protocol.SandboxAccepted, Request: "create-" + id, Details: &protocol.SandboxDetails{Spec: spec}},
 				{Kind: protocol.SandboxAssigned,
-					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-				{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+					Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+				{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}},
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -73,5 +74,46 @@ func (w *watchdog) seizeHost(ctx context.Context, h *protocol.Host) {
 	})
 	if held := (*jetstream.HeldError)(nil); err != nil && !errors.As(err, &held) {
 		w.log.Warn("could not determine whether a silent host is lost; trying again", "worker", h.Worker, "error", err)
+	}
+}
+
+// followLost shows on a coordinator that does not lead which hosts are lost, until ctx ends. Otherwise two reads in a
+// row would differ when two coordinators answer them.
+func (c *coordinator) followLost(ctx context.Context) error {
+	for backoff.Sleep(ctx, c.cfg.Timing.Scan) {
+		if c.elected.Load() || !c.conn.Connected() {
+			continue
+		}
+		for _, h := range c.hosts.list() {
+			if h.HostID == "" || h.State != protocol.HostSuspect && h.State != protocol.HostLost ||
+				!c.hosts.mayBeLost(h.Worker) {
+				continue
+			}
+			holder, err := c.conn.HostHolder(ctx, h.HostID)
+			if err == nil { // otherwise the last answer stands
+				noteFree(c.hosts, h.Worker, holder == "")
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// noteFree records whether the lock of a silent host was free when this coordinator last read it.
+func noteFree(h *hosts, worker string, free bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e := h.known[worker]; e != nil && e.free != free {
+		e.free = free
+		h.noteLocked(e)
+	}
+}
+
+// noteLeading records whether this coordinator leads. A leader finds out by itself which hosts are lost.
+func noteLeading(h *hosts, leading bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leading = leading
+	for _, e := range h.known {
+		e.free = false
 	}
 }

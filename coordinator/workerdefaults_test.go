@@ -15,8 +15,8 @@ import (
 // accepted returns the history of a create that was accepted.
 func accepted(t *testing.T, request protocol.SandboxSpec) *history {
 	h := &history{t: t}
-	whole, builtIn := spec.Resolve(request)
-	h.must(decideAccept(&h.state, "r1", "", &whole, builtIn))
+	resolved, defaulted := spec.Resolve(request)
+	h.must(decideAccept(&h.state, "r1", "", &resolved, defaulted))
 	return h
 }
 
@@ -76,7 +76,7 @@ func TestAResumedSandboxKeepsItsSpec(t *testing.T) {
 	changed := h.state.Sandbox.Spec
 	changed.User = "other"
 	if events, err := decideAssign(&h.state, h.state.Sandbox.Generation, "w1", w1.HostID, &changed); err != nil ||
-		len(events) != 1 || events[0].Phase.Spec != nil {
+		len(events) != 1 || events[0].Details.Spec != nil {
 		t.Errorf("the assignment has another spec: %+v, %v", events, err)
 	}
 	h.assign(w1)
@@ -122,15 +122,15 @@ func TestPlacementUsesTheSpecAsItWouldBeOnTheHost(t *testing.T) {
 
 func TestAWorkersPullDefaultCountsInPlacement(t *testing.T) {
 	told := placement.Images{}
-	lacks, has := reporting("w1", 0, told), reporting("w2", 5, told, appImage)
-	lacks.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}
+	missing, has := reporting("w1", 0, told), reporting("w2", 5, told, appImage)
+	missing.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}
 	has.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}
 	b := &accepted(t, protocol.SandboxSpec{Image: "app"}).state.Sandbox
-	if chosen, refusals := placement.Place(b, []*protocol.Host{lacks, has}, told); chosen != has {
+	if chosen, refusals := placement.Place(b, []*protocol.Host{missing, has}, told); chosen != has {
 		t.Errorf("the sandbox is not placed on the host that has its image: %v", refusals)
 	}
 	b = &accepted(t, protocol.SandboxSpec{Image: "app", Pull: protocol.PullAlways}).state.Sandbox
-	if _, refusals := placement.Place(b, []*protocol.Host{lacks, has}, told); refusals[0].Reason != "" {
+	if _, refusals := placement.Place(b, []*protocol.Host{missing, has}, told); refusals[0].Reason != "" {
 		t.Errorf("a sandbox that always pulls is refused: %v", refusals)
 	}
 }
@@ -202,8 +202,8 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 	if err != nil || len(history) != 2 {
 		t.Fatalf("the history has %d batches, %v; want 2", len(history), err)
 	}
-	first, second := history[0].Events[0].Phase, history[1].Events[0].Phase
-	if !slices.Contains(first.BuiltIn, "memory") || slices.Contains(first.BuiltIn, "pids") ||
+	first, second := history[0].Events[0].Details, history[1].Events[0].Details
+	if !slices.Contains(first.Defaulted, "memory") || slices.Contains(first.Defaulted, "pids") ||
 		first.Spec.Memory != protocol.DefaultMemory || second.Spec == nil || second.Spec.User != "one" {
 		t.Errorf("the create has the details %+v, and the assignment %+v", first, second)
 	}
@@ -230,8 +230,8 @@ func BenchmarkPlaceOnHostsWithDefaults(b *testing.B) {
 			protocol.SandboxSpec{Env: map[string]string{"A": "a"}, Memory: 1 << 30,
 				Tmpfs: []protocol.Tmpfs{{Target: "/tmp"}}}))
 	}
-	whole, builtIn := spec.Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"B": "b", "C": "c"}})
-	box := &protocol.Sandbox{State: protocol.StatePending, Spec: whole, BuiltIn: builtIn}
+	resolved, defaulted := spec.Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"B": "b", "C": "c"}})
+	box := &protocol.Sandbox{State: protocol.StatePending, Spec: resolved, Defaulted: defaulted}
 	for b.Loop() {
 		if chosen, _ := placement.Place(box, hosts, nil); chosen == nil {
 			b.Fatal("not placed")

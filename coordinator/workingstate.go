@@ -302,7 +302,7 @@ func (w *workingState) takeChangedUsages() map[string]placement.Usage {
 	return used
 }
 
-// The method on returns the sandboxes of a host.
+// The method "on" returns the sandboxes of a host.
 func (w *workingState) on(hostID string) []key {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

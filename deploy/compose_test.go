@@ -22,9 +22,11 @@ func TestTheComposeFileRunsAFleet(t *testing.T) {
 	s := newSite(t)
 	certificates(t, s.dir, "n1.example.com", "n2.example.com", "n3.example.com")
 	run(t, s.boxfleet(t, "auth", "add", "coordinator", "c2", "--dir", s.authority(), "--file", s.creds("c2")))
+	run(t, s.boxfleet(t, "auth", "secrets-key", "--dir", s.authority(), "--file", filepath.Join(s.dir, "secrets.key")))
 	write(t, filepath.Join(s.dir, "auth.conf"), run(t, s.boxfleet(t, "auth", "config", "--dir", s.authority(),
 		"--resolver-dir", "/var/lib/boxfleet-nats/accounts")))
-	for _, file := range []string{"auth.conf", "ca.crt", "server.crt", "server.key", "c1.creds", "c2.creds"} {
+	for _, file := range []string{"auth.conf", "ca.crt", "server.crt", "server.key", "secrets.key", "c1.creds",
+		"c2.creds"} {
 		if err := os.Chown(filepath.Join(s.dir, file), 65532, 65532); err != nil {
 			t.Fatal(err)
 		}
@@ -63,12 +65,19 @@ func TestTheComposeFileRunsAFleet(t *testing.T) {
 	eventually.Holds(t, time.Minute, "the fleet is as safe as configured", healthy)
 	s.worksOn(t)
 
-	run(t, compose("kill", "n1", "c1"))
-	said := run(t, s.boxfleet(t, "run", "--tenant", "blue", "--creds", s.creds("otto"), "--image", demoImage,
-		"echo", "hello"))
-	if said != "hello\n" {
-		t.Errorf("without n1 and c1, a command said %q", said)
+	set := s.boxfleet(t, "secret", "set", "password", "--tenant", "blue", "--creds", s.creds("otto"))
+	set.Stdin = strings.NewReader("open sesame")
+	run(t, set)
+	reads := func(when string) {
+		said := run(t, s.boxfleet(t, "run", "--tenant", "blue", "--creds", s.creds("otto"), "--image", demoImage,
+			"--secret", "password", "cat", "/run/secrets/password"))
+		if said != "open sesame" {
+			t.Errorf("%s, a command reads %q", when, said)
+		}
 	}
+	reads("with all servers")
+	run(t, compose("kill", "n1", "c1"))
+	reads("without n1 and c1")
 	run(t, compose("start", "n1", "c1"))
 	eventually.Holds(t, time.Minute, "the fleet is as safe again as configured", healthy)
 }

@@ -88,7 +88,7 @@ func TestThePackagesAreInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	if printed := c.run(t, "boxfleet", "version"); !strings.Contains(printed, "boxfleet 1.0.0,") {
 		t.Errorf("the installed program prints %s", printed)
 	}
-	for _, unit := range []string{"boxfleet-nats", "boxfleet-coordinator", "boxfleet-worker"} {
+	for _, unit := range units {
 		if warnings := c.run(t, "systemd-analyze", "verify", unit+".service"); warnings != "" {
 			t.Errorf("%s: %s", unit, warnings)
 		}
@@ -96,7 +96,8 @@ func TestThePackagesAreInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	c.run(t, "id", "boxfleet")
 	c.run(t, "id", "boxfleet-nats")
 	for _, path := range []string{"usr/lib/boxfleet/boxfleet-supervisor", "usr/share/man/man1/boxfleet-worker.1.gz",
-		"usr/share/bash-completion/completions/boxfleet", "usr/share/doc/boxfleet-nats/cluster.conf"} {
+		"usr/share/bash-completion/completions/boxfleet", "usr/share/zsh/vendor-completions/_boxfleet",
+		"usr/share/fish/vendor_completions.d/boxfleet.fish", "usr/share/doc/boxfleet-nats/cluster.conf"} {
 		if !c.has(path) {
 			t.Errorf("%s is missing", path)
 		}

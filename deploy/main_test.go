@@ -59,28 +59,10 @@ const (
 	natsProgram     = "github.com/nats-io/nats-server/v2"
 )
 
-// output collects what a process prints.
-type output struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // start starts a process, waits until it has printed a text, and ends it with the test.
-func start(t *testing.T, until string, cmd *exec.Cmd) *output {
+func start(t *testing.T, until string, cmd *exec.Cmd) *eventually.Buffer {
 	t.Helper()
-	printed := &output{}
+	printed := &eventually.Buffer{}
 	cmd.Stdout, cmd.Stderr = printed, printed
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -96,7 +78,7 @@ func start(t *testing.T, until string, cmd *exec.Cmd) *output {
 		case <-ended:
 		case <-time.After(20 * time.Second):
 			t.Errorf("%s did not end within 20 s of SIGTERM", cmd)
-			_ = cmd.Process.Kill()
+			_ = cmd.Process.Kill() // fails if the process has just ended
 			<-ended
 		}
 		if t.Failed() {

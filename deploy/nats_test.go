@@ -1,8 +1,12 @@
 package deploy
 
 import (
+	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,8 +23,9 @@ import (
 
 // site is a deployment in a temporary directory: an authority, a CA, and a client's environment.
 type site struct {
-	dir string
-	url string
+	dir   string
+	url   string
+	nodes []*exec.Cmd // the running NATS servers
 }
 
 func newSite(t *testing.T) *site {
@@ -77,8 +82,9 @@ func (s *site) servers(t *testing.T, file string, names ...string) (monitors []i
 		}
 		write(t, filepath.Join(dir, "auth.conf"), run(t, s.boxfleet(t, "auth", "config", "--dir", s.authority(),
 			"--resolver-dir", filepath.Join(dir, "data", "accounts"))))
-		start(t, "Listening for client connections", exec.Command(program(t, natsProgram), "--name", name, "--config",
-			filepath.Join(dir, file)))
+		node := exec.Command(program(t, natsProgram), "--name", name, "--config", filepath.Join(dir, file))
+		start(t, "Listening for client connections", node)
+		s.nodes = append(s.nodes, node)
 		urls, monitors = append(urls, fmt.Sprintf("tls://127.0.0.1:%d", client)), append(monitors, monitor)
 	}
 	s.url = strings.Join(urls, ",")
@@ -105,12 +111,17 @@ func (s *site) serves(t *testing.T, args ...string) {
 		t.Errorf("host list printed %s", hosts)
 	}
 	// A follower of a new stream may lag for a moment.
-	eventually.Holds(t, 20*time.Second, "ping finds the fleet as safe as configured", func() bool {
-		return s.boxfleet(t, "ping", "--creds", s.creds("otto")).Run() == nil
-	})
+	run(t, s.boxfleet(t, "ping", "--wait", "20s", "--creds", s.creds("otto")))
 }
 
-// isSafe checks that a server syncs each message, and that nobody connects without TLS, the site's CA or credentials.
+// The limits in nats/jetstream.conf.
+const (
+	maxStorage = 64 << 30
+	maxMemory  = 1 << 30
+)
+
+// isSafe checks that a server syncs each message within the configured limits of its store, and that nobody connects
+// without TLS, the site's CA or credentials.
 func (s *site) isSafe(t *testing.T, monitor int) {
 	t.Helper()
 	answer, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/jsz", monitor))
@@ -120,11 +131,16 @@ func (s *site) isSafe(t *testing.T, monitor int) {
 	defer answer.Body.Close()
 	var jsz struct {
 		Config struct {
-			SyncAlways bool `json:"sync_always"`
+			SyncAlways bool  `json:"sync_always"`
+			MaxStorage int64 `json:"max_storage"`
+			MaxMemory  int64 `json:"max_memory"`
 		} `json:"config"`
 	}
 	if err := json.NewDecoder(answer.Body).Decode(&jsz); err != nil || !jsz.Config.SyncAlways {
 		t.Errorf("the server does not sync each message: %+v, %v", jsz, err)
+	}
+	if jsz.Config.MaxStorage != maxStorage || jsz.Config.MaxMemory != maxMemory {
+		t.Errorf("the limits of the store are %+v, want those of jetstream.conf", jsz.Config)
 	}
 	ca := nats.RootCAs(filepath.Join(s.dir, "ca.crt"))
 	for what, options := range map[string][]nats.Option{
@@ -141,6 +157,44 @@ func (s *site) isSafe(t *testing.T, monitor int) {
 		t.Fatalf("a client with the CA and credentials: %v", err)
 	}
 	nc.Close()
+	s.refusesClearText(t)
+}
+
+// refusesClearText checks that a server announces that it requires TLS, and that it closes a connection whose client
+// goes on in clear.
+func (s *site) refusesClearText(t *testing.T) {
+	t.Helper()
+	first, _, _ := strings.Cut(s.url, ",")
+	raw, err := net.DialTimeout("tcp", strings.TrimPrefix(first, "tls://"), 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	if err := raw.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	from := bufio.NewReader(raw)
+	line, err := from.ReadString('\n')
+	if err != nil {
+		t.Fatalf("the server's first line: %q, %v", line, err)
+	}
+	var info struct {
+		TLSRequired  bool `json:"tls_required"`
+		AuthRequired bool `json:"auth_required"`
+	}
+	text, isInfo := strings.CutPrefix(line, "INFO ")
+	if err := json.Unmarshal([]byte(text), &info); !isInfo || err != nil || !info.TLSRequired || !info.AuthRequired {
+		t.Errorf("the server does not require TLS and credentials: %s, %v", line, err)
+	}
+	// The server may close the connection before it has read everything.
+	_, _ = raw.Write([]byte("CONNECT {\"verbose\":true,\"pedantic\":false,\"tls_required\":false}\r\nPING\r\n"))
+	answer, err := io.ReadAll(from)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the server keeps a connection in clear open; it answered %q", answer)
+	}
+	if said := string(answer); strings.Contains(said, "+OK") || strings.Contains(said, "PONG") {
+		t.Errorf("the server answers a client in clear with %q", said)
+	}
 }
 
 func TestOneNATSServerServesAFleet(t *testing.T) {
@@ -157,4 +211,17 @@ func TestThreeNATSServersServeAFleet(t *testing.T) {
 	monitors := s.servers(t, "cluster.conf", "n1", "n2", "n3")
 	s.serves(t, "--replicas", "3")
 	s.isSafe(t, monitors[2])
+
+	if err := s.nodes[1].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	otto := []string{"--creds", s.creds("otto"), "--tenant", "blue", "--deadline", "1m"}
+	run(t, s.boxfleet(t, append([]string{"sandbox", "create", "--image", "x", "--wait=false"}, otto...)...))
+	// The other servers notice after some seconds that the server is away.
+	eventually.Holds(t, 30*time.Second, "ping reports that a server is away", func() bool {
+		return s.boxfleet(t, append([]string{"ping"}, otto...)...).Run() != nil
+	})
+	again := exec.Command(s.nodes[1].Path, s.nodes[1].Args[1:]...)
+	start(t, "Listening for client connections", again)
+	run(t, s.boxfleet(t, append([]string{"ping", "--wait", "1m"}, otto...)...))
 }

@@ -24,6 +24,13 @@ const (
 	AccessOpen    Code = "access.open"
 	AccessHidden  Code = "access.hidden"
 
+	AccessCertificateExpired Code = "access.certificate_expired"
+	AccessCertificateExpires Code = "access.certificate_expires"
+
+	NATSCertificateExpired Code = "nats.certificate_expired"
+	NATSCertificateName    Code = "nats.certificate_name"
+	NATSCertificateExpires Code = "nats.certificate_expires"
+
 	NATSUnreachable Code = "nats.unreachable"
 	NATSSettings    Code = "nats.settings"
 	NATSPayload     Code = "nats.payload"
@@ -34,6 +41,8 @@ const (
 	CoordinatorAlone      Code = "coordinator.alone"
 	CoordinatorRefused    Code = "coordinator.refused"
 	CoordinatorExpires    Code = "coordinator.expires"
+	CoordinatorKeyless    Code = "coordinator.no_fleet_key"
+	CoordinatorKeys       Code = "coordinator.fleet_keys"
 
 	StorageProblem      Code = "storage.problem"
 	StorageFilling      Code = "storage.filling"
@@ -49,6 +58,7 @@ const (
 	VersionWorker      Code = "version.worker"
 	VersionClient      Code = "version.client"
 	VersionOld         Code = "version.old"
+	VersionUnsupported Code = "version.unsupported"
 
 	HostNone        Code = "host.none"
 	HostLost        Code = "host.lost"
@@ -84,7 +94,7 @@ type Kind struct {
 	Do       string // the remedy; {subject} stands for the subject of the finding
 }
 
-// Kinds returns every kind of finding, in the order of reports with the same severity.
+// Kinds returns every kind of finding, in the order in which a report lists findings of equal severity.
 func Kinds() []Kind { return append([]Kind(nil), kinds...) }
 
 var kinds = []Kind{
@@ -99,7 +109,17 @@ var kinds = []Kind{
 		"if others can reach NATS, give each person and role credentials of their own: see docs/credentials.md"},
 	{AccessHidden, Note, "the credentials do not show a part of the fleet",
 		"not visible with these credentials: ask an operator to run boxfleet doctor"},
+	{AccessCertificateExpired, Error, "the certificate of the client has expired: servers that check it refuse the client",
+		"make a new certificate, and replace {subject} and its key"},
+	{AccessCertificateExpires, Warning, "the certificate of the client expires within 30 days",
+		"make a new certificate, and replace {subject} and its key: no restart is needed"},
 
+	{NATSCertificateExpired, Error, "a NATS server's certificate has expired, or is not valid yet: no client connects",
+		"make a new certificate for {subject}, replace its files, and reload the server; or correct this machine's clock"},
+	{NATSCertificateName, Error, "the certificate of a NATS server has another name than the client's URL",
+		"use a URL with a name of the certificate, set tls.server_name to one, or make a certificate with the name"},
+	{NATSCertificateExpires, Warning, "the certificate of a NATS server expires within 30 days",
+		"make a new certificate for {subject}, replace its files, and reload the server: no restart is needed"},
 	{NATSUnreachable, Error, "no NATS server answers",
 		"check the URL (--nats), the network, and that the NATS servers or boxfleet up run"},
 	{NATSSettings, Error, "the NATS server has settings with which Boxfleet cannot work",
@@ -118,7 +138,14 @@ var kinds = []Kind{
 	{CoordinatorRefused, Warning, "a coordinator refused messages of the event log, because their writers are not proven",
 		"find the keys of the writers in the log of {subject}, and revoke their credentials if nobody knows them"},
 	{CoordinatorExpires, Warning, "the credentials of a coordinator expire soon",
-		"make new ones with boxfleet auth add coordinator {subject} --again, and replace the file: no restart is needed"},
+		"make new ones with boxfleet auth add coordinator {subject} --again, and replace the file; a systemd unit needs a " +
+			"restart"},
+	{CoordinatorKeyless, Warning, "a coordinator lacks the fleet key for secrets that another one has",
+		"copy the key's file from the coordinator that has it, name it in coordinator.secrets_key of {subject}, and " +
+			"restart {subject}"},
+	{CoordinatorKeys, Warning, "coordinators let clients seal secrets to different fleet keys",
+		"give all coordinators the same file (boxfleet auth secrets-key --file writes it), and restart them; keep the " +
+			"key of every version that boxfleet secret list -o json shows"},
 
 	{StorageProblem, Error, "data is stored less safely than configured, or cannot be stored",
 		"run boxfleet ping, which shows each stream, and follow the message; boxfleet storage grow repairs replicas"},
@@ -138,6 +165,9 @@ var kinds = []Kind{
 	{ClockClient, Note, "the clock of this machine differs by more than 5 s from that of the store",
 		"synchronize the clock of this machine: it may treat valid credentials and certificates as expired"},
 
+	{VersionUnsupported, Error,
+		"a worker's version is not supported, so its host gets no sandboxes; those there keep running",
+		"finish the upgrade: run the same version of boxfleet on all coordinators and on the host of {subject}"},
 	{VersionCoordinator, Warning, "the coordinators have different versions",
 		"finish the upgrade: run one version of boxfleet on all coordinators"},
 	{VersionWorker, Warning, "a worker has another version than the coordinator",
@@ -169,7 +199,7 @@ var kinds = []Kind{
 		"check the connection from {subject} to NATS, and that JetStream answers quickly; the worker's log has each failure"},
 	{HostExpires, Warning, "the credentials of a worker expire soon",
 		"make new ones with boxfleet auth add worker {subject} --host ID --again (host list -o json has the ID), and " +
-			"replace the file: no restart is needed"},
+			"replace the file; a systemd unit needs a restart"},
 	{HostSeccomp, Warning, "the engine of a host filters no system calls",
 		"set the default seccomp profile in the engine's daemon.json on {subject}, and restart the engine"},
 	{HostPosture, Note, "a host isolates its sandboxes less well than it could",
@@ -182,7 +212,8 @@ var kinds = []Kind{
 		"read which sandboxes are left with boxfleet sandbox list, and the log of the worker {subject}"},
 
 	{OwedPlacement, Warning, "a sandbox has waited for a host for more than a minute",
-		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant: it says why each host refuses it"},
+		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant: it says why each host " +
+			"refuses it"},
 	{OwedCreate, Warning, "a sandbox should be ready by now",
 		"run boxfleet sandbox explain on it, with --tenant if the name begins with a tenant, and read the log of its worker"},
 	{OwedRestart, Warning, "a sandbox has waited for the restart of its container for more than a minute",

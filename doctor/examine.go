@@ -134,8 +134,9 @@ func (e *examination) fleet() *Fleet {
 	return f
 }
 
-// expiresSoon reports whether credentials end within 3 days, and in less than a third of their life: credentials that
-// live for a day are replaced all the time. A zero time is unknown; credentials without an end never expire.
+// expiresSoon reports whether credentials expire within 3 days and have less than a third of their life left.
+// Credentials that live for a day, and are replaced all the time, are therefore not reported every day. If issued is
+// zero, it is unknown. If expires is zero, the credentials never expire.
 func expiresSoon(issued, expires, now time.Time) bool {
 	left := expires.Sub(now)
 	return !expires.IsZero() && left < 3*24*time.Hour && (issued.IsZero() || left < expires.Sub(issued)/3)

@@ -77,12 +77,32 @@ func TestAHealthyFleetHasNoFindings(t *testing.T) {
 	}
 }
 
+// A fleet without secrets, a fleet whose coordinators have the same key, and one with a coordinator of an earlier
+// version, which does not say, have no finding about keys.
+func TestEqualFleetKeysAreWell(t *testing.T) {
+	t.Parallel()
+	for _, keys := range [][]string{{protocol.NoFleetKey, protocol.NoFleetKey}, {"XA", "XA"}, {"XA", ""}, {"", ""}} {
+		f := healthy()
+		f.Coordinators[0].FleetKey, f.Coordinators[1].FleetKey = keys[0], keys[1]
+		if found := Examine(f).Findings; len(found) > 0 {
+			t.Errorf("%q: %+v", keys, found)
+		}
+	}
+}
+
 // ill is what is wrong with a fleet, and the finding that says so.
 type ill struct {
 	code    Code
 	subject string
 	says    string
 	makeSo  func(f *Facts)
+}
+
+const day = 24 * time.Hour
+
+// yearOf returns a certificate of a year, of which so much is left.
+func yearOf(of string, left time.Duration) Certificate {
+	return Certificate{Of: of, Names: []string{"n1"}, From: now.Add(left - 365*day), Until: now.Add(left)}
 }
 
 func onHost(change func(h *protocol.Host)) func(f *Facts) {
@@ -107,6 +127,27 @@ func ofClient() []ill {
 			f.NotConnected = refused(protocol.FailedPrecondition, protocol.ReasonServerSettings, "max_payload is too small")
 		}},
 		{AccessExpires, "ops", "expire in 50h", func(f *Facts) { f.You.Expires = soon }},
+		{NATSCertificateExpires, "n2:4222", "expires in 12 days", func(f *Facts) {
+			f.Servers = []Certificate{yearOf("n1:4222", 300*day), yearOf("n2:4222", 12*day)}
+		}},
+		{NATSCertificateExpired, "n1:4222", "expired at 2026-07-01T11:00:00Z", func(f *Facts) {
+			f.Servers = []Certificate{yearOf("n1:4222", -time.Hour)}
+		}},
+		{NATSCertificateExpired, "n1:4222", "is not valid before", func(f *Facts) {
+			f.Servers = []Certificate{yearOf("n1:4222", 366*day)}
+		}},
+		{NATSCertificateName, "n1:4222", "is not for n1: it has n2, 10.0.0.2", func(f *Facts) {
+			f.Servers = []Certificate{yearOf("n1:4222", 300*day)}
+			f.Servers[0].Misname, f.Servers[0].Names = "n1", []string{"n2", "10.0.0.2"}
+		}},
+		{AccessCertificateExpires, "client.pem", "expires in 25h", func(f *Facts) {
+			own := yearOf("client.pem", 25*time.Hour)
+			f.Own = &own
+		}},
+		{AccessCertificateExpired, "client.pem", "expired at", func(f *Facts) {
+			own := yearOf("client.pem", -time.Second)
+			f.Own = &own
+		}},
 		{AccessOpen, "", "connects with a token", func(f *Facts) { f.You = You{Login: LoginToken, Tenant: "default"} }},
 		{AccessOpen, "", "connects with no credentials", func(f *Facts) { f.You = You{Login: LoginNone, Tenant: "default"} }},
 		{AccessDenied, "", "not permit", func(f *Facts) {
@@ -137,6 +178,12 @@ func ofStore() []ill {
 		{NATSPayload, "", "128KiB", func(f *Facts) { f.Checkup.MaxPayload = 128 << 10 }},
 		{CoordinatorLeaderless, "", "no coordinator leads", func(f *Facts) { f.Checkup.Leaderless = true }},
 		{CoordinatorAlone, "c1", "the only one", func(f *Facts) { f.Coordinators = f.Coordinators[:1] }},
+		{CoordinatorKeyless, "c2", "c2 has no fleet key", func(f *Facts) {
+			f.Coordinators[0].FleetKey, f.Coordinators[1].FleetKey = "XA", protocol.NoFleetKey
+		}},
+		{CoordinatorKeys, "", "c1 to XA, c2 to XB", func(f *Facts) {
+			f.Coordinators[0].FleetKey, f.Coordinators[1].FleetKey = "XA", "XB"
+		}},
 		{CoordinatorRefused, "c1", "refused 3 messages", func(f *Facts) { f.Ping.Refused = 3 }},
 		{CoordinatorExpires, "c1", "expire in 50h", func(f *Facts) { f.Checkup.CredentialsExpire = soon }},
 		{CoordinatorExpires, "c1", "expired at 2026", func(f *Facts) { f.Checkup.CredentialsExpire = now.Add(-time.Hour) }},
@@ -191,6 +238,9 @@ func ofHosts() []ill {
 		{HostDraining, "w1", "has 2 sandboxes", drain(now.Add(time.Hour))},
 		{HostDraining, "w1", "has 2 sandboxes", drain(time.Time{})},
 		{HostDrainLate, "w1", "1h0m0s after", drain(now.Add(-time.Hour))},
+		{VersionUnsupported, "w1", "speaks version 2", onHost(func(h *protocol.Host) {
+			h.Unsupported = "its worker speaks version 2 of the wire, and the coordinator version 1: upgrade the coordinators"
+		})},
 		{VersionWorker, "w1", "1.1.0", onHost(func(h *protocol.Host) { h.Build = "1.1.0" })},
 		{ClockHost, "w1", "7s behind", onHost(func(h *protocol.Host) { h.Skew, h.ClockOff = &off, true })},
 	}

@@ -7,12 +7,15 @@ import (
 	"github.com/boxfleet/boxfleet/rights"
 )
 
-// Facts is what `boxfleet doctor` has learned about a fleet. A part that could not be read is nil, and the error beside
-// it says why. An error of code permission_denied means that the credentials do not show this part.
+// Facts is what `boxfleet doctor` has learned about a fleet. A part that could not be read is nil, and the field after
+// it has the error. An error of code permission_denied means that the credentials do not show this part.
 type Facts struct {
-	Version string    // of this program
-	Wall    time.Time // by the clock of this machine
+	Version string    // version of this program
+	Wall    time.Time // the time by this machine's clock
 	You     You
+
+	Servers []Certificate // certificates of the NATS servers that the client's URLs name and that use TLS
+	Own     *Certificate  // certificate that the client shows to NATS servers; nil: none
 
 	NotConnected *protocol.Error // why there is no connection to NATS; nil: connected
 
@@ -36,6 +39,14 @@ func (f *Facts) now() time.Time {
 		return f.Ping.Time
 	}
 	return f.Wall
+}
+
+// Certificate describes a certificate for TLS.
+type Certificate struct {
+	Of          string // host and port of the server, or the client's file
+	Names       []string
+	From, Until time.Time // when it begins and ends to be valid
+	Misname     string    // name that the certificate should have but lacks; empty: it has the name
 }
 
 // You is the client, as its credentials describe it.

@@ -21,6 +21,7 @@ func (e *examination) coordinators() {
 		e.find(CoordinatorAlone, e.Coordinators[0].Name, "coordinator %s is the only one, and the streams have %d replicas",
 			e.Coordinators[0].Name, replicas)
 	}
+	e.fleetKeys()
 	c := e.Checkup
 	if c == nil {
 		return
@@ -35,6 +36,31 @@ func (e *examination) coordinators() {
 	if expiresSoon(c.CredentialsIssued, c.CredentialsExpire, e.now()) {
 		e.find(CoordinatorExpires, e.Ping.Coordinator, "the credentials of coordinator %s %s", e.Ping.Coordinator,
 			left(c.CredentialsExpire, e.now()))
+	}
+}
+
+// fleetKeys reports coordinators whose fleet keys differ. If no coordinator has a fleet key, the fleet keeps no
+// secrets.
+func (e *examination) fleetKeys() {
+	var keys, have []string
+	for _, c := range e.Coordinators {
+		if c.FleetKey != "" && c.FleetKey != protocol.NoFleetKey {
+			have = append(have, c.Name+" to "+c.FleetKey)
+			keys = append(keys, c.FleetKey)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	for _, c := range e.Coordinators {
+		if c.FleetKey == protocol.NoFleetKey {
+			e.find(CoordinatorKeyless, c.Name, "coordinator %s has no fleet key: while the others are away, no worker gets "+
+				"the values of secrets", c.Name)
+		}
+	}
+	slices.Sort(keys)
+	if len(slices.Compact(keys)) > 1 {
+		e.find(CoordinatorKeys, "", "coordinators let clients seal to different fleet keys: %s", strings.Join(have, ", "))
 	}
 }
 
@@ -131,6 +157,9 @@ func (e *examination) versions() {
 		e.find(VersionCoordinator, "", "the coordinators have the versions %s", strings.Join(versions, ", "))
 	}
 	for _, h := range e.Hosts {
+		if h.Unsupported != "" {
+			e.find(VersionUnsupported, h.Worker, "worker %s gets no sandboxes: %s", h.Worker, h.Unsupported)
+		}
 		if h.Build != "" && h.Build != e.Ping.Version {
 			e.find(VersionWorker, h.Worker, "worker %s has version %s, and coordinator %s has %s", h.Worker, h.Build,
 				e.Ping.Coordinator, e.Ping.Version)

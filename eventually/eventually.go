@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Between two checks of a condition, Holds sleeps for a twentieth of the time that it has waited, within these limits. A
-// check may send a request or start a process. Many frequent checks would take the processor from the code under test.
+// Between two checks of a condition, Holds sleeps for a twentieth of the time that it has waited, within these limits.
+// A check may send a request or start a process. Many frequent checks would take the processor from the code under
+// test.
 const (
 	period  = 5 * time.Millisecond
 	longest = 100 * time.Millisecond

@@ -17,7 +17,7 @@ type Evidence struct {
 	Version int       `json:"v"`
 	Tenant  string    `json:"tenant"`
 	Sandbox string    `json:"sandbox"` // its id
-	Taken   time.Time `json:"taken"`   // by the store's clock
+	Taken   time.Time `json:"taken"`   // when the evidence was taken, by the store's clock
 
 	Writers  protocol.WriterPage      `json:"writers"`
 	Messages []protocol.StoredMessage `json:"messages"` // as they are stored, in the order of their records
@@ -97,7 +97,7 @@ func checkNames(d *json.Decoder, parent string) error {
 			name, _ = token.(string) // names of fields are strings
 			if seen[name] || parent != "headers" && !plainName.MatchString(name) {
 				return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonUndecodable,
-					"the evidence has the field %.80q twice or in other letters, so programs may read it differently", name)
+					"the evidence has the field %.80q twice or not in lower case, so other programs may read it differently", name)
 			}
 			seen[name] = true
 		}

@@ -119,10 +119,10 @@ func (h *history) append(by *process, events ...protocol.Event) {
 func live(t *testing.T) *history {
 	h := newHistory(t)
 	h.append(&h.coordinator, protocol.Event{Kind: protocol.SandboxAccepted,
-		Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}})
+		Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}})
 	h.append(&h.coordinator, protocol.Event{Kind: protocol.SandboxAssigned,
-		Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}})
-	h.append(&h.worker, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b1"}})
+		Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}})
+	h.append(&h.worker, protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b1"}})
 	h.append(&h.coordinator, protocol.Event{Kind: protocol.ExecAccepted,
 		Exec: &protocol.ExecDetails{ID: "x", Spec: &protocol.ExecSpec{Command: []string{"ps"}}}})
 	h.append(&h.worker,
@@ -191,7 +191,7 @@ func TestAnUntouchedHistoryIsProven(t *testing.T) {
 func TestForgedMessagesAreRefusedAndNamed(t *testing.T) {
 	deleted := protocol.Event{Kind: protocol.SandboxDeleteRequested, State: protocol.StateDeleting}
 	ready := protocol.Event{Kind: protocol.SandboxRestarted, State: protocol.StateReady,
-		Phase: &protocol.SandboxDetails{Boot: "b2"}}
+		Details: &protocol.SandboxDetails{Boot: "b2"}}
 	for why, forge := range map[string]func(h *history){
 		"it is not signed":           func(h *history) { h.store(h.batch("c1", deleted), nil, h.last) },
 		"but worker w1 signed it":    func(h *history) { h.store(h.batch("c1", deleted), &h.worker, h.last) },
@@ -230,10 +230,10 @@ func TestForgedMessagesAreRefusedAndNamed(t *testing.T) {
 			h.coordinator, h.worker, h.other = full.coordinator, full.worker, full.other
 			h.Evidence.Writers = full.Evidence.Writers
 			events := []protocol.Event{
-				{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
-				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}}
+				{Kind: protocol.SandboxAccepted, Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+				{Kind: protocol.SandboxAssigned, Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}}
 			h.append(&h.coordinator, events...)
-			h.append(&h.worker, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b1"}})
+			h.append(&h.worker, protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b1"}})
 			forge(h)
 			h.append(&h.coordinator, protocol.Event{Kind: protocol.SandboxStopRequested})
 			r := h.check()
@@ -250,7 +250,7 @@ func TestForgedMessagesAreRefusedAndNamed(t *testing.T) {
 func TestTheUnsignedPartOfAHistoryIsMarked(t *testing.T) {
 	h := newHistory(t)
 	accepted := protocol.Event{Kind: protocol.SandboxAccepted,
-		Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}
+		Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}
 	b := h.batch("c1", accepted)
 	if err := h.state.Apply(&b.Events[0]); err != nil {
 		t.Fatal(err)
@@ -258,7 +258,7 @@ func TestTheUnsignedPartOfAHistoryIsMarked(t *testing.T) {
 	h.last = h.store(b, nil, protocol.Hash{})
 	h.Evidence.Messages[0].Record = h.Evidence.Writers.Since
 	h.append(&h.coordinator, protocol.Event{Kind: protocol.SandboxAssigned,
-		Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}})
+		Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}})
 	r := h.check()
 	if !r.Valid || r.Unsigned != 1 || r.Proven != 1 || r.Messages[0].Result != Unsigned || r.Since != 10 {
 		t.Errorf("got %+v", r)
@@ -280,13 +280,13 @@ func TestAMessageThatBeginsInThePastChangesNothing(t *testing.T) {
 	h.Evidence.Writers.Since = 1000
 	spec := &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}
 	assigned := protocol.Event{Kind: protocol.SandboxAssigned,
-		Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
-	b := h.batch("c1", protocol.Event{Kind: protocol.SandboxAccepted, Phase: spec})
+		Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}
+	b := h.batch("c1", protocol.Event{Kind: protocol.SandboxAccepted, Details: spec})
 	if err := h.state.Apply(&b.Events[0]); err != nil {
 		t.Fatal(err)
 	}
 	h.last = h.store(b, nil, protocol.Hash{})
-	overlapping := h.batch("c1", protocol.Event{Kind: protocol.SandboxAccepted, Phase: spec}, assigned)
+	overlapping := h.batch("c1", protocol.Event{Kind: protocol.SandboxAccepted, Details: spec}, assigned)
 	overlapping.Events[0].Sequence, overlapping.Events[1].Sequence = 1, 2
 	h.store(overlapping, nil, protocol.Hash{})
 	if r := h.check(); r.Sequence != 1 {
@@ -355,7 +355,7 @@ func TestEachOtherDefectOfEvidenceIsNamed(t *testing.T) {
 		},
 		"is not allowed in the state": func(h *history) {
 			h.last = h.store(h.batch("c1", protocol.Event{Kind: protocol.SandboxAssigned,
-				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}), &h.coordinator, h.last)
+				Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}), &h.coordinator, h.last)
 		},
 		"has other output": func(h *history) {
 			h.append(&h.coordinator, protocol.Event{Kind: protocol.ExecAccepted,
@@ -395,7 +395,7 @@ func TestUnsignedMessagesAreCheckedToo(t *testing.T) {
 		h := newHistory(t)
 		h.Evidence.Writers.Since = 1000
 		change(h, h.batch("c1", protocol.Event{Kind: protocol.SandboxAccepted,
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}))
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}))
 		r := h.check()
 		said := strings.Join(r.Problems, " ") + r.Messages[0].Why
 		if r.Refused != 1 || !strings.Contains(said, want) {

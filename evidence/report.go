@@ -21,7 +21,7 @@ type Report struct {
 	Tenant     string `json:"tenant"`
 	Sandbox    string `json:"sandbox"`
 	Deployment string `json:"deployment"`
-	Digest     string `json:"digest"` // of the evidence
+	Digest     string `json:"digest"` // digest of the evidence
 
 	// Valid is true if nothing is wrong: no message is refused or missing, and Problems is empty.
 	Valid    bool     `json:"valid"`
@@ -33,7 +33,7 @@ type Report struct {
 	// Since is the last record that may be unsigned. It has a meaning only if the deployment requires signatures.
 	Since uint64 `json:"since,omitempty"`
 
-	State    protocol.SandboxState `json:"state"`    // of the sandbox after the last accepted message
+	State    protocol.SandboxState `json:"state"`    // state of the sandbox after the last accepted message
 	Sequence uint64                `json:"sequence"` // number of the sandbox's last event
 	Writers  []Signer              `json:"writers"`  // the signers of accepted messages
 	Messages []Verdict             `json:"messages"`
@@ -53,8 +53,8 @@ type Verdict struct {
 	First  uint64    `json:"first,omitempty"` // numbers of its first and last event; 0 if it cannot be decoded
 	Last   uint64    `json:"last,omitempty"`
 	Kinds  []string  `json:"kinds,omitempty"`
-	Writer string    `json:"writer,omitempty"` // as the message says
-	Key    string    `json:"key,omitempty"`    // as its signature says
+	Writer string    `json:"writer,omitempty"` // the writer that the message names
+	Key    string    `json:"key,omitempty"`    // the key that the signature names
 	Result Result    `json:"result"`
 	Why    string    `json:"why,omitempty"` // why it is refused
 }

@@ -24,10 +24,11 @@ func pack(files ...file) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, f := range files {
+		// Writing to a buffer does not fail.
 		_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: 0o644, Size: int64(len(f.content))})
 		_, _ = io.WriteString(w, f.content)
 	}
-	_ = w.Close()
+	_ = w.Close() // writing to a buffer does not fail
 	return b.Bytes()
 }
 
@@ -89,9 +90,13 @@ func TestInspectDeterminesTheFormatByContent(t *testing.T) {
 	root := pack(file{"etc/passwd", "root"}, file{"blobs/x", "{}"})
 	var zipped, squeezed bytes.Buffer
 	g := gzip.NewWriter(&zipped)
+	z, err := zstd.NewWriter(&squeezed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Writing to a buffer does not fail.
 	_, _ = g.Write(saved(savedManifest))
 	_ = g.Close()
-	z, _ := zstd.NewWriter(&squeezed)
 	_, _ = z.Write(root)
 	_ = z.Close()
 	two := strings.Replace(savedManifest, "]}]", `]},{"Config":"d.json"}]`, 1)
@@ -175,6 +180,7 @@ func FuzzInspect(f *testing.F) {
 			protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("got %v", err)
 		}
+		// Rename may refuse the archive, but must not panic.
 		_ = imagetar.Rename(io.Discard, bytes.NewReader(data), "x:1", "amd64")
 	})
 }

@@ -30,7 +30,7 @@ func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 	stale := f.AsCoordinator("stale")
 	for i := range n {
 		id := fmt.Sprint("stale-", i)
-		whole, builtIn := spec.Resolve(f.Spec())
+		resolved, defaulted := spec.Resolve(f.Spec())
 		if _, err := stale.ReserveSandbox(ctx, "default", id,
 			protocol.Reservation{Request: id, Time: time.Now()}); err != nil {
 			t.Fatal(err)
@@ -39,9 +39,9 @@ func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 		if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			return []protocol.Event{
 				{Kind: protocol.SandboxAccepted, Request: id,
-					Phase: &protocol.SandboxDetails{Spec: &whole, BuiltIn: builtIn}},
+					Details: &protocol.SandboxDetails{Spec: &resolved, Defaulted: defaulted}},
 				{Kind: protocol.SandboxAssigned,
-					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host.HostID, Generation: 1}},
+					Details: &protocol.SandboxDetails{Worker: "w1", HostID: host.HostID, Generation: 1}},
 			}, nil
 		}); err != nil {
 			t.Fatal(err)

@@ -278,7 +278,12 @@ func refused() []part {
 }
 
 // elsewhere maps each field that this test does not cover to the name of the test that covers it.
-var elsewhere = map[string]string{}
+var elsewhere = map[string]string{
+	"sensitive_env":          "TestSecretsReachTheCommandsThatNameThem",
+	"secrets":                "TestSecretsReachTheCommandsThatNameThem",
+	"services.sensitive_env": "TestSecretsReachTheCommandsThatNameThem",
+	"services.secrets":       "TestSecretsReachTheCommandsThatNameThem",
+}
 
 type conformanceDirs struct {
 	mount, tree string

@@ -7,10 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	workerdocker "github.com/boxfleet/boxfleet/worker/docker"
 )
 
 // adoptedWithin is how soon after its start a worker or a coordinator must have resumed all its work.
@@ -414,4 +416,39 @@ func TestACoordinatorKilledDuringAChange(t *testing.T) {
 	f.Coordinator("c1", fleet.Role{})
 	nothingLeft(t, f, w)
 	f.Judge()
+}
+
+// TestANetworkThatTheEngineFinishesLateIsRemoved plays what happens when a worker is killed while the engine makes a
+// sandbox's network: the engine does not list that network yet, the next worker makes another one with the same name,
+// and then there are two.
+func TestANetworkThatTheEngineFinishesLateIsRemoved(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	w := f.Worker("w1", fleet.Role{CrashAt: "before-network-create"})
+	var s *sdk.Sandbox
+	created := begin(func() (err error) {
+		s, err = f.Client.Create(ctx, f.Spec(), sdk.WithID("s"))
+		return err
+	})
+	w.AwaitKilled(20 * time.Second)
+	w = f.Worker("w1", fleet.Role{PauseAt: "after-network-create"})
+	w.AwaitPaused(20 * time.Second)
+	name := workerdocker.ObjectName(f.Conn.Deployment(), protocol.SandboxKey{Tenant: protocol.DefaultTenant, ID: "s"})
+	if err := engines.Default(t).SecondNetwork(ctx, name, "10.199.255.240/28", "bxf-0ac7fff0"); err != nil {
+		t.Fatal(err)
+	}
+	w.Continue()
+	if err := doneWithin(t, time.Now(), "ready", created); err != nil {
+		t.Fatalf("create: %v", err)
+	}
+	if r, err := s.Exec(ctx, script("exit 3")); err != nil {
+		t.Fatal(err)
+	} else {
+		exitsWith(t, r, 3)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, w)
 }

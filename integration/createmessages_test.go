@@ -31,7 +31,7 @@ func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	var phases []string
 	for i, e := range events {
 		if e.Kind == protocol.SandboxPreparing {
-			phases = append(phases, e.Phase.Phase)
+			phases = append(phases, e.Details.Phase)
 		}
 		if i > 0 && e.Time.Before(events[i-1].Time) {
 			t.Errorf("event %d, %s, is older than the event before it", e.Sequence, e.Kind)

@@ -66,6 +66,13 @@ func TestDoctorFindsEachFaultAndItsEnd(t *testing.T) {
 	ctx := f.Context(3 * time.Minute)
 	w := f.Processes("worker")[0]
 	c.isWell()
+	c.f.Eventually(20*time.Second, "the worker reports its disk", func() error {
+		hosts, err := sdk.ReadAll(f.Operator.Hosts().List(f.Context(2 * time.Second)))
+		if err != nil || len(hosts) != 1 || hosts[0].DiskSize <= 0 || hosts[0].DiskFree <= 0 {
+			return fmt.Errorf("hosts %s, %w", protocol.Encode(hosts), err)
+		}
+		return nil
+	})
 	if code, r, text := c.examine(f.Flags()); code > 3 || r.Worst == "error" {
 		t.Errorf("for a user, doctor ended with %d: %s", code, text)
 	}

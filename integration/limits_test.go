@@ -173,6 +173,12 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	if x, err := s.GetExec(ctx, r.ID); err != nil || x.Info().OOMKills != 1 {
 		t.Errorf("read back: %+v, %v", x, err)
 	}
+	// PID 1 has the score of its command for a moment: until it knows that the command has started.
+	scores, err := s.Exec(ctx, script("cat /proc/self/oom_score_adj; i=0; "+
+		"while [ $(cat /proc/1/oom_score_adj) != 0 ] && [ $i -lt 1000 ]; do i=$((i+1)); done; cat /proc/1/oom_score_adj"))
+	if err != nil || string(scores.Stdout) != "1000\n0\n" {
+		t.Errorf("the kernel prefers to kill PID 1: a command and PID 1 have the scores %q, %v", scores.Stdout, err)
+	}
 	if r, err = s.Exec(ctx, script("true")); err != nil || r.OOMKills != 0 {
 		t.Errorf("the next one: %+v, %v", r, err)
 	}

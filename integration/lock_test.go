@@ -308,7 +308,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 			return err
 		})
 		for _, e := range h.History(id).Events {
-			if e.Kind == protocol.SandboxAssigned && e.Phase.Worker == "w2" {
+			if e.Kind == protocol.SandboxAssigned && e.Details.Worker == "w2" {
 				reassigned[id] = e.Time
 			}
 		}

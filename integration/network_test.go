@@ -312,6 +312,7 @@ func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 					return
 				}
 				defer engine.Close()
+				// The ends of the connection notice a copy that fails.
 				go func() { _, _ = io.Copy(engine, c); _ = engine.(*net.UnixConn).CloseWrite() }()
 				_, _ = io.Copy(c, engine)
 			}()

@@ -183,7 +183,7 @@ func greet(l net.Listener) {
 		if err != nil {
 			return
 		}
-		_, _ = io.WriteString(c, "reached\n")
+		_, _ = io.WriteString(c, "reached\n") // the client notices a failure
 		c.Close()
 	}
 }
@@ -211,7 +211,7 @@ func (w *world) names(udp net.PacketConn) {
 		} else {
 			answer[7] = 0
 		}
-		_, _ = udp.WriteTo(answer, from)
+		_, _ = udp.WriteTo(answer, from) // the client asks again
 	}
 }
 
@@ -357,7 +357,9 @@ func greeted(address string) error {
 		return err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		return err
+	}
 	if data, err := io.ReadAll(c); !bytes.Contains(data, []byte("reached")) {
 		return fmt.Errorf("%s answered %q, %v", address, data, err)
 	}

@@ -67,7 +67,7 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 		"signal": {func(s *protocol.SandboxSpec) { s.Command = []string{"sh", "-c", "kill -9 $$"} },
 			protocol.ReasonCommandExited, "spec.command", "exit code 137", "[started/0 ended/0:137]", ""},
 		"memory": {func(s *protocol.SandboxSpec) {
-			s.Command, s.Memory = []string{"sh", "-c", "exec tail /dev/zero"}, 16<<20
+			s.Command, s.Memory = []string{"sh", "-c", "exec dd if=/dev/zero of=/dev/null bs=256M count=1"}, 16<<20
 		},
 			protocol.ReasonOOMKilled, "spec.memory", "16MiB", "[started/0 ended/0:137]", ""},
 		"no-user": {func(s *protocol.SandboxSpec) { s.Command, s.User = []string{"sleep", "1000"}, "nobody-here" },

@@ -279,6 +279,7 @@ func TestS18_WhatIsReadBackIsComplete(t *testing.T) {
 			text = "sleep 100"
 		}
 		if i == 5 {
+			// The exec fails, because the user does not exist.
 			_, _ = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"},
 				sdk.WithID("x5"))
 			continue

@@ -417,7 +417,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
 	// The crash window begins with the first exit of the command, which may come before the sandbox is ready.
 	start := slices.IndexFunc(events,
-		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
+		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Details.Phase == "start" })
 	if start < 0 {
 		t.Fatalf("no start event in %v", kinds(events))
 	}

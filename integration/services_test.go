@@ -398,6 +398,9 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 			"/var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
 		t.Errorf("an exec in the database's container prints %q", got)
 	}
+	if got := postgresQuery(ctx, t, s, "db", "select n from t"); got != "42" {
+		t.Errorf("over a connection of the client, the database answers %q", got)
+	}
 	script := `exec 3<>/dev/tcp/cache/6379; printf 'SET k v\r\nGET k\r\nQUIT\r\n' >&3; cat <&3`
 	if got := strings.ReplaceAll(printedBy(t, ctx, s, "", "bash", "-c", script), "\r", ""); got != "+OK\n$1\nv\n+OK" {
 		t.Errorf("the primary reads %q from Redis", got)

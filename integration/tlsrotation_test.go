@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestARotationUnderLoadLosesNoLeaseAndFailsNoRequest replaces credentials, certificates and the authority of a fleet with
-// TLS while clients run execs. Each step ends all connections of those whose secrets it replaces.
+// TestARotationUnderLoadLosesNoLeaseAndFailsNoRequest replaces credentials, certificates and the authority of a fleet
+// with TLS while clients run execs. Each step ends all connections of those whose secrets it replaces.
 func TestARotationUnderLoadLosesNoLeaseAndFailsNoRequest(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{TLS: true})

@@ -22,7 +22,7 @@ func accepted(tenant, sandbox, writer string) *protocol.Batch {
 		ID:      "b-" + writer,
 		Events: []protocol.Event{{
 			Sequence: 1, Kind: protocol.SandboxAccepted, State: protocol.StatePending, Time: time.Now().UTC(),
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
 		}},
 	}
 }

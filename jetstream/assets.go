@@ -88,10 +88,10 @@ func (a *Assets) assets() []asset {
 	all := []asset{
 		a.requests(),
 		a.events(),
-		{config: stream(protocol.StreamLogs, protocol.OutputFilter, protocol.LogFilter), settings: []setting{
+		{config: streamOf(protocol.StreamLogs, protocol.OutputFilter, protocol.LogFilter), settings: []setting{
 			maxAge("log_max_age", a.LogMaxAge, 360*time.Hour), maxBytes("log_max_bytes", a.LogMaxBytes, 8<<30),
 		}},
-		{config: stream(protocol.StreamDead, protocol.DeadFilter), settings: []setting{
+		{config: streamOf(protocol.StreamDead, protocol.DeadFilter), settings: []setting{
 			maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, maxDeadLetters),
 		}},
 		{config: writers(), settings: []setting{maxBytes("", 0, smallTable)}},
@@ -114,6 +114,7 @@ func (a *Assets) assets() []asset {
 			maxAge("blob_max_age", a.BlobMaxAge, 24*time.Hour), maxBytes("blob_max_bytes", a.BlobMaxBytes, 4<<30),
 		}},
 		{config: bucket(protocol.BucketHistories), settings: table},
+		{config: secretVersions(), settings: table},
 		{config: objects(protocol.BucketSegments), settings: []setting{
 			maxBytes("segment_max_bytes", a.SegmentMaxBytes, 8<<30),
 		}},
@@ -135,7 +136,7 @@ func (a *Assets) assets() []asset {
 	return all
 }
 
-func stream(name string, subjects ...string) jetstream.StreamConfig {
+func streamOf(name string, subjects ...string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{Name: name, Subjects: subjects, AllowDirect: true}
 }
 
@@ -189,6 +190,13 @@ func bucket(name string) jetstream.StreamConfig {
 		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew,
 		DenyDelete: true,
 	}
+}
+
+// secretVersions configures the bucket of secrets, which keeps several versions of each key.
+func secretVersions() jetstream.StreamConfig {
+	c := bucket(protocol.BucketSecrets)
+	c.MaxMsgsPerSubject = protocol.MaxSecretVersions
+	return c
 }
 
 // writeOnce configures a bucket whose keys are written once. Its stream keeps one message per key and refuses further

@@ -105,6 +105,7 @@ func TestLeaderReadsWaitForAnElection(t *testing.T) {
 
 // blobsStepDown makes the leader of the stored blobs step down. The request fails during an election.
 func blobsStepDown(nc *nats.Conn) {
+	// Callers repeat it until the leader has changed.
 	_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
 }
 

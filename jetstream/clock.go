@@ -99,7 +99,7 @@ func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved tim
 	return 0
 }
 
-// The method now returns the store's time. If the result measure is true, the caller must start a measurement.
+// The method "now" returns the store's time. If the result measure is true, the caller must start a measurement.
 func (s *storeClock) now() (now time.Time, measure bool) {
 	ahead, boot := s.machine.ahead()
 	s.mu.Lock()

@@ -264,7 +264,7 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 		return err
 	}
 	w.Probe("compact-before-store")
-	// storeSegment may fail because another compaction removed the object as loose.
+	// storeSegment may fail because another compaction found that nothing refers to the object, and removed it.
 	if err := w.compactor.segments.storeSegment(ctx, &s, content); err != nil {
 		return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 	}

@@ -46,18 +46,18 @@ type Config struct {
 	// can still send requests and queries, and receive published messages.
 	WithoutStreams bool
 
-	// beside says that the process has another connection with the same credentials, which logs what happens to both.
+	// beside says that the process has another connection with the same credentials. That one logs what happens to both.
 	beside bool
 
-	Clock   Clock               // for tests: the machine's clocks
-	Options func(*nats.Options) // for tests: changes the client's options after all others are set
+	Clock   Clock               // the machine's clocks; only tests set it
+	Options func(*nats.Options) // changes the client's options after all others are set; only tests set it
 }
 
 // Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
 // use. Conn embeds a part for each task, such as [EventLog], and therefore has the methods of all parts. Code that
 // needs only one part can take that part alone.
 type Conn struct {
-	core // by value; all parts point to it
+	core // embedded by value; all parts point to it
 
 	*streams
 	*objectStore
@@ -81,6 +81,8 @@ type Conn struct {
 	*RequestQueue
 	*Queries
 	*StoredPages
+	*Secrets
+	*Streams
 	*StoreHealth
 	*Provisioner
 	*Growth
@@ -99,9 +101,9 @@ type connection struct {
 	login   credentials
 	closed  chan struct{} // closed when the connection is closed for good
 
-	user           string // as [Config.User]
-	withoutStreams bool   // as [Config.WithoutStreams]
-	serves         bool   // as [Config.Wait]: the process keeps trying whatever the server refuses
+	user           string // see [Config.User]
+	withoutStreams bool   // see [Config.WithoutStreams]
+	serves         bool   // see [Config.Wait]: the process retries even if the server refuses it
 
 	life atomic.Uint64 // how often the connection was lost; each time, the next server may have another log
 
@@ -225,8 +227,10 @@ func newConn(cfg Config) *Conn {
 	c.Registry, c.Leases, c.Hosts = &Registry{s}, &Leases{s}, &Hosts{s}
 	c.Notifications = &Notifications{&c.core, c.Writers}
 	c.ImageStore, c.BlobStore = &ImageStore{s, c.objectStore}, &BlobStore{s, c.objectStore}
-	c.OutputLog = &OutputLog{s}
+	c.OutputLog = &OutputLog{streams: s}
+	c.Secrets = &Secrets{streams: s, writers: c.Writers}
 	c.RequestQueue, c.Queries = &RequestQueue{s, c.quorum}, &Queries{&c.core, c.quorum}
+	c.Streams = &Streams{core: &c.core}
 	c.StoredPages = &StoredPages{histories: c.Histories, keys: c.Writers, output: c.OutputLog, blobs: c.BlobStore}
 	c.StoreHealth, c.Provisioner = &StoreHealth{streams: s}, &Provisioner{s}
 	c.Growth = &Growth{s, c.Provisioner}
@@ -281,24 +285,7 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 			state(true)
 			c.reconnected()
 		}),
-		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
-			if isRefusal(err) || c.login.tls(err) != nil || !nc.IsConnected() && c.login.problem() != nil {
-				c.login.refuse(nc, err)
-				return
-			}
-			if c.forbid(err) {
-				return // the calls that forbid ended report the error
-			}
-			subject := ""
-			if sub != nil {
-				subject = sub.Subject
-			}
-			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
-			asked := isUnder(subject, protocol.BlobFilter) || isUnder(subject, protocol.APISubject("*", "*"))
-			if errors.Is(err, nats.ErrSlowConsumer) && !asked { // clients repeat queries and uploads
-				go c.reconnected() // messages were dropped: followers must read them from the streams
-			}
-		}),
+		nats.ErrorHandler(c.asyncError),
 	}
 	if cfg.User != "" {
 		opts = append(opts, nats.CustomInboxPrefix(protocol.Inbox(cfg.Tenant, cfg.User)))
@@ -314,6 +301,30 @@ func (c *core) options(cfg Config) ([]nats.Option, error) {
 		opts = append(opts, func(o *nats.Options) error { o.Servers = splitURLs(cfg.URL); return nil })
 	}
 	return opts, nil
+}
+
+// asyncError handles an error that belongs to no call of the NATS client. sub is nil if the error belongs to no
+// subscription.
+func (c *core) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
+	if isRefusal(err) || c.login.tls(err) != nil || !nc.IsConnected() && c.login.problem() != nil {
+		c.login.refuse(nc, err)
+		return
+	}
+	if c.forbid(err) {
+		return // the calls that forbid ended report the error
+	}
+	subject := ""
+	if sub != nil {
+		subject = sub.Subject
+	}
+	if errors.Is(err, nats.ErrSlowConsumer) && strings.HasPrefix(subject, protocol.StreamPrefix) {
+		return // the stream sends the dropped frames again
+	}
+	c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
+	asked := isUnder(subject, protocol.BlobFilter) || isUnder(subject, protocol.APISubject("*", "*"))
+	if errors.Is(err, nats.ErrSlowConsumer) && !asked { // clients repeat queries and uploads
+		go c.reconnected() // messages were dropped: followers must read them from the streams
+	}
 }
 
 // mostUnclear limits how often connectWithin tries again for a caller that wants only one attempt, if the server closed
@@ -362,9 +373,9 @@ func (cfg *Config) isHopeless(err error) bool {
 	return isRefusal(err) || problem != nil && problem.Code != protocol.Unavailable
 }
 
-// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports only
-// the error of the server that it tried last. If one URL requires TLS, the client requires it of all servers. A server
-// that is tried alone must not get the credentials without TLS either.
+// hopelessServer tries each of several servers alone, and returns the first hopeless error. The client itself reports
+// only the error of the server that it tried last. If one URL requires TLS, the client requires it of all servers. A
+// server that is tried alone must not get the credentials without TLS either.
 func (cfg *Config) hopelessServer(ctx context.Context, opts nats.Options) error {
 	all := opts.Servers
 	if len(all) < 2 {
@@ -500,6 +511,15 @@ var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NAT
 // subject is empty.
 func (c *connection) await(ctx context.Context, subject string) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
+	ctx, end := c.awaitLong(ctx, subject)
+	return ctx, func() {
+		end()
+		cancel()
+	}
+}
+
+// awaitLong is like await, but only ctx limits the time.
+func (c *connection) awaitLong(ctx context.Context, subject string) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -511,7 +531,6 @@ func (c *connection) await(ctx context.Context, subject string) (context.Context
 		delete(c.waiting, id)
 		c.mu.Unlock()
 		end(nil)
-		cancel()
 	}
 }
 
@@ -583,6 +602,12 @@ func (c *connection) Reconnect(ctx context.Context) error {
 		return translate(err, "connect to NATS again")
 	}
 	return c.awaitConnection(ctx)
+}
+
+// Close closes the connection. Calls in flight fail, and open streams are reset.
+func (c *Conn) Close() {
+	c.Streams.resetAll()
+	c.core.Close()
 }
 
 // Close closes the connection. Calls in flight fail.

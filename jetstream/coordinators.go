@@ -21,6 +21,17 @@ const (
 // Coordinators asks all coordinators for their names and versions, and returns those that answer, by name. It takes
 // half a second. Only operators may ask. Errors: permission_denied; unavailable if no coordinator answers within 2 s.
 func (r *Queries) Coordinators(ctx context.Context) (found []protocol.CoordinatorInfo, err error) {
+	infos, err := r.describe(ctx)
+	for _, info := range infos {
+		found = append(found, protocol.CoordinatorInfo{Name: cmp.Or(info.Metadata[metadataCoordinator], info.ID),
+			Version: info.Version, FleetKey: info.Metadata[metadataFleetKey]})
+	}
+	slices.SortFunc(found, func(a, b protocol.CoordinatorInfo) int { return cmp.Compare(a.Name, b.Name) })
+	return found, err
+}
+
+// describe asks all coordinators for the descriptions of their read services. Its errors are those of Coordinators.
+func (r *Queries) describe(ctx context.Context) (found []micro.Info, err error) {
 	subject := micro.APIPrefix + "." + micro.InfoVerb.String() + "." + protocol.ServiceName
 	ctx, end := r.await(ctx, subject)
 	defer end()
@@ -45,13 +56,11 @@ func (r *Queries) Coordinators(ctx context.Context) (found []protocol.Coordinato
 		}
 		var info micro.Info
 		if json.Unmarshal(m.Data, &info) == nil && info.Name == protocol.ServiceName {
-			found = append(found, protocol.CoordinatorInfo{Name: cmp.Or(info.Metadata[metadataCoordinator], info.ID),
-				Version: info.Version})
+			found = append(found, info)
 		}
 	}
 	if len(found) == 0 {
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
-	slices.SortFunc(found, func(a, b protocol.CoordinatorInfo) int { return cmp.Compare(a.Name, b.Name) })
 	return found, nil
 }

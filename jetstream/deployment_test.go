@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -46,6 +47,7 @@ func TestMain(m *testing.M) {
 	if config := os.Getenv(serverProcess); config != "" {
 		serve(config)
 	}
+	eventually.InMemory()
 	// Tests spend most of their time waiting for elections and for the ends of leases. On small machines they therefore
 	// finish sooner with more parallel tests than cores. The flag -parallel overrides this number.
 	if err := flag.Set("test.parallel", "6"); err != nil {
@@ -261,10 +263,10 @@ func becomeReady(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		{
 			Kind:    protocol.SandboxAccepted,
 			Request: "r1",
-			Phase:   &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
 		},
-		{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-		{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b1"}},
+		{Kind: protocol.SandboxAssigned, Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+		{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b1"}},
 	}, nil
 }
 

@@ -27,6 +27,7 @@ var descriptions = map[string]string{
 	"KV_" + protocol.BucketWorkers:   "hosts, as their workers describe them",
 	"KV_" + protocol.BucketLocks:     "which worker may change which host: leases",
 	"KV_" + protocol.BucketElections: "which coordinator leads: a lease",
+	"KV_" + protocol.BucketSecrets:   "secrets of tenants, sealed to the fleet's key",
 	"KV_" + protocol.BucketHistories: "which segments have the older parts of histories",
 
 	"OBJ_" + protocol.BucketBlobs:      "uploaded trees, until sandboxes have them",

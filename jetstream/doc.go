@@ -18,6 +18,7 @@
 //	 ├─── OutputLog         the output of execs: publish, follow, read in pages
 //	 ├─── ImageStore        imported images; which images hosts should have, and which they have
 //	 ├─── BlobStore         uploads
+//	 ├─── Streams           opens streams of bytes to workers, and serves those of a worker
 //	 ├─── StoreHealth       leaders, replicas, room and disk; recovers an event log that accepts no writes
 //	 ├─── Provisioner       makes and updates the streams and buckets
 //	 ├─── Growth            gives the streams and buckets more replicas
@@ -29,6 +30,6 @@
 //	 ├─── streams           messages of streams and keys of buckets
 //	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
-// The package imports only four packages of Boxfleet: protocol, rights, backoff and wake. Every error that it returns
-// is a *protocol.Error, translated in errors.go, or the error of a context.
+// The package imports only six packages of Boxfleet: protocol, rights, seal, stream, backoff and wake. Every error that
+// it returns is a *protocol.Error, translated in errors.go, or the error of a context.
 package jetstream

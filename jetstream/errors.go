@@ -16,8 +16,12 @@ import (
 var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "write_conflict",
 	Message: "another process wrote first"}
 
+// statusUnavailable is the status of an answer of JetStream if no server can carry out the request now.
+const statusUnavailable = 503
+
 // Error codes of the NATS server that the NATS client does not name.
 const (
+	codeStreamNotCreated    jetstream.ErrorCode = 10049
 	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a stream that discards new messages reached its limit
 	codeInsufficientStorage jetstream.ErrorCode = 10047
 	codeInsufficientStore   jetstream.ErrorCode = 10023 // the store of the whole server reached its limit
@@ -39,33 +43,7 @@ func translate(err error, doing string) error {
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
-		switch api.ErrorCode {
-		case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-			return ErrConflict
-		case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:
-			return protocol.Errorf(
-				protocol.ResourceExhausted,
-				protocol.ReasonQueueFull,
-				"%s: %s",
-				doing,
-				api.Description,
-			)
-		case jetstream.JSErrCodeStreamMessageExceedsMaximum:
-			return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %s", doing, api.Description)
-		case jetstream.JSErrCodeStreamNotFound:
-			return notProvisioned(doing)
-		case jetstream.JSErrCodeJetStreamNotEnabledForAccount:
-			// A server of a cluster also returns this error while it sets the account up, which happens when it first
-			// hears of the account and after each start.
-			return protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings, "NATS: %s", whyNoJetStream(err))
-		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
-			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
-		}
-		if api.Code == 503 || api.ErrorCode == codeNoSuitablePeers || api.ErrorCode == codeDuplicateInProcess ||
-			api.ErrorCode == codeTooManyRequests {
-			return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
-		}
-		return protocol.Errorf(protocol.Internal, "", "%s: %s (%d)", doing, api.Description, api.ErrorCode)
+		return translateAPI(err, api, doing)
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -88,6 +66,38 @@ func translate(err error, doing string) error {
 		return protocol.Errorf(protocol.DeadlineExceeded, "", "%s: no answer in time", doing)
 	}
 	return protocol.Errorf(protocol.Unavailable, "", "%s: %v", doing, err)
+}
+
+// translateAPI translates err, which wraps the answer api of JetStream.
+func translateAPI(err error, api *jetstream.APIError, doing string) error {
+	switch api.ErrorCode {
+	case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
+		return ErrConflict
+	case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull, "%s: %s", doing, api.Description)
+	case codeStreamNotCreated:
+		// A server that is still setting up an account can remove the account's new directory, which it made to test its
+		// disk, while it makes a stream in it.
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings,
+			"%s: the NATS server could not create the stream: %s; if this persists, its log has the cause",
+			doing, api.Description)
+	case jetstream.JSErrCodeStreamMessageExceedsMaximum:
+		return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %s", doing, api.Description)
+	case jetstream.JSErrCodeStreamNotFound:
+		return notProvisioned(doing)
+	case jetstream.JSErrCodeJetStreamNotEnabledForAccount:
+		// A server of a cluster also returns this error while it sets the account up. It does so when it first hears of
+		// the account, and after each start.
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings, "NATS: %s", whyNoJetStream(err))
+	case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
+		return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
+	case codeNoSuitablePeers, codeDuplicateInProcess, codeTooManyRequests:
+		return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
+	}
+	if api.Code == statusUnavailable {
+		return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
+	}
+	return protocol.Errorf(protocol.Internal, "", "%s: %s (%d)", doing, api.Description, api.ErrorCode)
 }
 
 func notProvisioned(doing string) *protocol.Error {

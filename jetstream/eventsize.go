@@ -53,7 +53,7 @@ func tooLarge(e *protocol.Event, size, limit int) error {
 		limit,
 	)
 	switch {
-	case e.Phase != nil && e.Phase.Spec != nil, e.Exec != nil && e.Exec.Spec != nil:
+	case e.Details != nil && e.Details.Spec != nil, e.Exec != nil && e.Exec.Spec != nil:
 		err.Field = "spec"
 	case e.Exec != nil && len(e.Exec.Stdout)+len(e.Exec.Stderr) > size/2:
 		err.Field = "exec.stdout"
@@ -70,7 +70,7 @@ func tooLarge(e *protocol.Event, size, limit int) error {
 const (
 	eventFrame = 272
 	execFrame  = 304
-	specFrame  = 160
+	specFrame  = 192
 	itemFrame  = 5 // the header of a string
 )
 
@@ -81,8 +81,8 @@ func eventSize(e *protocol.Event) int {
 	if e.Error != nil {
 		n += encodedSize(e.Error)
 	}
-	if e.Phase != nil {
-		n += encodedSize(e.Phase)
+	if e.Details != nil {
+		n += encodedSize(e.Details)
 	}
 	if e.Service != nil {
 		n += encodedSize(e.Service)
@@ -90,11 +90,17 @@ func eventSize(e *protocol.Event) int {
 	if e.Primary != nil {
 		n += encodedSize(e.Primary)
 	}
+	if len(e.Streams) > 0 {
+		n += encodedSize(e.Streams) + len("streams") + itemFrame
+	}
 	if x := e.Exec; x != nil {
 		n += execFrame + len(x.ID) + len(x.State) + len(x.Boot) + len(x.Stdout) + len(x.Stderr) +
 			len(x.StdoutSHA256) + len(x.StderrSHA256)
 		if x.OutputError != nil {
 			n += encodedSize(x.OutputError)
+		}
+		if x.Signal != nil {
+			n += encodedSize(x.Signal) + len("signal") + itemFrame
 		}
 		if x.Spec != nil {
 			n += execSpecSize(x.Spec)
@@ -110,6 +116,12 @@ func execSpecSize(s *protocol.ExecSpec) int {
 	}
 	for k, v := range s.Env {
 		n += len(k) + len(v) + 2*itemFrame
+	}
+	for k, v := range s.SensitiveEnv {
+		n += len(k) + len(v) + 2*itemFrame
+	}
+	if len(s.Secrets) > 0 {
+		n += encodedSize(s.Secrets)
 	}
 	return n
 }

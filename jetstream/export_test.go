@@ -114,3 +114,14 @@ func (b *BlobStore) StoreBlobAgain(ctx context.Context, tenant, digest string, r
 
 // Reconnect ends the connection to the server and makes a new one.
 func (c *Conn) Reconnect() error { return c.nc.ForceReconnect() }
+
+// OpenStreams returns how many streams the connection has, including those that ended a moment ago.
+func (c *Conn) OpenStreams() (n int) {
+	if c.Streams.plain != nil {
+		n += len(c.Streams.plain.all())
+	}
+	if bulk := c.Streams.bulk.current(); bulk != nil {
+		n += len(bulk.all())
+	}
+	return n
+}

@@ -41,8 +41,9 @@ func (c *connection) errForbidden(subject string) error {
 	if c.user != "" {
 		of = " of " + c.user
 	}
-	err := protocol.Errorf(protocol.PermissionDenied, "", "the credentials%s do not permit a message to %s: use those of a "+
-		"role that may send it; docs/rights.md lists the rights of each role", of, subject)
+	err := protocol.Errorf(protocol.PermissionDenied, "",
+		"the credentials%s do not permit a message to %s: use those of a role that may send it; docs/rights.md lists "+
+			"the rights of each role", of, subject)
 	err.Field = "creds"
 	return err
 }

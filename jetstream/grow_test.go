@@ -139,7 +139,8 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 		}
 	}
 	cfg := configOf(t, d, protocol.StreamLogs)
-	if len(cfg.Subjects) != 2 || cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
+	if len(cfg.Subjects) != 2 || cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil ||
+		cfg.PersistMode != natsjs.DefaultPersistMode {
 		t.Errorf("the output's stream has the configuration %+v", cfg)
 	}
 	readHistory(t, c, d.tenant, "s1")

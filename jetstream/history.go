@@ -124,8 +124,8 @@ func (r *historyReader) tail(ctx context.Context) error {
 // are the most frequent.
 const shortRead = 8
 
-// The method all reads a few messages one by one, and the others in bulk. At the end it reads from the leader, because
-// the replica that answered may not have the newest messages.
+// The method "all" reads a few messages one by one, and the others in bulk. At the end it reads from the leader,
+// because the replica that answered may not have the newest messages.
 func (r *historyReader) all(ctx context.Context) error {
 	for range shortRead {
 		if none, err := r.step(ctx); none || err != nil {

@@ -91,7 +91,7 @@ const mostBeats = 10_000
 
 // Heartbeats calls handle with every worker's heartbeats until stop is called. handle must not change a heartbeat.
 func (hs *Hosts) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err error) {
-	last := map[string]receivedBeat{} // by subject: most heartbeats repeat the previous one
+	last := map[string]receivedBeat{} // last heartbeat by subject: most heartbeats repeat the previous one
 	sub, err := hs.nc.Subscribe(protocol.HeartbeatSubject("*"), func(m *nats.Msg) {
 		if l, known := last[m.Subject]; known && bytes.Equal(l.data, m.Data) {
 			handle(l.beat)

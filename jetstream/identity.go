@@ -95,7 +95,8 @@ func (cfg *Config) whyRefused(err error) (field, why string) {
 		case !expired.IsZero() && time.Now().After(expired):
 			return "creds", the + " expired on " + expired.Format(time.RFC3339) + others
 		}
-		return "creds", the + " were revoked or replaced, have expired by the server's clock, or are for other servers" + others
+		return "creds", the + " were revoked or replaced, have expired by the server's clock, or are for other servers" +
+			others
 	case cfg.NKey != "":
 		return "nkey", "no user of the server has the key in " + cfg.NKey + ", or that user may not connect in this way"
 	case cfg.Login != nil:

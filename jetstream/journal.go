@@ -312,7 +312,8 @@ func (j *Journal) Refresh(ctx context.Context) error {
 
 // lacksLastLocked reports whether the hash of the last message is needed but unknown.
 func (j *Journal) lacksLastLocked() bool {
-	return j.chain.Unknown && j.at.Record != 0 && (j.journals.writers.key() != nil || j.journals.writers.knownRules().Signed)
+	return j.chain.Unknown && j.at.Record != 0 &&
+		(j.journals.writers.key() != nil || j.journals.writers.knownRules().Signed)
 }
 
 // findLast reads the hash of the last message if the fold does not know this hash. The hash is unknown if the fold
@@ -699,7 +700,7 @@ type attempt struct {
 	// afterwards, the append must lose instead of following that batch.
 	expected Position
 	before   protocol.Sandbox // the sandbox at expected
-	chain    protocol.Chain   // what the batch must follow
+	chain    protocol.Chain   // the chain that the batch must continue
 
 	took []*decision // decisions that the batch completes, and refusals, which are valid only if the batch wins
 	rest []*decision // decisions that did not fit
@@ -764,9 +765,9 @@ func (j *commit) newBatch() *protocol.Batch {
 	return b
 }
 
-// The function after returns the later one of two times, unless last is far ahead of now. Two writers' measurements of
-// the store's time differ by their round trips, and no event should seem to precede the event that it follows. If last
-// is far ahead, a wrong clock stamped the earlier event, and the function returns now.
+// The function "after" returns the later one of two times, unless last is far ahead of now. Two writers' measurements
+// of the store's time differ by their round trips, and no event should seem to precede the event that it follows. If
+// last is far ahead, a wrong clock stamped the earlier event, and the function returns now.
 func after(last, now time.Time) time.Time {
 	if last.After(now) && last.Sub(now) <= clockJump {
 		return last

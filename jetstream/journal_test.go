@@ -192,8 +192,8 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 			return []protocol.Event{
 				{Kind: protocol.SandboxResumeRequested},
 				{
-					Kind:  protocol.SandboxAssigned,
-					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1},
+					Kind:    protocol.SandboxAssigned,
+					Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1},
 				},
 				{Kind: protocol.SandboxReady},
 			}, nil

@@ -40,7 +40,7 @@ func (n *Notifications) ServeLeader(
 		}
 		if err == nil && slots == reports && len(reports) == leaderReports { // only this function takes slots
 			err = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-				"the leader answers %d queries about the use of tenants already: try again later", leaderReports)
+				"the leader already answers %d queries about the use of tenants: try again later", leaderReports)
 		}
 		if err != nil {
 			n.sendLeadersReply(m, &protocol.LeaderReply{Error: protocol.AsError(err)})

@@ -151,14 +151,14 @@ type credentials struct {
 	file        string                              // the credentials file; empty: there is none
 	from        string                              // where the credentials are read from, for log lines
 	fingerprint func() string                       // returns a text that changes with the credentials and certificates
-	explain     func(err error, doing string) error // as [Config.explain]
-	tls         func(err error) *protocol.Error     // as [TLS.explain]
+	explain     func(err error, doing string) error // see [Config.explain]
+	tls         func(err error) *protocol.Error     // see [TLS.explain]
 	nc          atomic.Pointer[nats.Conn]           // nil until the first connection
 
 	closed <-chan struct{} // closed when the connection is closed for good
 
 	mu       sync.Mutex
-	signer   *signer // of the key that was last presented to a server; nil: the connection has no key
+	signer   *signer // signer of the key that was last presented to a server; nil: the connection has no key
 	watched  bool    // a goroutine watches the credentials for changes
 	login    Login
 	unread   error         // error of the last attempt to read the credentials
@@ -166,7 +166,7 @@ type credentials struct {
 	longest  time.Duration // longest pause after such a failure
 	again    bool          // the credentials were refused or unreadable, or TLS failed, since the last pause
 	held     string        // fingerprint of the credentials and certificates when the server accepted them
-	seed     *signer       // of the seed file that the client presents; nil: none
+	seed     *signer       // signer of the seed file that the client presents; nil: none
 	refusals int           // number of successive pauses that followed a refusal
 	said     time.Time     // when the refusal was last logged
 }
@@ -282,16 +282,22 @@ func (cfg *Config) checkSecrets(log *slog.Logger) error {
 	return cfg.TLS.check()
 }
 
+// notCredentials is the error for a file that is not one with credentials.
+func notCredentials(file string, err error) error {
+	return protocol.Invalid("creds", "%s has no credentials, which are the two parts USER JWT and USER NKEY SEED: name a "+
+		"file that boxfleet auth add wrote: %v", file, err)
+}
+
 // readFile returns an option of the client. At each attempt to connect, the option records in k whether the client
 // could read the credentials file, and which key it presented.
 func (k *credentials) readFile(file string) nats.Option {
 	return func(o *nats.Options) error {
 		jwt, sign := o.UserJWT, o.SignatureCB
 		if _, err := jwt(); err != nil {
-			return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
+			return notCredentials(file, err)
 		}
 		if _, err := sign([]byte("nonce")); err != nil {
-			return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
+			return notCredentials(file, err)
 		}
 		o.UserJWT = func() (string, error) {
 			text, err := jwt()
@@ -311,8 +317,8 @@ func (k *credentials) readFile(file string) nats.Option {
 	}
 }
 
-// readSeed returns an option of the client, which then presents the key whose seed is in the file. A public key is sent
-// before the server asks for a signature, so the file is read when the client dials.
+// readSeed returns an option that makes the client present the key whose seed is in a file. The client sends the public
+// key before the server asks for a signature, so it reads the file when it dials.
 func (k *credentials) readSeed(file string) nats.Option {
 	return func(o *nats.Options) error {
 		if err := k.reseed(file, &o.Nkey); err != nil {
@@ -456,7 +462,8 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if why == nil {
-		why = cmp.Or(k.refused, error(protocol.Errorf(protocol.PermissionDenied, "", "NATS refuses the credentials: %v", err)))
+		refused := protocol.Errorf(protocol.PermissionDenied, "", "NATS refuses the credentials: %v", err)
+		why = cmp.Or(k.refused, error(refused))
 	}
 	k.refused, k.again, k.longest = why, true, longest
 	if !k.watched {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -112,30 +111,12 @@ func (i *issuer) issue(t testing.TB, file string, life time.Duration) {
 	must(t, os.Rename(file+".new", file))
 }
 
-// lines is a log that a test reads.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(data []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(data)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 func TestAConnectionOutlivesItsCredentials(t *testing.T) {
 	t.Parallel()
 	i := startIssuer(t)
 	file := filepath.Join(t.TempDir(), "k.creds")
 	i.issue(t, file, 2*time.Second)
-	var log lines
+	var log eventually.Buffer
 	c, err := jetstream.Connect(
 		t.Context(),
 		jetstream.Config{URL: i.server.ClientURL(), Creds: file, LoginFrom: "creds " + file,
@@ -171,7 +152,7 @@ func TestARevokedConnectionContinuesAtOnceWithTheNewFile(t *testing.T) {
 	i.issue(t, file, time.Hour)
 	copyFile(t, file, old)
 	states := make(chan time.Time, 10)
-	var log lines
+	var log eventually.Buffer
 	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
 		Logger:  slog.New(slog.NewTextHandler(&log, nil)),
 		OnState: func(bool) { states <- time.Now() }})
@@ -206,7 +187,8 @@ func TestARefusalSaysWhatTheClientKnows(t *testing.T) {
 	t.Parallel()
 	i := startIssuer(t)
 	dir := t.TempDir()
-	expired, revoked, foreign := filepath.Join(dir, "expired"), filepath.Join(dir, "revoked"), filepath.Join(dir, "foreign")
+	expired, revoked, foreign := filepath.Join(dir, "expired"), filepath.Join(dir, "revoked"),
+		filepath.Join(dir, "foreign")
 	i.issue(t, expired, -time.Hour)
 	i.issue(t, revoked, time.Hour)
 	i.revoke(t, revoked)
@@ -259,7 +241,7 @@ func TestASecretThatEveryUserCanReadIsReported(t *testing.T) {
 	i.issue(t, file, time.Hour)
 	for mode, warned := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true} {
 		must(t, os.Chmod(file, mode))
-		var log lines
+		var log eventually.Buffer
 		c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file,
 			Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		must(t, err)

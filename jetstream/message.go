@@ -22,7 +22,7 @@ type stored struct {
 	time     time.Time // when the message was stored; not set by batched reads
 	batch    *byte     // equal for all messages of one batched read; nil: the message was read alone
 
-	odd    bool // in a batched read: the headers cannot be believed, so the message must be read from the leader
+	odd    bool // the headers from a batched read cannot be believed, so the message must be read from the leader
 	strict bool // header has the raw headers as the server reads them
 }
 
@@ -221,6 +221,12 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		}
 		return nil, false, translate(err, "read "+stream)
 	}
+	return s.directAnswers(ctx, stream, answers)
+}
+
+// directAnswers collects the messages of one direct get, until the server ends the batch.
+func (s *streams) directAnswers(ctx context.Context, stream string, answers <-chan *nats.Msg) (
+	messages []*stored, more bool, err error) {
 	batch := new(byte)
 	for {
 		msg, err := s.nextAnswer(ctx, answers)
@@ -246,12 +252,7 @@ func (s *streams) directGet(ctx context.Context, stream, subject string, from ui
 		}
 		m := &stored{subject: msg.Header.Get("Nats-Subject"), header: msg.Header, data: msg.Data, batch: batch}
 		if m.sequence, err = strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64); err != nil {
-			return messages, false, protocol.Errorf(
-				protocol.Internal,
-				"",
-				"read %s: a message has no valid sequence",
-				stream,
-			)
+			return messages, false, protocol.Errorf(protocol.Internal, "", "read %s: a message has no valid sequence", stream)
 		}
 		messages = append(messages, m)
 	}

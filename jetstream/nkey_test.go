@@ -62,7 +62,7 @@ func TestAConnectionWithAnNKeySignsAndTakesANewSeed(t *testing.T) {
 			return err == nil && owner.Name == "c1"
 		})
 		do(t, journal(c, "t1", id, "c1"), protocol.Event{Kind: protocol.SandboxAccepted, Request: id,
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}})
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}})
 	}
 	signs("s1", first)
 

@@ -14,7 +14,7 @@ type fold struct {
 	state   *protocol.State
 	at      Position       // position of the last message that was folded in, or refused
 	last    time.Time      // time of the last event; zero after a snapshot
-	chain   protocol.Chain // what the next message must follow
+	chain   protocol.Chain // the chain that the next message must continue
 	refused recordRanges   // messages that are not part of the history
 	skipped bool           // a message after at was received and refused, but is not in the list refused
 
@@ -232,7 +232,8 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 		o.bare = true
 		return nil // no event is missing: the history begins with refused messages
 	}
-	covered := e.proof.Signature != nil && s != nil && s.Record >= e.after // no event is missing: e numbers its events falsely
+	// If the segment covers the event, no event is missing: e numbers its events falsely.
+	covered := e.proof.Signature != nil && s != nil && s.Record >= e.after
 	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() && !covered {
 		return protocol.Errorf(protocol.Internal, "", "the history of %s lacks the events before event %d",
 			j.cfg.Sandbox, e.batch.First())
@@ -343,7 +344,8 @@ func (j *Journal) judgeLocked(f *fold, e *entry) (refused, err error) {
 		}
 		return nil, e.broken
 	case e.proof.Signature != nil && !e.afterKnown && !e.proof.Notified:
-		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven, "it does not expect a last message"), nil
+		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonNotProven,
+			"it does not expect a last message"), nil
 	}
 	state, next := f.state, f.state.Sandbox.Sequence+1
 	if b.First() > next && e.after > f.at.Record {
@@ -394,7 +396,7 @@ func (j *refresh) catchUp(ctx context.Context) error {
 	}
 }
 
-// caughtUp notes that the log has the position that was in doubt and all messages that are folded.
+// caughtUp records that the log still has every folded message. It ends the doubt about the given position.
 func (j *refresh) caughtUp(doubt Position) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

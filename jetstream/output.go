@@ -40,13 +40,17 @@ const (
 )
 
 // OutputLog stores and reads the output of execs.
-type OutputLog struct{ *streams }
+type OutputLog struct {
+	*streams
+
+	earlier earlierOutput
+}
 
 // PublishOutput sends a chunk from a host and returns before the chunk is acknowledged; the returned channel delivers
 // the result. Chunks of one exec are stored in the order in which they are sent, except as described at [OutputWindow].
 // log is an exec's id, a [protocol.ServiceLog] or [protocol.PrimaryLog].
 func (o *OutputLog) PublishOutput(host, tenant, sandbox, log string, k Chunk) (<-chan error, error) {
-	m := nats.NewMsg(protocol.OutputSubject(host, tenant, sandbox, log))
+	m := nats.NewMsg(o.outputSubject(host, tenant, sandbox, log))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
 	m.Header[protocol.HeaderOffset] = []string{strconv.FormatInt(k.Offset, 10)}
 	m.Header[protocol.HeaderNextOut] = []string{strconv.FormatInt(k.NextStdout, 10)}
@@ -64,7 +68,7 @@ func (o *OutputLog) PublishOutput(host, tenant, sandbox, log string, k Chunk) (<
 		case <-future.Ok():
 			done <- nil
 		case err := <-future.Err():
-			done <- translateWrite(err, m.Subject)
+			done <- o.orEarlier(err, m.Subject)
 		case <-t.C:
 			done <- protocol.Errorf(protocol.DeadlineExceeded, "", "publish output: no answer in time")
 		}

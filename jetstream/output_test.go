@@ -184,6 +184,7 @@ func TestAChunkWithoutItsOffsetsIsRefused(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	_, err := d.raw(t).Request(protocol.OutputSubject(outputHost, d.tenant, "s1", "x1"), []byte("x"), 5*time.Second)
 	must(t, err)
-	_, err = d.opened(t).ReadOutput(t.Context(), outputOf(d.tenant, "s1", "x1"), 0, func(jetstream.Chunk) error { return nil })
+	_, err = d.opened(t).ReadOutput(t.Context(), outputOf(d.tenant, "s1", "x1"), 0,
+		func(jetstream.Chunk) error { return nil })
 	wantError(t, err, protocol.Internal, protocol.ReasonUndecodable)
 }

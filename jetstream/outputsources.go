@@ -146,7 +146,7 @@ func (s *outputSources) lastIn(ctx context.Context, source *outputSource) (*stor
 	return found, nil
 }
 
-// The method each reads one message from every one of the first n sources. If a source has no message, its element in
+// The method "each" reads one message from every one of the first n sources. If a source has no message, its element in
 // the result is nil.
 func (s *outputSources) each(ctx context.Context, n int,
 	read func(context.Context, *outputSource) (*stored, error)) (all []*stored, err error) {

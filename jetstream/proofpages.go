@@ -6,11 +6,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Clients have no right to read the streams of writers and of the event log. A coordinator therefore tells them to whom
-// keys belong. It also returns the messages of a history exactly as they are stored, so a client can check the
+// Clients have no right to read the streams of writers and of the event log. A coordinator therefore tells them who
+// owns the keys. It also returns the messages of a history exactly as they are stored, so a client can check the
 // signatures.
 
-// writers answers a query about keys: it says to whom each key belongs, and what the deployment requires.
+// writers answers a query about keys: it names the owner of each key, and says what the deployment requires.
 func (p *StoredPages) writers(ctx context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	if len(q.Keys) > protocol.MaxKeys {
 		return nil, protocol.Invalid("keys", "must be at most %d keys, got %d", protocol.MaxKeys, len(q.Keys))
@@ -102,7 +102,7 @@ func (t *TenantReads) StoredMessages(
 	}
 }
 
-// Writers asks the coordinators to whom keys belong, and what the deployment requires. It takes at most
+// Writers asks the coordinators for the owners of keys, and for what the deployment requires. It takes at most
 // [protocol.MaxKeys] keys.
 func (t *TenantReads) Writers(ctx context.Context, keys []string) (*protocol.WriterPage, error) {
 	reply, err := t.Query(ctx, protocol.EndpointWriters, protocol.Query{Keys: keys})

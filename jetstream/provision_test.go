@@ -3,6 +3,8 @@ package jetstream_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +46,25 @@ func TestConcurrentProvisioningAgreesOnTheDeployment(t *testing.T) {
 			t.Fatalf("deployments %q and %q", conns[0].Deployment(), c.Deployment())
 		}
 	}
+}
+
+// A server that still sets up its account can fail to make a stream, because it removes the directory that it made to
+// test its disk. Here, a file takes the place of the directory. The server removes the file when it has failed.
+func TestProvisioningOutlivesAServerThatCannotMakeStreamsYet(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := embedded.Start(embedded.Config{Dir: dir})
+	must(t, err)
+	t.Cleanup(s.Stop)
+	d := &deployment{servers: []*embedded.Server{s}}
+	// The account is set up.
+	wantError(t, d.conn(t).Open(t.Context()), protocol.FailedPrecondition, protocol.ReasonNotProvisioned)
+	account := filepath.Join(dir, "jetstream", "$G")
+	must(t, os.MkdirAll(account, 0o700))
+	streams := filepath.Join(account, "streams")
+	must(t, os.RemoveAll(streams))
+	must(t, os.WriteFile(streams, nil, 0o600))
+	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 }
 
 // A cluster that has just started drops some requests and loses answers. The client alone would wait 10 s for such an

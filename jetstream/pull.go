@@ -17,8 +17,8 @@ import (
 // the stream has a reply subject for its acknowledgement, and a status has no reply subject.
 type puller struct {
 	connection *connection
-	doing      string // for errors
-	subject    string // of requests to the consumer
+	doing      string // what the caller does, for errors
+	subject    string // subject of requests to the consumer
 	request    []byte
 	batch      int // messages of one request
 	wanted     int // messages that were requested, and have not arrived
@@ -37,7 +37,7 @@ func (c *connection) pull(stream, consumer string, batch int, expires time.Durat
 	p := &puller{
 		connection: c, doing: "read " + stream, batch: batch,
 		subject: "$JS.API.CONSUMER.MSG.NEXT." + stream + "." + consumer,
-		arrived: make(chan *nats.Msg, 2*batch+64), // room for statuses beside the messages
+		arrived: make(chan *nats.Msg, 2*batch+64), // with room for statuses in addition to the messages
 	}
 	var err error
 	p.request, err = json.Marshal(map[string]any{"batch": batch, "expires": expires, "idle_heartbeat": pullHeartbeat})

@@ -40,7 +40,7 @@ type quorum struct {
 
 	mu       sync.Mutex
 	servers  map[string]time.Time // when the client last listed each server, as configured or discovered
-	greeted  map[string]bool      // for servers that only the cluster listed: whether the server ever greeted this process
+	greeted  map[string]bool      // whether a server that only the cluster listed ever greeted this process
 	read     time.Time            // when the list was last read
 	checking chan struct{}        // closed when the current check has ended
 	since    time.Time            // start of the first of the successive failed checks
@@ -85,8 +85,8 @@ func (q *quorum) orNoQuorum(err error) error {
 	return errNoQuorum(q.why)
 }
 
-// checkQuorum returns what is missing for a majority, and since when it has been missing. Concurrent callers share one
-// check.
+// checkQuorum returns why there is no majority of the servers, and since when there is none. Concurrent callers share
+// one check.
 func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) {
 	q.mu.Lock()
 	if time.Since(q.at) < quorumPause {
@@ -139,7 +139,7 @@ func (q *quorum) missing() string {
 	defer end()
 	_, err := q.js.AccountInfo(asked)
 	var api *jetstream.APIError
-	if isWithoutJetStream(err) || errors.As(err, &api) && api.Code == 503 {
+	if isWithoutJetStream(err) || errors.As(err, &api) && api.Code == statusUnavailable {
 		return whyNoJetStream(err)
 	}
 	return ""
@@ -155,7 +155,7 @@ func whyNoJetStream(err error) string {
 		return "JetStream is disabled on every server that can be reached. A server disables it when its disk is full or " +
 			"fails: make room on the disk, and restart the server. A server that never had JetStream needs " +
 			"jetstream { store_dir, max_file_store }"
-	case errors.As(err, &api) && api.Code == 503:
+	case errors.As(err, &api) && api.Code == statusUnavailable:
 		return "JetStream has no leader: a majority of its servers is unreachable, or has JetStream disabled"
 	}
 	return "JetStream does not answer: it is disabled on every server, or has no leader, or NATS is unreachable"

@@ -17,6 +17,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	c, k := d.opened(t), d.opened(t)
+	serving := make(chan struct{})
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "0.0.1", map[string]jetstream.Endpoint{
 			protocol.EndpointGet: func(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
@@ -25,8 +26,9 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 				case <-time.After(20 * time.Second):
 				}
 				return nil, ctx.Err()
-			}}, nil)
+			}}, func() { close(serving) })
 	})
+	receive(t, 20*time.Second, "the service", serving)
 	must(t, c.Submit(t.Context(), d.tenant, protocol.VerbStop, "s1", "r0", "", nil))
 	d.servers[1].Stop()
 	d.servers[2].Stop()

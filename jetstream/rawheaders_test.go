@@ -30,7 +30,8 @@ func rawPublisher(t testing.TB, url string, options ...nats.Option) (publish fun
 	t.Cleanup(nc.Close)
 	return func(subject, headers, payload string) {
 		t.Helper()
-		_, err := fmt.Fprintf(d, "HPUB %s %d %d\r\n%s%s\r\n", subject, len(headers), len(headers)+len(payload), headers, payload)
+		_, err := fmt.Fprintf(d, "HPUB %s %d %d\r\n%s%s\r\n", subject, len(headers), len(headers)+len(payload), headers,
+			payload)
 		must(t, err)
 		must(t, nc.Flush())
 	}
@@ -61,9 +62,11 @@ func TestRawHeadersOfForgersAreNotBelieved(t *testing.T) {
 		"many short lines and a blank line": func(tenant, sandbox, _ string) (string, string) {
 			return start + tiny + server(tenant, sandbox) + end + "x: y" + end, "x"
 		},
-		"no number":           func(_, _, _ string) (string, string) { return start + "Nats-Sequence: x" + end, "x" },
-		"a failure":           func(_, _, _ string) (string, string) { return start + "Status: 500" + end, "" },
-		"the end of a batch":  func(_, _, _ string) (string, string) { return start + "Status: 204\r\nDescription: EOB" + end, "" },
+		"no number": func(_, _, _ string) (string, string) { return start + "Nats-Sequence: x" + end, "x" },
+		"a failure": func(_, _, _ string) (string, string) { return start + "Status: 500" + end, "" },
+		"the end of a batch": func(_, _, _ string) (string, string) {
+			return start + "Status: 204\r\nDescription: EOB" + end, ""
+		},
 		"no message":          func(_, _, _ string) (string, string) { return start + "Status: 404" + end, "" },
 		"no header":           func(_, _, _ string) (string, string) { return start + "garbage" + end, "x" },
 		"no header, no lines": func(_, _, _ string) (string, string) { return start + "\n\n\n" + end, "" },
@@ -91,7 +94,8 @@ func TestRawHeadersOfForgersAreNotBelieved(t *testing.T) {
 				m := f.forge(t, f.rogue, tenant, sandbox, protocol.SandboxDeleted)
 				m.batch.Events[0].Sequence += 100
 				signed := m.message()
-				headers, payload := forge(tenant, sandbox, protocol.HeaderSignature+": "+signed.Header.Get(protocol.HeaderSignature))
+				headers, payload := forge(tenant, sandbox,
+					protocol.HeaderSignature+": "+signed.Header.Get(protocol.HeaderSignature))
 				if strings.Contains(headers, protocol.HeaderSignature) {
 					payload = string(signed.Data)
 				}

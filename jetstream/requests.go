@@ -208,9 +208,9 @@ type HandleRequest func(ctx context.Context, d *Delivery) error
 //
 // ConsumeRequests reads all requests that the server has, ahead of the decisions, and puts each request into the line
 // of its tenant. The lines take turns. From a line that is too long, it refuses the oldest requests with queue_full:
-// then the queue keeps room for other tenants, and the requests in the queue get no older. It refuses no request that
-// was delivered before, because a coordinator may have decided such a request. A restarted server does not know which
-// requests it delivered before.
+// then the queue keeps room for other tenants, and holds no request for long. It refuses no request that was delivered
+// before, because a coordinator may have decided such a request. A restarted server does not know which requests it
+// delivered before.
 //
 // The stream is not a work queue. In a work queue each acknowledgement removes its message with a durable write of its
 // own, which takes a tenth of all the work for an exec. Here the consumer keeps acknowledgements in memory, and
@@ -299,7 +299,7 @@ func (r *requests) take(m *nats.Msg) *Delivery {
 // parameter most is the limit of a tenant's waiting requests.
 func (r *requests) refuse(d *Delivery, most amount) {
 	why := protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
-		"too many requests of tenant %s wait (a coordinator holds at most %d of them, with %s): this one was not accepted; "+
+		"too many requests of tenant %s wait (a coordinator holds at most %d of them, or %s): this one was not accepted; "+
 			"try again later", d.Tenant, most.jobs, protocol.Bytes(most.bytes))
 	if time.Since(r.logged) > refusalsLogged {
 		r.logged = time.Now()

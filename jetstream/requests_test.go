@@ -21,6 +21,18 @@ func submit(t testing.TB, c *jetstream.Conn, tenant, id, inbox string) {
 	must(t, c.Submit(t.Context(), tenant, protocol.VerbCreate, "s-"+id, id, inbox, []byte("payload of "+id)))
 }
 
+// submitAgain submits a request until the server has it: the client may not know yet that its connection is lost.
+func submitAgain(t testing.TB, c *jetstream.Conn, tenant, id string) {
+	t.Helper()
+	eventually.Holds(t, 20*time.Second, "the request "+id+" is submitted", func() bool {
+		err := c.Submit(t.Context(), tenant, protocol.VerbCreate, "s-"+id, id, "", []byte("payload of "+id))
+		if err != nil && protocol.CodeOf(err) != protocol.Unavailable {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+}
+
 func TestARequestIsDeliveredAnsweredAndRemoved(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		client, k := d.opened(t), d.opened(t)

@@ -230,7 +230,7 @@ func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 	eventually.Holds(t, 10*time.Second, "both clients are connected again", func() bool {
 		return c.Connected() && client.Connected()
 	})
-	submit(t, client, b.tenant, "next", "")
+	submitAgain(t, client, b.tenant, "next")
 	select {
 	case id := <-heard:
 		if id != "next" {

@@ -15,7 +15,7 @@ import (
 type Room struct {
 	Bytes   int64  // size of the log
 	Limit   int64  // size at which the server refuses every append; 0: no limit
-	Reserve int64  // number of bytes below Limit that only ends and deletes may use, not new work
+	Reserve int64  // number of bytes below Limit that are kept for ends and deletes: new work may not use them
 	Short   string // what makes new work wait while Bytes is far below Limit, such as a nearly full disk; may be empty
 	Failed  string // why the log accepts no append, such as a write error that the server remembers; may be empty
 }

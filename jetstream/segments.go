@@ -346,7 +346,8 @@ func (sg *segments) readSegments(ctx context.Context, tenant, sandbox string, af
 
 // at reads the message at a record of a history, from the log or from a segment. Error: not_found.
 func (sg *segments) at(ctx context.Context, tenant, sandbox string, record uint64) (*entry, error) {
-	missing := protocol.Errorf(protocol.NotFound, "", "the history of sandbox %s has no batch at record %d", sandbox, record)
+	missing := protocol.Errorf(protocol.NotFound, "", "the history of sandbox %s has no batch at record %d", sandbox,
+		record)
 	m, err := sg.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": record})
 	switch {
 	case protocol.CodeOf(err) == protocol.NotFound:

@@ -80,7 +80,7 @@ func TestUnsuitableServerSettingsAreReportedInOneSentence(t *testing.T) {
 func TestJetStreamMayBeEnabledForTheAccountDuringProvisioning(t *testing.T) {
 	t.Parallel()
 	s := startPlain(t, withoutJetStream)
-	var log lines
+	var log eventually.Buffer
 	c, err := jetstream.Connect(t.Context(),
 		jetstream.Config{URL: s.ClientURL(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	must(t, err)

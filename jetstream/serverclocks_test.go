@@ -37,8 +37,8 @@ func TestAWriterStoresNothingWhileTheStoresClockIsBehindItsKey(t *testing.T) {
 	}
 }
 
-// The clocks differ as in the test before when the worker registers. It is not registered before readers would accept its
-// messages. If that takes too long, the error names the cause.
+// The clocks differ as in the test before when the worker registers. It is not registered before readers would accept
+// its messages. If that takes too long, the error names the cause.
 func TestARegistrationEndsWhenReadersAcceptTheKey(t *testing.T) {
 	f := startSigned(t)
 	w := f.worker

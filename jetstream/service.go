@@ -44,11 +44,14 @@ type readService struct {
 	started    time.Time
 	mu         sync.Mutex
 	endpoints  []*micro.EndpointStats
-	refused    map[*micro.EndpointStats]int // queries that found no room to wait
+	refused    map[*micro.EndpointStats]int // number of queries that were refused because too many waited
 }
 
-// metadataCoordinator is the key of a coordinator's name in the description of its read service.
-const metadataCoordinator = "coordinator"
+// Keys in the description of a coordinator's read service.
+const (
+	metadataCoordinator = "coordinator" // its name
+	metadataFleetKey    = "fleet_key"   // see [protocol.CoordinatorInfo]
+)
 
 const serviceDescription = "Boxfleet: reads"
 
@@ -59,10 +62,27 @@ type Queries struct {
 	quorum *quorum
 }
 
-// ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them.
-// version is a semantic version. ServeReads calls serving when it has begun to receive queries. serving may be nil.
-// Errors: those of [Connect]; unavailable if the connection that receives the queries was closed for good.
+// ServeReads is [Queries.ServeReadsAs] for a coordinator that says only its version.
 func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
+	return r.ServeReadsAs(ctx, Description{Version: version}, endpoints, serving)
+}
+
+// Description is what a coordinator tells operators about itself.
+type Description struct {
+	Version  string // a semantic version
+	FleetKey string // see [protocol.CoordinatorInfo]
+}
+
+// ServeReadsAs runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them
+// that serves the endpoint. ServeReadsAs calls serving when it has begun to receive queries. serving may be nil.
+// Errors: those of [Connect]; unavailable if the connection that receives the queries was closed for good.
+func (r *Queries) ServeReadsAs(
+	ctx context.Context, d Description, endpoints map[string]Endpoint, serving func(),
+) error {
+	metadata := map[string]string{metadataCoordinator: strings.TrimPrefix(r.user, "@")}
+	if d.FleetKey != "" {
+		metadata[metadataFleetKey] = d.FleetKey
+	}
 	s := &readService{
 		queries: r,
 		started: time.Now().UTC(),
@@ -70,8 +90,8 @@ func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[
 		identity: micro.ServiceIdentity{
 			Name:     protocol.ServiceName,
 			ID:       nuid.Next(),
-			Version:  version,
-			Metadata: map[string]string{metadataCoordinator: strings.TrimPrefix(r.user, "@")},
+			Version:  d.Version,
+			Metadata: metadata,
 		},
 	}
 	own, err := r.another(ctx, "reads")
@@ -144,22 +164,22 @@ func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint E
 var queryTurns = turnLimits{running: 256, ofOneLine: 192, waiting: amount{jobs: 2048, bytes: 16 << 20}}
 
 const (
-	// toldRefusals is how many refusals of queries of one line to one endpoint are answered each second. To answer all
+	// toldRefusals is how many refused queries of one line get an answer from one endpoint each second. To answer all
 	// queries of a flood would take longer than to receive them, and queries of other tenants would wait behind them.
 	toldRefusals = 100
 
 	refusedQueriesAgain = 5 * time.Second // pause between two log lines about refused queries of one endpoint
 )
 
-// queryRefusals decides which refusals of queries to one endpoint are answered, and logs how many there were.
+// queryRefusals counts the refused queries to one endpoint, decides which of them get an answer, and logs the counts.
 type queryRefusals struct {
 	endpoint string
 	log      *slog.Logger
 
 	mu     sync.Mutex
-	told   map[string]int // refusals that were answered since second, by line
+	told   map[string]int // refused queries since second, by line
 	second time.Time
-	unsaid map[string]int // refusals since the last log line, by line
+	unsaid map[string]int // refused queries since the last log line, by line
 	said   time.Time      // when the last log line was written
 }
 
@@ -176,7 +196,7 @@ func (r *queryRefusals) note(line string) (tell bool) {
 	if time.Since(r.said) >= refusedQueriesAgain {
 		r.said = time.Now()
 		for line, queries := range r.unsaid {
-			r.log.Warn("refused queries of a tenant: too many of them wait already", "endpoint", r.endpoint, "tenant", line,
+			r.log.Warn("refused queries of a tenant: too many of them already wait", "endpoint", r.endpoint, "tenant", line,
 				"queries since the last such line", queries)
 		}
 		clear(r.unsaid)
@@ -299,7 +319,7 @@ func (s *readService) refuse(m *nats.Msg, stats *micro.EndpointStats, tell bool)
 		return
 	}
 	s.reply(m, &protocol.Reply{Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-		"too many queries of the tenant wait already for %q: try again later, with fewer queries at once", stats.Name)},
+		"too many queries of the tenant already wait for %q: try again later, with fewer queries at once", stats.Name)},
 		stats, began)
 }
 
@@ -374,8 +394,29 @@ func headerText(s string) string {
 // the message's subject proves nothing about the author.
 func isRepublished(h nats.Header) bool { return len(h["Nats-Stream"]) > 0 }
 
-// Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs.
+// Query sends a query to the read service. Errors: the errors of the read service; unavailable if no coordinator runs;
+// [protocol.NotServed] if those that run are of an earlier version, which lacks the endpoint.
 func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
+	reply, err := r.queryOnce(ctx, tenant, endpoint, q)
+	if !errors.Is(err, nats.ErrNoResponders) {
+		return reply, err
+	}
+	if r.jetStreamDisabled() { // a coordinator that starts waits for JetStream
+		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings,
+			"no coordinator answers. NATS: %s", whyNoJetStream(jetstream.ErrJetStreamNotEnabled))
+	}
+	if missing := r.notServed(ctx, tenant, endpoint); missing != nil { // ask again: a coordinator may have started since
+		if reply, err = r.queryOnce(ctx, tenant, endpoint, q); errors.Is(err, nats.ErrNoResponders) {
+			return nil, missing
+		}
+		return reply, err
+	}
+	return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
+}
+
+// queryOnce sends a query and reads the answer. Its error is that of the NATS client if nobody serves the endpoint.
+func (r *Queries) queryOnce(ctx context.Context, tenant, endpoint string, q *protocol.Query) (
+	*protocol.Reply, error) {
 	q.Version = protocol.Version
 	subject := protocol.APISubject(tenant, endpoint)
 	if r.user != "" {
@@ -388,11 +429,7 @@ func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protoco
 	defer done()
 	answer, err := r.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
-		if r.jetStreamDisabled() { // a coordinator that starts waits for JetStream
-			return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonServerSettings,
-				"no coordinator answers. NATS: %s", whyNoJetStream(jetstream.ErrJetStreamNotEnabled))
-		}
-		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
+		return nil, err
 	}
 	if err != nil {
 		return nil, r.quorum.orNoQuorum(translate(causeOf(ctx, err), "query "+endpoint))

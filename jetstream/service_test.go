@@ -296,7 +296,7 @@ func TestAFloodOfOneTenantsQueriesDelaysNoOtherTenant(t *testing.T) {
 func TestQueriesWithoutRoomToWaitAreRefused(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
-	var log lines
+	var log eventually.Buffer
 	k, err := jetstream.Connect(t.Context(),
 		jetstream.Config{URL: d.url(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	must(t, err)
@@ -441,7 +441,8 @@ func TestTheReadServiceFailsIfItsConnectionIsClosedForGood(t *testing.T) {
 	nc := d.raw(t)
 	must(t, nc.Publish(protocol.APISubject("t1", protocol.EndpointGet), []byte(`{"v":1}`)))
 	must(t, nc.Flush())
-	if err := receive(t, 10*time.Second, "the end of the read service", ended); protocol.CodeOf(err) != protocol.Unavailable {
+	if err := receive(t, 10*time.Second, "the end of the read service",
+		ended); protocol.CodeOf(err) != protocol.Unavailable {
 		t.Errorf("the read service ends with %v", err)
 	}
 	if !k.Connected() {

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nkeys"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -33,7 +34,7 @@ type signedFleet struct {
 type member struct {
 	*jetstream.Conn
 	protocol.Writer
-	log   *lines
+	log   *eventually.Buffer
 	creds string
 	raw   *nats.Conn
 	key   ed25519.PrivateKey
@@ -55,7 +56,7 @@ func startSigned(t testing.TB) *signedFleet {
 // connect connects a member that has new credentials, and does not register its key.
 func (f *signedFleet) connect(t testing.TB, w protocol.Writer) *member {
 	t.Helper()
-	m := &member{Writer: w, log: &lines{}, creds: filepath.Join(t.TempDir(), "creds")}
+	m := &member{Writer: w, log: &eventually.Buffer{}, creds: filepath.Join(t.TempDir(), "creds")}
 	f.issue(t, m.creds, time.Hour)
 	var err error
 	m.Conn, err = jetstream.Connect(t.Context(), jetstream.Config{
@@ -101,11 +102,11 @@ func events(e ...protocol.Event) jetstream.Decide {
 func (f *signedFleet) ready(t testing.TB, tenant, sandbox string) {
 	t.Helper()
 	do(t, f.coordinator.journal(tenant, sandbox), protocol.Event{Kind: protocol.SandboxAccepted, Request: "r1",
-		Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}},
+		Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}},
 		protocol.Event{Kind: protocol.SandboxAssigned,
-			Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}})
+			Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}})
 	do(t, f.worker.journal(tenant, sandbox), protocol.Event{Kind: protocol.SandboxReady,
-		Phase: &protocol.SandboxDetails{Boot: "b1"}})
+		Details: &protocol.SandboxDetails{Boot: "b1"}})
 }
 
 func do(t testing.TB, j *jetstream.Journal, e ...protocol.Event) {
@@ -196,19 +197,20 @@ func forgeries(f *signedFleet) map[string]func(t *testing.T, tenant, sandbox str
 		}
 	}
 	return map[string]func(t *testing.T, tenant, sandbox string) *forgery{
-		"a coordinator's name":      simple(f.rogue, deleted, func(m *forgery) { m.batch.Writer = "c1" }),
-		"the wrong worker":          simple(f.rogue, protocol.ServiceReady, func(m *forgery) {}),
-		"the worker's name":         simple(f.rogue, protocol.ServiceReady, func(m *forgery) { m.batch.Writer = "w1" }),
-		"a coordinator's event":     simple(f.worker, deleted, func(m *forgery) {}),
-		"a worker's event":          simple(f.coordinator, protocol.ServiceReady, func(m *forgery) {}),
-		"unsigned":                  simple(f.coordinator, deleted, func(m *forgery) { m.unsigned = true }),
-		"unsigned, out of order":    simple(f.coordinator, deleted, func(m *forgery) { m.unsigned, m.after = true, 0 }),
-		"another deployment":        simple(f.coordinator, deleted, func(m *forgery) { m.deployment = "other" }),
-		"another place":             simple(f.coordinator, deleted, func(m *forgery) { m.previous = protocol.Hash{} }),
-		"without a place in line":   simple(f.coordinator, deleted, func(m *forgery) { m.after = 0 }),
-		"events from the past":      simple(f.coordinator, deleted, func(m *forgery) { m.batch.Events[0].Sequence = 1 }),
-		"events from the future":    simple(f.coordinator, deleted, func(m *forgery) { m.batch.Events[0].Sequence = 99 }),
-		"a false end":               simple(f.rogue, protocol.SandboxDeleted, func(m *forgery) { m.batch.Events[0].Sequence = 99 }),
+		"a coordinator's name":    simple(f.rogue, deleted, func(m *forgery) { m.batch.Writer = "c1" }),
+		"the wrong worker":        simple(f.rogue, protocol.ServiceReady, func(m *forgery) {}),
+		"the worker's name":       simple(f.rogue, protocol.ServiceReady, func(m *forgery) { m.batch.Writer = "w1" }),
+		"a coordinator's event":   simple(f.worker, deleted, func(m *forgery) {}),
+		"a worker's event":        simple(f.coordinator, protocol.ServiceReady, func(m *forgery) {}),
+		"unsigned":                simple(f.coordinator, deleted, func(m *forgery) { m.unsigned = true }),
+		"unsigned, out of order":  simple(f.coordinator, deleted, func(m *forgery) { m.unsigned, m.after = true, 0 }),
+		"another deployment":      simple(f.coordinator, deleted, func(m *forgery) { m.deployment = "other" }),
+		"another place":           simple(f.coordinator, deleted, func(m *forgery) { m.previous = protocol.Hash{} }),
+		"without a place in line": simple(f.coordinator, deleted, func(m *forgery) { m.after = 0 }),
+		"events from the past":    simple(f.coordinator, deleted, func(m *forgery) { m.batch.Events[0].Sequence = 1 }),
+		"events from the future":  simple(f.coordinator, deleted, func(m *forgery) { m.batch.Events[0].Sequence = 99 }),
+		"a false end": simple(f.rogue, protocol.SandboxDeleted,
+			func(m *forgery) { m.batch.Events[0].Sequence = 99 }),
 		"another sandbox's content": simple(f.coordinator, deleted, func(m *forgery) { m.batch.Sandbox = "s9" }),
 		"no content":                simple(f.rogue, deleted, func(m *forgery) { m.payload = []byte("garbage") }),
 		"no content, unsigned":      simple(f.rogue, deleted, func(m *forgery) { m.payload, m.unsigned = []byte("x"), true }),
@@ -376,8 +378,8 @@ func TestAFollowingJournalRefusesForgeries(t *testing.T) {
 	}
 }
 
-// The journal that a reader asks has not folded the last message, which is forged. The reader must not show the message,
-// and cannot know that the history ends before it.
+// The journal that a reader asks has not folded the last message, which is forged. The reader must not show the
+// message, and cannot know that the history ends before it.
 func TestAReaderWaitsForAJournalThatIsBehind(t *testing.T) {
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")

@@ -81,7 +81,8 @@ func TestAnUnsignedHistoryIsContinuedWithSignatures(t *testing.T) {
 	for _, b := range batches {
 		signed += fmt.Sprint(b.Proof.Signature != nil, " ")
 	}
-	if want := strings.Repeat("false ", 6) + strings.Repeat("true ", 3); signed != want || s.Sandbox.State != protocol.StateReady {
+	if want := strings.Repeat("false ", 6) + strings.Repeat("true ", 3); signed != want ||
+		s.Sandbox.State != protocol.StateReady {
 		t.Errorf("the batches are signed: %s; want %s; the sandbox is %s", signed, want, s.Sandbox.State)
 	}
 	if log := c1.log.String(); !strings.Contains(log, "after=6") {
@@ -143,7 +144,8 @@ func TestAKeyProvesNothingThatWasStoredBeforeItsRegistration(t *testing.T) {
 	m.send(t)
 	early, _ := readHistory(t, f.coordinator.Conn, "t1", "s1")
 	f.register(t, late)
-	do(t, late.journal("t1", "s1"), protocol.Event{Kind: protocol.PrimaryStarted, Primary: &protocol.PrimaryDetails{Boot: "b1"}})
+	do(t, late.journal("t1", "s1"), protocol.Event{Kind: protocol.PrimaryStarted,
+		Primary: &protocol.PrimaryDetails{Boot: "b1"}})
 	fresh := f.register(t, f.connect(t, protocol.Writer{Role: protocol.OwnerCoordinator, Name: "c3"}))
 	for _, reader := range []*member{fresh, f.coordinator} {
 		s, batches := readHistory(t, reader.Conn, "t1", "s1")
@@ -242,7 +244,8 @@ func TestANotificationContinuesTheChain(t *testing.T) {
 		if receive(t, 5*time.Second, "the notification", heard) {
 			t.Error("the worker has to read the log")
 		}
-		do(t, working, protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Boot: "b1"}})
+		do(t, working, protocol.Event{Kind: protocol.ExecStarted,
+			Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Boot: "b1"}})
 	}
 	if s, batches := readHistory(t, f.coordinator.Conn, "t1", "s1"); s.Sandbox.ActiveExecs != 3 || len(batches) != 8 {
 		t.Errorf("the history has %d batches, %s", len(batches), seen(s))
@@ -380,7 +383,8 @@ func segmentsKeepTheVerdicts(t *testing.T, f *signedFleet, sandbox string, ended
 	readsFrom20(f.worker)
 	f.coordinator.SmallSegments(1500, 3) // a forged message is the last one of some segments
 	// Only forged messages stay in the log.
-	done, err := f.coordinator.Compact(t.Context(), "t1", sandbox, jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
+	done, err := f.coordinator.Compact(t.Context(), "t1", sandbox,
+		jetstream.Compaction{Keep: 3, MinBatches: 1, MinBytes: 1})
 	if must(t, err); done.Purged == 0 {
 		t.Fatalf("nothing was moved: %+v", done)
 	}

@@ -26,7 +26,8 @@ var hostileHeaders = []string{
 
 // eachHostileHeader runs a test on a server of its own for each of the hostile headers. publish publishes the given
 // number of messages with the header and without a payload.
-func eachHostileHeader(t *testing.T, test func(t *testing.T, d *deployment, publish func(subject string, messages int))) {
+func eachHostileHeader(t *testing.T, test func(t *testing.T, d *deployment,
+	publish func(subject string, messages int))) {
 	t.Helper()
 	t.Parallel()
 	for i, header := range hostileHeaders {

@@ -9,10 +9,10 @@ import (
 // Clients have no right to the streams, which hold the messages of every tenant. A client that follows a history or
 // output therefore asks a coordinator for pages of messages. Each page has messages of the client's own tenant only.
 
-// storedPage is how many bytes of messages a page has at most, unless its first message alone is larger.
+// storedPage is the most bytes of messages that a page has, unless its first message alone is larger.
 const storedPage = 512 << 10
 
-// messageFrame is how many bytes of a page a message takes at most besides its data.
+// messageFrame is the most bytes of a page that a message takes in addition to its data.
 const messageFrame = 256
 
 // StoredPages reads the messages of histories and output in pages, for [TenantReads].

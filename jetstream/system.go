@@ -14,7 +14,7 @@ import (
 type System struct{ nc *nats.Conn }
 
 const (
-	systemWithin = 10 * time.Second       // for the first answer, if the caller's context has no deadline
+	systemWithin = 10 * time.Second       // longest wait for the first answer, if the caller's context has no deadline
 	systemQuiet  = 500 * time.Millisecond // after this silence, no further answer is expected
 )
 

@@ -21,12 +21,16 @@ import (
 // TLS says how a connection checks the servers, and how it identifies itself to them. If any field is set, the
 // connection uses TLS with every server, whatever the URLs say. The zero value uses TLS only if a URL or a server
 // requires it, and then trusts the CAs of the machine. The files are read again at each attempt to connect; open
-// connections keep what they have read.
+// connections keep using the content that they have read.
 type TLS struct {
 	CA         string // path of a PEM file with the certificates of the CAs to trust; default: the CAs of the machine
 	Cert       string // path of a PEM file with the client's certificate, for servers that ask for one; needs Key
 	Key        string // path of a PEM file with the private key of Cert
 	ServerName string // name that the certificate of each server must have; default: the host in the server's URL
+
+	// HandshakeFirst begins each connection with the TLS handshake, for servers with handshake_first: true. Every server
+	// must be configured so: with another server, a connection fails with server_settings.
+	HandshakeFirst bool
 }
 
 // check refuses settings with which no connection can ever be made. Error: invalid_argument with the field.
@@ -55,7 +59,7 @@ func (t TLS) apply(o *nats.Options) error {
 	if t == (TLS{}) {
 		return nil
 	}
-	o.Secure = true
+	o.Secure, o.TLSHandshakeFirst = true, t.HandshakeFirst
 	o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if t.CA != "" {
 		o.RootCAsCB = t.roots
@@ -134,6 +138,13 @@ func (t TLS) explain(err error) *protocol.Error {
 		return t.distrusts(failed)
 	case errors.As(err, &op) && op.Op == "remote error":
 		return t.refused(op)
+	case op != nil && op.Op == "read" && op.Timeout() && !t.HandshakeFirst:
+		return protocol.Errorf(protocol.Unavailable, "",
+			"the server accepts the connection, but sends nothing: if it has handshake_first: true, set tls.handshake_first")
+	case errors.As(err, &record) && t.HandshakeFirst:
+		e := settings("the server does not begin with TLS: set handshake_first: true on it, or leave out tls.handshake_first")
+		e.Field = "tls.handshake_first"
+		return e
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return settings("the server offers no TLS, but %s requires TLS: configure TLS on the server", t.wanted())
 	case errors.As(err, &record):

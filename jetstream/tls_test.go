@@ -71,14 +71,22 @@ func (s *secured) client(t testing.TB, ca *certs.CA, life time.Duration) jetstre
 
 func TestAConnectionUsesTLS(t *testing.T) {
 	t.Parallel()
-	for name, mutual := range map[string]bool{"server": false, "mutual": true} {
+	for name, c := range map[string]struct {
+		mutual     bool
+		hosts      []string // in the server's certificate; none: those of this machine
+		serverName string
+	}{
+		"server": {}, "mutual": {mutual: true},
+		"server_name": {hosts: []string{"nats.example"}, serverName: "nats.example"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startSecured(t, mutual, time.Hour)
+			s := startSecured(t, c.mutual, time.Hour, c.hosts...)
 			cfg := jetstream.Config{URL: s.url(), TLS: jetstream.TLS{CA: s.ca.File}, Logger: quiet}
-			if mutual {
+			if c.mutual {
 				cfg.TLS = s.client(t, s.ca, time.Hour)
 			}
+			cfg.TLS.ServerName = c.serverName
 			c, err := jetstream.Connect(t.Context(), cfg)
 			must(t, err)
 			defer c.Close()
@@ -128,8 +136,9 @@ func TestAFailureOfTLSIsExplainedAtOnce(t *testing.T) {
 		"no key": {good.url(), jetstream.TLS{Cert: good.ca.File}, protocol.InvalidArgument, "", "tls.key", "is missing"},
 		"no certificate": {good.url(), jetstream.TLS{Key: good.ca.File}, protocol.InvalidArgument, "", "tls.cert",
 			"is missing"},
-		"no file":      {good.url(), jetstream.TLS{CA: missing}, protocol.InvalidArgument, "", "tls.ca", "no such file"},
-		"no cert file": {good.url(), jetstream.TLS{Cert: missing, Key: missing}, protocol.InvalidArgument, "", "tls.cert", ""},
+		"no file": {good.url(), jetstream.TLS{CA: missing}, protocol.InvalidArgument, "", "tls.ca", "no such file"},
+		"no cert file": {good.url(), jetstream.TLS{Cert: missing, Key: missing}, protocol.InvalidArgument, "", "tls.cert",
+			""},
 		"not PEM": {good.url(), jetstream.TLS{CA: filepath.Join(good.dir, "server.key")}, protocol.InvalidArgument, "",
 			"tls.ca", "no certificate"},
 		"a key of another certificate": {good.url(), jetstream.TLS{Cert: filepath.Join(good.dir, "server.pem"),
@@ -142,7 +151,8 @@ func TestAFailureOfTLSIsExplainedAtOnce(t *testing.T) {
 			began := time.Now()
 			_, err := jetstream.Connect(ctx, jetstream.Config{URL: c.url, TLS: c.tls, Wait: true, Logger: quiet})
 			e := protocol.AsError(err)
-			if e == nil || e.Code != c.code || e.Reason != c.reason || e.Field != c.field || !strings.Contains(e.Message, c.want) {
+			if e == nil || e.Code != c.code || e.Reason != c.reason || e.Field != c.field ||
+				!strings.Contains(e.Message, c.want) {
 				t.Errorf("got %v, want code %s, reason %s, field %s and %q", err, c.code, c.reason, c.field, c.want)
 			}
 			if took := time.Since(began); took > 5*time.Second {
@@ -169,7 +179,8 @@ func TestAServerGetsNoCredentialsWithoutTLSIfAnotherURLRequiresTLS(t *testing.T)
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	for _, scheme := range []string{"tls", "TLS"} {
-		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.url() + "," + scheme + "://127.0.0.1:1", Logger: quiet,
+		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: d.url() + "," + scheme + "://127.0.0.1:1",
+			Logger:  quiet,
 			Login:   func() (jetstream.Login, error) { return jetstream.Login{User: "ann", Password: "secret"}, nil },
 			Options: func(o *nats.Options) { o.NoRandomize = true }})
 		wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
@@ -234,7 +245,7 @@ func TestCertificatesAreReadAgainAtEachConnection(t *testing.T) {
 	files, dir := s.client(t, s.ca, time.Hour), t.TempDir()
 	files.CA = filepath.Join(dir, "ca.pem")
 	copyFile(t, s.ca.File, files.CA)
-	var log lines
+	var log eventually.Buffer
 	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: s.url(), TLS: files,
 		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	must(t, err)
@@ -278,7 +289,8 @@ func TestAClientMayStartWhileItsCertificateIsReplaced(t *testing.T) {
 func TestAnExpiredCertificateOfAServerNeedsNoRestartOfItsClients(t *testing.T) {
 	t.Parallel()
 	s := startSecured(t, false, time.Hour)
-	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: s.url(), TLS: jetstream.TLS{CA: s.ca.File}, Logger: quiet})
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: s.url(), TLS: jetstream.TLS{CA: s.ca.File},
+		Logger: quiet})
 	must(t, err)
 	defer c.Close()
 	must(t, s.ReloadTLS(s.config(t, -time.Hour)))
@@ -294,13 +306,14 @@ func TestAnExpiredCertificateOfAServerNeedsNoRestartOfItsClients(t *testing.T) {
 // up.
 func awaitHealth(t testing.TB, c *jetstream.Conn, reason, field string) {
 	t.Helper()
-	eventually.Holds(t, 20*time.Second, fmt.Sprintf("health has the reason %q and the field %q", reason, field), func() bool {
-		e := protocol.AsError(c.Health())
-		if e == nil {
-			return reason == ""
-		}
-		return reason != "" && e.Reason == reason && e.Field == field
-	})
+	eventually.Holds(t, 20*time.Second, fmt.Sprintf("health has the reason %q and the field %q", reason, field),
+		func() bool {
+			e := protocol.AsError(c.Health())
+			if e == nil {
+				return reason == ""
+			}
+			return reason != "" && e.Reason == reason && e.Field == field
+		})
 }
 
 func copyFile(t testing.TB, from, to string) {
@@ -309,4 +322,43 @@ func copyFile(t testing.TB, from, to string) {
 	must(t, err)
 	must(t, os.WriteFile(to+".new", text, 0o600))
 	must(t, os.Rename(to+".new", to))
+}
+
+// TestHandshakeFirstIsForServersThatHaveIt connects to servers with and without handshake_first.
+func TestHandshakeFirstIsForServersThatHaveIt(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ca, err := certs.NewCA(dir, "ca")
+	must(t, err)
+	cert, key, err := ca.Issue(dir, "server", time.Hour)
+	must(t, err)
+	config, err := certs.Server(cert, key)
+	must(t, err)
+	for _, first := range []bool{false, true} {
+		s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+			JetStream: true, StoreDir: t.TempDir(), TLSConfig: config, TLSHandshakeFirst: first, TLSTimeout: 5})
+		must(t, err)
+		s.Start()
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+		if !s.ReadyForConnections(10 * time.Second) {
+			t.Fatal("the server is not ready after 10 s")
+		}
+		connect := func(clientFirst bool) error {
+			c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: s.ClientURL(), Logger: quiet,
+				TLS: jetstream.TLS{CA: ca.File, HandshakeFirst: clientFirst}})
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}
+		must(t, connect(first))
+		e := protocol.AsError(connect(!first))
+		if first && (e == nil || e.Code != protocol.Unavailable || !strings.Contains(e.Message, "set tls.handshake_first")) {
+			t.Errorf("a client that waits for a server with handshake_first got %v", e)
+		}
+		if !first && (e == nil || e.Code != protocol.FailedPrecondition || e.Field != "tls.handshake_first" ||
+			!strings.Contains(e.Message, "set handshake_first: true")) {
+			t.Errorf("a client with tls.handshake_first got %v from a server without", e)
+		}
+	}
 }

@@ -14,7 +14,7 @@ type turns[J any] struct {
 
 	mu      sync.Mutex
 	running int
-	waiting amount              // in all lines
+	waiting amount              // amount of the waiting jobs in all lines
 	lines   map[string]*line[J] // by name: the lines with a job that runs or waits
 	order   []string            // the lines with a waiting job, the next one first
 }
@@ -38,7 +38,7 @@ func (a amount) half() amount { return amount{a.jobs / 2, a.bytes / 2} }
 type line[J any] struct {
 	running int
 	waiting []job[J]
-	amount  amount // of the waiting jobs
+	amount  amount // amount of the waiting jobs
 }
 
 type job[J any] struct {
@@ -59,9 +59,9 @@ func lineOf(tenant, user string) string {
 	return tenant
 }
 
-// add runs a job when it is the turn of its line. It does not block. A line may take at most as much room as all lines
-// together leave free, so another line always finds room. From a longer line, add takes the oldest jobs and returns
-// them; they do not run. A line's only job stays. A job with the amount 0 always stays.
+// add runs a job when it is the turn of its line. It does not block. A line may use at most as much room as is
+// still free after all lines are counted, so another line always finds room. If a line uses more, add drops its oldest
+// jobs: it returns them, and they never run. It does not drop the only job of a line, or a job with the amount 0.
 func (t *turns[J]) add(name string, what J, of amount) (dropped []J) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,7 +22,7 @@ type UploadRoom interface {
 
 // metered reads content, and calls its [UploadRoom] as the size grows.
 type metered struct {
-	ctx  context.Context // of the upload; the method Read cannot take a ctx
+	ctx  context.Context // context of the upload; the method Read cannot take a ctx
 	r    io.Reader
 	room UploadRoom
 	size int64
@@ -43,7 +43,7 @@ func (m *metered) Read(p []byte) (int, error) {
 // StoredUpload is the entry of an upload.
 type StoredUpload struct {
 	Tenant, Digest string
-	ID             string // of the stored object
+	ID             string // id of the stored object
 	Bytes          int64
 	At             time.Time // when it was stored
 	Removed        bool

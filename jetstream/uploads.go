@@ -22,7 +22,7 @@ import (
 
 // A client uploads through a coordinator, because it has no right to the object store:
 //
-//	blob.<tenant>.<user>.<digest>.begin   any coordinator answers: the content is stored already, or the id of an upload
+//	blob.<tenant>.<user>.<digest>.begin   a coordinator answers that it has the content, or with the id of an upload
 //	blob.<tenant>.<user>.<upload>.<n>     piece n, from 0; the coordinator that chose the id acknowledges the piece
 //	blob.<tenant>.<user>.<upload>.end     that coordinator stores the content if the content has the digest
 //	blob.<tenant>.<user>.<upload>.abort   that coordinator discards the upload
@@ -76,7 +76,7 @@ type Uploads struct {
 	tenants map[string]int // number of uploads, by tenant; guarded by mu
 }
 
-// run starts a goroutine that ServeUploads waits for, unless ServeUploads is returning.
+// run runs f in a goroutine, for which ServeUploads waits. If ServeUploads is already returning, run does nothing.
 func (u *Uploads) run(f func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -170,17 +170,9 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 		u.answer(m, &protocol.Upload{Stored: fresh}, err)
 		return
 	}
-	if !u.claim(tenant) {
-		u.answer(m, nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"this coordinator receives %d uploads of the tenant already: try again later", uploadsPerTenant))
-		return
-	}
-	select {
-	case u.slots <- struct{}{}:
-	case <-within.Done():
-		u.unclaim(tenant)
-		u.answer(m, nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"this coordinator receives %d uploads already: try again later", uploadsAtOnce))
+	leave, err := u.enter(within, tenant)
+	if err != nil {
+		u.answer(m, nil, err)
 		return
 	}
 	r := newReceiver(u, tenant, digest)
@@ -192,16 +184,14 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 		err = sub.SetPendingLimits(receiverQueue, receiverQueue*int(u.nc.MaxPayload()))
 	}
 	if err != nil {
-		<-u.slots
-		u.unclaim(tenant)
+		leave()
 		u.answer(m, nil, translate(err, "receive an upload"))
 		return
 	}
 	u.run(func() {
 		defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
 		r.store(ctx)
-		<-u.slots
-		u.unclaim(tenant)
+		leave()
 		select {
 		case u.ended <- struct{}{}: // the client may repeat its last message, whose answer was lost
 			backoff.Sleep(ctx, u.timeout)
@@ -210,6 +200,23 @@ func (u *Uploads) begin(ctx context.Context, m *nats.Msg) {
 		}
 	})
 	u.answer(m, &protocol.Upload{ID: r.id}, u.Flush(ctx))
+}
+
+// enter counts one more upload of a tenant, and waits until fewer than uploadsAtOnce uploads are being received. Call
+// leave after the upload. Error: resource_exhausted if the tenant has too many uploads, or if ctx ends during the wait.
+func (u *Uploads) enter(ctx context.Context, tenant string) (leave func(), err error) {
+	if !u.claim(tenant) {
+		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+			"this coordinator already receives %d uploads of the tenant: try again later", uploadsPerTenant)
+	}
+	select {
+	case u.slots <- struct{}{}:
+		return func() { <-u.slots; u.unclaim(tenant) }, nil
+	case <-ctx.Done():
+		u.unclaim(tenant)
+		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+			"this coordinator already receives %d uploads: try again later", uploadsAtOnce)
+	}
 }
 
 // answer sends the reply to a message of an upload. The reply may be lost.
@@ -234,7 +241,7 @@ func (u *Uploads) answer(m *nats.Msg, upload *protocol.Upload, err error) {
 type receiver struct {
 	uploads        *Uploads
 	tenant, digest string
-	id             string // of the upload, and of the object that it becomes
+	id             string // id of the upload, and of the object that it becomes
 	idle           *time.Timer
 	to             *io.PipeWriter
 	from           *io.PipeReader
@@ -242,7 +249,7 @@ type receiver struct {
 	err            error
 
 	next  uint64               // number of the next piece to store
-	size  protocol.Bytes       // of the pieces before next
+	size  protocol.Bytes       // size of the pieces before next
 	early map[uint64]*nats.Msg // pieces that arrived before their predecessors
 }
 
@@ -299,7 +306,8 @@ func (r *receiver) receive(m *nats.Msg) {
 	n, err := strconv.ParseUint(piece, 10, 64)
 	switch {
 	case err != nil || n >= r.next+2*uploadWindow:
-		r.uploads.answer(m, nil, protocol.Invalid("piece", "piece %.20q is not one of the %d pieces from piece %d on", piece,
+		r.uploads.answer(m, nil, protocol.Invalid("piece",
+			"piece %.20q is not among the next %d pieces, which begin with piece %d", piece,
 			2*uploadWindow, r.next))
 		return
 	case len(m.Data) == 0:

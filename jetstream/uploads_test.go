@@ -222,8 +222,9 @@ func TestManySmallChunksAreReadInPages(t *testing.T) {
 	var last <-chan error
 	for i := range int64(chunks) {
 		var err error
-		last, err = c.PublishOutput(outputHost, "acme", "s", "x", jetstream.Chunk{Stream: jetstream.Stdout, Offset: i, Data: []byte{'a'},
-			NextStdout: i + 1})
+		last, err = c.PublishOutput(outputHost, "acme", "s", "x",
+			jetstream.Chunk{Stream: jetstream.Stdout, Offset: i, Data: []byte{'a'},
+				NextStdout: i + 1})
 		must(t, err)
 		if i%1000 == 999 {
 			must(t, <-last)

@@ -18,7 +18,7 @@ type Judged struct {
 
 	refused   recordRanges
 	forgotten uint64 // see fold.forgotten
-	whole     bool   // from a fold of everything that is stored
+	whole     bool   // the verdicts come from a fold of everything that is stored
 }
 
 // Judge returns the verdicts on a sandbox's history, folded at least up to a record if the log has that record.
@@ -56,8 +56,8 @@ type wholeFolds struct {
 // wholeFoldsKept is how many journals wholeFolds keeps.
 const wholeFoldsKept = 16
 
-// wholeJournal returns a journal that remembers all refused messages of a history.
-func (h *Histories) wholeJournal(tenant, sandbox string) *Journal {
+// completeJournal returns a journal that remembers all refused messages of a history.
+func (h *Histories) completeJournal(tenant, sandbox string) *Journal {
 	w := &h.whole
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +115,7 @@ func (v *verdicts) refuses(ctx context.Context, record uint64) (bool, error) {
 		return false, err
 	}
 	if record <= v.judged.forgotten && !v.judged.whole {
-		j := v.histories.wholeJournal(v.tenant, v.sandbox)
+		j := v.histories.completeJournal(v.tenant, v.sandbox)
 		if err := j.Refresh(ctx); err != nil {
 			return false, err
 		}
@@ -156,8 +156,8 @@ type recordRanges []recordRange
 // has this many ranges, so the number may not grow.
 const rangesKept = 1000
 
-// The method with returns the ranges with one more record, which must be later than all of them. The parameter previous
-// is the record before that record in the history.
+// The method "with" returns the ranges with one more record, which must be later than all of them. The parameter
+// previous is the record before that record in the history.
 func (r recordRanges) with(previous, record uint64) recordRanges {
 	if n := len(r); n > 0 && r[n-1][1] == previous {
 		r[n-1][1] = record

@@ -65,7 +65,7 @@ func (i *ImageStore) WantedImages(ctx context.Context, handle func([]*protocol.W
 	}
 }
 
-// await reads the list again and again, until the change that the worker heard of must have been stored.
+// await reads the list again and again, for as long as the storing of the announced change may take.
 func (l *wantedList) await(ctx context.Context, handle func([]*protocol.WantedImage), heard wake.Signal) error {
 	for pause := wantedFirst; pause <= wantedMost; pause *= 2 {
 		if err := l.read(ctx, handle); err != nil {

@@ -12,9 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Writers knows which key belongs to which coordinator or worker. It also knows since when the deployment requires
-// signatures. Each coordinator and worker writes once which key it signs with; the server's permissions prove the
-// writer's name and key.
+// Writers knows the keys of coordinators and workers, and when the deployment began to require signatures. Each
+// coordinator and worker registers its signing key once. The server's permissions prove the writer's name and key.
 type Writers struct {
 	*streams
 
@@ -56,14 +55,14 @@ type since struct {
 	Record  uint64 `json:"record"` // last record of the event log that may be unsigned
 }
 
-// registration is the message that says to whom a key belongs. The message's subject names the writer and the key.
+// registration is the message that records the owner of a key. Its subject names the writer and the key.
 type registration struct {
 	Version int `json:"v"`
 }
 
 // RegisterWriter prepares the connection to append. From then on, the connection signs each message that its journals
-// append. It signs with the key of its credentials. RegisterWriter stores to whom the key belongs, and later does so
-// for each new key that the connection presents. The first coordinator that has a key also makes the deployment require
+// append. It signs with the key of its credentials. RegisterWriter stores the owner of the key, and later does so for
+// each new key that the connection presents. The first coordinator that has a key also makes the deployment require
 // signatures from then on. host is the id of a worker's Docker host. Without a key, nothing is signed.
 //
 // Errors: failed_precondition with reason no_key if the deployment requires signatures and the connection has no key;
@@ -178,7 +177,7 @@ func (w *Writers) require(ctx context.Context, first bool) error {
 		if _, err := w.publish(ctx, m, 0); err != nil && err != ErrConflict {
 			return err
 		} else if err == nil {
-			w.log.Info("from now on, readers refuse messages of the event log that are not signed", "after", last)
+			w.log.Info("the event log now requires signatures: readers refuse later messages that are not signed", "after", last)
 		}
 	}
 }
@@ -256,10 +255,10 @@ func (w *Writers) ownerAt(ctx context.Context, key string, record uint64) (owner
 	return o, err
 }
 
-// lookUp asks the server to whom a key belongs. A key belongs to the writer that registered it first.
+// lookUp asks the server for the owner of a key. A key belongs to the writer that registered it first.
 func (w *Writers) lookUp(ctx context.Context, key string) (owner, error) {
 	if w.withoutStreams {
-		return owner{}, protocol.Errorf(protocol.Unavailable, "", "this connection cannot read to whom keys belong")
+		return owner{}, protocol.Errorf(protocol.Unavailable, "", "this connection cannot read the owners of keys")
 	}
 	m, err := w.nextOnSubject(ctx, protocol.StreamWriters, protocol.WriterSubject("*", "*", "*", key), 1)
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {
@@ -276,7 +275,8 @@ func (w *Writers) lookUp(ctx context.Context, key string) (owner, error) {
 }
 
 func errNobodysKey(key string) error {
-	return protocol.Errorf(protocol.NotFound, protocol.ReasonNotProven, "no coordinator or worker has registered key %s", key)
+	return protocol.Errorf(protocol.NotFound, protocol.ReasonNotProven, "no coordinator or worker has registered key %s",
+		key)
 }
 
 // Since returns the last record of the event log that may be unsigned. required is false if the deployment does not

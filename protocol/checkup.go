@@ -2,7 +2,7 @@ package protocol
 
 import "time"
 
-// Checkup is what a coordinator tells `boxfleet doctor`, in addition to [Ping] and the hosts.
+// Checkup is the part of a coordinator's state that `boxfleet doctor` reads, in addition to [Ping] and the hosts.
 type Checkup struct {
 	Server     string `json:"server"`      // version of the coordinator's NATS server
 	MaxPayload Bytes  `json:"max_payload"` // size limit of a message on that server
@@ -19,8 +19,8 @@ type Checkup struct {
 	CredentialsExpire time.Time `json:"credentials_expire,omitempty,omitzero"`
 	CredentialsIssued time.Time `json:"credentials_issued,omitempty,omitzero"`
 
-	// Owed lists what is owed for too long, the oldest first, at most [MaxOwed] items of OwedCount. OwedCount may be too low
-	// if many sandboxes should stop or restart.
+	// Owed lists the work that is late, the oldest first: at most [MaxOwed] of the OwedCount items. OwedCount may be too
+	// low if many sandboxes should stop or restart.
 	Owed      []Owed `json:"owed,omitempty"`
 	OwedCount int    `json:"owed_count,omitempty"`
 }
@@ -38,10 +38,10 @@ type Owed struct {
 	Since   time.Time `json:"since"`            // since when it is owed
 }
 
-// OwedKind says what is owed.
+// OwedKind is the kind of a late step.
 type OwedKind string
 
-// The kinds of what is owed.
+// The kinds of late steps.
 const (
 	OwedPlacement OwedKind = "placement"  // a pending sandbox has no host
 	OwedCreate    OwedKind = "create"     // its worker has not made it ready
@@ -57,4 +57,11 @@ const (
 type CoordinatorInfo struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
+
+	// FleetKey is the public fleet key to which the coordinator lets clients seal. [NoFleetKey]: it has none. Empty: a
+	// coordinator of an earlier version, which does not say.
+	FleetKey string `json:"fleet_key,omitempty"`
 }
+
+// NoFleetKey stands for the fleet key of a coordinator that has none.
+const NoFleetKey = "none"

@@ -92,6 +92,30 @@ func decodeMsgpack(data []byte, v any, strict bool) (err error) {
 	if err := checkMsgpack(data, !strict); err != nil {
 		return err
 	}
+	return decodeChecked(data, v, strict)
+}
+
+// DecodeFileMessage decodes a message about files that untrusted code may have made, such as a helper in a container.
+// It refuses arrays with more than [MaxFileMatches] elements: an element may take one byte in the message, and hundreds
+// of bytes in memory. With strict, it also refuses what [DecodeStrict] refuses. Errors: invalid_argument with reason
+// "undecodable", too_large or "unknown_field".
+func DecodeFileMessage(data []byte, v any, strict bool) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = Errorf(InvalidArgument, ReasonUndecodable, "malformed msgpack")
+		}
+	}()
+	if err := checkMsgpack(data, !strict); err != nil {
+		return err
+	}
+	if _, ok := (msgpackChecker{extensions: !strict, most: MaxFileMatches}).skipValue(data, maxDepth); !ok {
+		return Errorf(InvalidArgument, ReasonTooLarge, "an array has more than %d elements", MaxFileMatches)
+	}
+	return decodeChecked(data, v, strict)
+}
+
+// decodeChecked decodes well-formed msgpack.
+func decodeChecked(data []byte, v any, strict bool) error {
 	r := bytes.NewReader(data)
 	dec := msgpack.GetDecoder()
 	defer msgpack.PutDecoder(dec)

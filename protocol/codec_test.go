@@ -28,7 +28,8 @@ func TestEveryWireTypeSurvivesMsgpackAndJSON(t *testing.T) {
 }
 
 // fromClient holds the types that clients send, which are decoded strictly.
-var fromClient = map[reflect.Type]bool{reflect.TypeFor[Request](): true, reflect.TypeFor[Query](): true}
+var fromClient = map[reflect.Type]bool{reflect.TypeFor[Request](): true, reflect.TypeFor[Query](): true,
+	reflect.TypeFor[StreamOpen](): true}
 
 func roundTrip[T any](t *testing.T) {
 	t.Parallel()

@@ -15,5 +15,8 @@ package protocol
 // Version and reject others with [FailedPrecondition], reason "unsupported_version".
 const Version = 1
 
+// OldestVersion is the oldest version of the wire schema that this program still reads and writes, 1 to [Version].
+const OldestVersion = 1
+
 // DefaultTenant is the tenant of a client that does not name one.
 const DefaultTenant = "default"

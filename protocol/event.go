@@ -12,26 +12,29 @@ type Kind string
 // The kinds. Each comment ends with the fields of [Event] that the kind sets. [Transitions] lists in which states each
 // kind is legal, and who may write it.
 const (
-	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
-	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation, Spec
+	SandboxAccepted        Kind = "sandbox.accepted"         // Details.Spec, Defaulted, Name
+	SandboxAssigned        Kind = "sandbox.assigned"         // Details.Worker, HostID, Generation, Spec
 	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room; waits for a host again: Error
 	SandboxReplaced        Kind = "sandbox.replaced"         // host lost or drained; created again on another: Reason
-	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
-	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
-	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Phase.Boot
+	SandboxPreparing       Kind = "sandbox.preparing"        // Details.Phase, Pull
+	SandboxReady           Kind = "sandbox.ready"            // Details.Image, Isolation, Boot, …
+	SandboxRestarted       Kind = "sandbox.restarted"        // runs again after its engine restarted: Details.Boot
 	SandboxWaiting         Kind = "sandbox.waiting"          // the container cannot be restarted yet: Error
 	SandboxStopRequested   Kind = "sandbox.stop_requested"   // Reason
 	SandboxStopped         Kind = "sandbox.stopped"          // Reason
 	SandboxResumeRequested Kind = "sandbox.resume_requested" //
 	SandboxFailed          Kind = "sandbox.failed"           // Error
-	SandboxExtended        Kind = "sandbox.extended"         // Phase.ExpiresAt
-	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request that changed nothing: Phase.Verb, Exec
+	SandboxExtended        Kind = "sandbox.extended"         // Details.ExpiresAt
+	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request that changed nothing: Details.Verb, Exec
 	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
-	SandboxHook            Kind = "sandbox.hook"             // on_delete ended: Phase.ExitCode, Output; Error if it failed
+	SandboxHook            Kind = "sandbox.hook"             // on_delete ended: Details.ExitCode, Output; Error
+	SandboxUsed            Kind = "sandbox.used"             // clients use streams into it: Streams
 	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
 	ExecAccepted           Kind = "exec.accepted"            // Exec.Spec
 	ExecStarted            Kind = "exec.started"             // Exec.Boot
 	ExecCancelRequested    Kind = "exec.cancel_requested"    //
+	ExecSignalRequested    Kind = "exec.signal_requested"    // Exec.Signal: Number, Tree
+	ExecSignalled          Kind = "exec.signalled"           // outcome of a signal: Exec.Signal; Error
 	ExecFinished           Kind = "exec.finished"            // Exec.ExitCode, output
 	ExecFailed             Kind = "exec.failed"              // Error: could not run, or was interrupted; ExitCode if known
 	ExecCancelled          Kind = "exec.cancelled"           // Reason; ExitCode if known
@@ -47,21 +50,22 @@ const (
 	ServiceHook Kind = "service.hook"
 )
 
-// Event is one numbered entry of a sandbox's history. At most one of Phase, Exec, Service and
+// Event is one numbered entry of a sandbox's history. At most one of Details, Exec, Service and
 // Primary is set. State is the sandbox's state after the event.
 type Event struct {
 	Sequence uint64          `json:"seq"` // 1, 2, 3 … per sandbox, without gap or repeat
 	Kind     Kind            `json:"kind"`
-	Time     time.Time       `json:"time"` // by the store's clock, as the writer estimates it
+	Time     time.Time       `json:"time"` // time by the store's clock, as the writer estimates it
 	State    SandboxState    `json:"state"`
 	Request  string          `json:"request,omitempty"` // id of the request that caused the event
 	Actor    string          `json:"actor,omitempty"`   // user whose request caused the event
 	Reason   string          `json:"reason,omitempty"`
 	Error    *Error          `json:"error,omitempty"`
-	Phase    *SandboxDetails `json:"sandbox_details,omitempty"`
+	Details  *SandboxDetails `json:"sandbox_details,omitempty"`
 	Exec     *ExecDetails    `json:"exec,omitempty"`
 	Service  *ServiceDetails `json:"service,omitempty"`
 	Primary  *PrimaryDetails `json:"primary,omitempty"`
+	Streams  []StreamUse     `json:"streams,omitempty"` // use of streams, in sandbox.used; at most [MaxStreamUses]
 
 	// The reader fills in the fields below from the message that carried the event.
 	Tenant  string `json:"tenant,omitempty"`
@@ -93,11 +97,11 @@ type SandboxDetails struct {
 	Ports      []Port       `json:"ports,omitempty"`               // the published ports
 
 	Pull *PullProgress `json:"pull,omitempty"` // progress of the image's pull, in phase image
-	// BuiltIn lists the fields of the accepted spec that no layer sets, so that they have built-in defaults.
-	BuiltIn []string `json:"built_in,omitempty"`
-	Verb    string   `json:"verb,omitempty"` // verb of a request that changed nothing
-	Exec    string   `json:"exec,omitempty"` // id of the exec that the request named
-	Name    string   `json:"name,omitempty"` // name of the accepted sandbox
+	// Defaulted lists the fields of the accepted spec that no layer sets, so that they have built-in defaults.
+	Defaulted []string `json:"built_in,omitempty"`
+	Verb      string   `json:"verb,omitempty"` // verb of a request that changed nothing
+	Exec      string   `json:"exec,omitempty"` // id of the exec that the request named
+	Name      string   `json:"name,omitempty"` // name of the accepted sandbox
 }
 
 // ExecDetails holds the details that an exec event adds to the state.
@@ -107,7 +111,7 @@ type ExecDetails struct {
 	Spec        *ExecSpec `json:"spec,omitempty"`
 	Boot        string    `json:"boot,omitempty"`             // supervisor boot in which the exec runs
 	ExitCode    *int      `json:"exit_code,omitempty"`        // nil: unknown; 128+n: killed by signal n
-	Started     time.Time `json:"started,omitempty,omitzero"` // by the store's clock, as the worker estimates it
+	Started     time.Time `json:"started,omitempty,omitzero"` // start by the store's clock, as the worker estimates it
 	Ended       time.Time `json:"ended,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // retained bytes, at most the output limit
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`
@@ -125,6 +129,8 @@ type ExecDetails struct {
 	// StderrBytes bytes of stderr. A hash is empty if the stream has no bytes, or if the worker does not know the hash.
 	StdoutSHA256 string `json:"stdout_sha256,omitempty"`
 	StderrSHA256 string `json:"stderr_sha256,omitempty"`
+
+	Signal *SignalDetails `json:"signal,omitempty"`
 }
 
 // PrimaryDetails describes one run of a sandbox's own command.
@@ -148,6 +154,35 @@ type ServiceDetails struct {
 	Ends int    `json:"ends,omitempty"`
 	Boot string `json:"boot,omitempty"` // the start of the container, in service.ended
 }
+
+// StreamUse counts the streams of one user to one target in a sandbox, such as a server, since the previous event. For
+// kind file, it counts one user's operations that change files.
+type StreamUse struct {
+	Kind    string `json:"kind"`              // kind of the streams; see [StreamOpen]
+	User    string `json:"user,omitempty"`    // empty: a client without a user
+	Service string `json:"service,omitempty"` // service whose container was used; empty: the primary container
+	Address string `json:"address,omitempty"` // address of the server in the sandbox, for kind dial
+	Opened  int    `json:"opened,omitempty"`  // streams opened
+	Closed  int    `json:"closed,omitempty"`  // streams ended
+	Open    int    `json:"open,omitempty"`    // streams that are open now
+
+	// These fields are set for kind file. A history has only operations that change files. Opened, Closed and Open then
+	// count operations, and Sent counts the bytes that the user wrote.
+	Operation string `json:"operation,omitempty"` // as in [FileRequest]: write, mkdir, move, copy, remove, edit or unpack
+	Path      string `json:"path,omitempty"`      // path of the last change; at most [MaxUsedPath] bytes
+	Failed    int    `json:"failed,omitempty"`    // how many of Closed returned an error; they may have changed a part
+
+	Sent     int64 `json:"sent,omitempty"`     // bytes from the user into the sandbox
+	Received int64 `json:"received,omitempty"` // bytes from the sandbox to the user
+	// Others is true in an entry that sums up the users and targets that do not fit into the event.
+	Others bool `json:"others,omitempty"`
+}
+
+// MaxUsedPath is the maximum size of a [StreamUse.Path], in bytes. A longer path is cut.
+const MaxUsedPath = 256
+
+// MaxStreamUses is the largest number of entries in [Event.Streams].
+const MaxStreamUses = 32
 
 // Batch is the payload of one message of the event log. It is appended as a whole, and its events have
 // consecutive sequences.

@@ -24,6 +24,15 @@ func (s *State) applyExec(e *Event) error {
 	case e.Kind == ExecCancelRequested:
 		x.Cancelling = true
 		s.remember(e, VerbCancel, d.ID)
+	case e.Kind == ExecSignalRequested:
+		if err := x.signal(e); err != nil {
+			return err
+		}
+		s.remember(e, VerbSignal, d.ID)
+	case e.Kind == ExecSignalled:
+		if err := x.signalled(e); err != nil {
+			return err
+		}
 	case x.State.Terminal():
 		x.end(e)
 		if e.Kind == ExecCancelled {
@@ -32,7 +41,7 @@ func (s *State) applyExec(e *Event) error {
 		b.ActiveExecs--
 		s.Ended = append(s.Ended, d.ID)
 	}
-	if e.Kind != ExecCancelRequested {
+	if e.Kind != ExecCancelRequested && e.Kind != ExecSignalRequested && e.Kind != ExecSignalled {
 		b.ActiveAt = e.Time
 	}
 	if s.Execs == nil {
@@ -90,6 +99,7 @@ func (x *Exec) end(e *Event) {
 		x.EndedAt = d.Ended
 	}
 	x.Spec.Stdin = nil
+	x.closeSignals(e)
 }
 
 func describeExec(s ExecState) string {

@@ -128,10 +128,10 @@ func anyEvent(c choices, s *State) *Event {
 	case 3:
 		e.Exec = nil
 	case 4:
-		e.Phase = nil
+		e.Details = nil
 	case 5:
-		if e.Phase != nil {
-			e.Phase.Generation++
+		if e.Details != nil {
+			e.Details.Generation++
 		}
 	case 6:
 		if e.Exec != nil {

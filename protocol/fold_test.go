@@ -86,8 +86,17 @@ func eventFor(s *State, kind Kind) *Event {
 	if err != nil {
 		panic(err)
 	}
+	switch kind {
+	case ExecSignalRequested:
+		e.Exec.Signal = &SignalDetails{Number: 2}
+	case ExecSignalled:
+		e.Exec.Signal = &SignalDetails{Number: 2, Of: 1, Outcome: SignalDelivered}
+	}
 	if kind == SandboxExtended {
-		e.Phase = &SandboxDetails{ExpiresAt: e.Time.Add(time.Hour)}
+		e.Details = &SandboxDetails{ExpiresAt: e.Time.Add(time.Hour)}
+	}
+	if kind == SandboxUsed {
+		e.Streams = []StreamUse{{Kind: StreamKindDial, Opened: 1, Open: 1}}
 	}
 	return e
 }

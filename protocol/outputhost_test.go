@@ -14,7 +14,7 @@ func TestOutputBelongsToTheHostsOfASandbox(t *testing.T) {
 	s := &State{}
 	apply := func(minute int, kind Kind, d SandboxDetails) {
 		t.Helper()
-		e := Event{Sequence: s.Sandbox.Sequence + 1, Tenant: "t", Sandbox: "s", Kind: kind, Time: at(minute), Phase: &d}
+		e := Event{Sequence: s.Sandbox.Sequence + 1, Tenant: "t", Sandbox: "s", Kind: kind, Time: at(minute), Details: &d}
 		if err := s.Apply(&e); err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ type ChunkPage struct {
 // Offset shows where the chunk belongs.
 type StoredChunk struct {
 	Stream     string    `json:"stream"`
-	Offset     int64     `json:"offset"` // of the first byte of Data in its stream
+	Offset     int64     `json:"offset"` // offset of the first byte of Data in its stream
 	Data       []byte    `json:"data"`
 	At         time.Time `json:"at"`          // when it was stored
 	NextStdout int64     `json:"next_stdout"` // once this chunk is stored, stdout is complete up to this offset

@@ -89,11 +89,14 @@ type Service struct {
 	Image   string            `json:"image"`
 	Command []string          `json:"command,omitempty"` // replaces the image's command
 	Env     map[string]string `json:"env,omitempty"`
-	User    string            `json:"user,omitempty"` // default: the image's user
-	CPU     float64           `json:"cpu,omitempty"`
-	Memory  Bytes             `json:"memory,omitempty"`
-	PIDs    int64             `json:"pids,omitempty"`
-	Disk    Bytes             `json:"disk,omitempty"`
+	// environment variables whose values are sealed, by name; reads show *** instead
+	SensitiveEnv map[string]Sealed `json:"sensitive_env,omitempty"`
+	Secrets      []SecretUse       `json:"secrets,omitempty"` // secrets of the tenant, as files or variables
+	User         string            `json:"user,omitempty"`    // default: the image's user
+	CPU          float64           `json:"cpu,omitempty"`
+	Memory       Bytes             `json:"memory,omitempty"`
+	PIDs         int64             `json:"pids,omitempty"`
+	Disk         Bytes             `json:"disk,omitempty"`
 	// hardened or standard (default). Images of services often start as root and then switch to another user.
 	Profile string `json:"profile,omitempty"`
 	// default: the image's health check; without any health check, the service is ready as soon as it runs
@@ -495,6 +498,9 @@ func (v *Service) validate(field string) error {
 		}
 	}
 	if err := validateEnv(field+".env", v.Env); err != nil {
+		return err
+	}
+	if err := validateSecrets(field, v.Env, v.SensitiveEnv, v.Secrets); err != nil {
 		return err
 	}
 	if err := validateUser(field+".user", v.User); err != nil {

@@ -27,7 +27,8 @@ type TenantUse struct {
 	Uploads *Bytes `json:"uploads,omitempty"`
 }
 
-// Tenant is the answer of the endpoint "tenant": what a tenant may use, what it uses, and what waits because of a quota.
+// Tenant is the answer of the endpoint "tenant": what a tenant may use, what it uses, and what waits because of a
+// quota.
 type Tenant struct {
 	Tenant string    `json:"tenant"`
 	Quota  Quota     `json:"quota"`
@@ -65,9 +66,9 @@ type LeaderQuery struct {
 type QuotaClaim struct {
 	Tenant  string `json:"tenant"`
 	Sandbox string `json:"sandbox,omitempty"`
-	Exec    string `json:"exec,omitempty"`   // for an exec; empty: for a create of Sandbox
-	Upload  string `json:"upload,omitempty"` // for an upload: its digest
-	Bytes   Bytes  `json:"bytes,omitempty"`  // for an upload: its size so far
+	Exec    string `json:"exec,omitempty"`   // id of the exec that needs the room; empty: the create of Sandbox needs it
+	Upload  string `json:"upload,omitempty"` // digest of the upload that needs the room
+	Bytes   Bytes  `json:"bytes,omitempty"`  // size of that upload so far
 
 	// UploadID is the id of the upload. Each upload has its own claim. Empty: the coordinator has an earlier version.
 	UploadID string `json:"upload_id,omitempty"`

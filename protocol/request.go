@@ -6,9 +6,10 @@ import "time"
 // never from the payload; the request id is the message id. Except in a create, the subject may contain the sandbox's
 // name instead of its id.
 //
-//	create  Sandbox (required), Name
+//	create  Sandbox (required), Name, Ensure
 //	exec    ExecID, Exec (required)
 //	cancel  ExecID (required)
+//	signal  ExecID, Signal (required), Tree
 //	extend  TTL (required)
 //	stop, resume, delete  no fields
 type Request struct {
@@ -18,6 +19,13 @@ type Request struct {
 	Exec    *ExecSpec    `json:"exec,omitempty"`
 	TTL     Duration     `json:"ttl,omitempty"`  // time from now until the sandbox is deleted
 	Name    string       `json:"name,omitempty"` // name of the sandbox; see [ValidateName]
+
+	// Ensure makes a create with a name return the living sandbox that has the name, if there is one and its spec is
+	// equal.
+	Ensure bool `json:"ensure,omitempty"`
+
+	Signal string `json:"signal,omitempty"` // name or number of a signal; see [ParseSignal]
+	Tree   bool   `json:"tree,omitempty"`   // send the signal to all processes of the exec, not only to its main process
 }
 
 // Reply is the answer to a request and to every call of the read service.
@@ -48,6 +56,13 @@ type Reply struct {
 	Writers   *WriterPage  `json:"writers,omitempty"`
 	Messages  *MessagePage `json:"messages,omitempty"`
 	Checkup   *Checkup     `json:"checkup,omitempty"`
+
+	Usage     *SandboxUsage `json:"usage,omitempty"`
+	Processes *ProcessList  `json:"processes,omitempty"`
+
+	Secrets  []*SecretInfo `json:"secrets,omitempty"`
+	Secret   *SecretInfo   `json:"secret,omitempty"`    // what a [SecretRequest] set: the version alone
+	FleetKey string        `json:"fleet_key,omitempty"` // public curve key (xkey) to which clients seal values
 }
 
 // Interim reports whether the outcome of the request may follow this reply. The reply then only says why the request
@@ -76,7 +91,7 @@ type Query struct {
 	Name    string   `json:"name,omitempty"`    // only sandboxes with this name
 	After   uint64   `json:"after,omitempty"`   // record after which to start
 	Newest  bool     `json:"newest,omitempty"`  // only the newest batch
-	Digest  string   `json:"digest,omitempty"`  // of an upload
+	Digest  string   `json:"digest,omitempty"`  // digest of an upload
 	Keys    []string `json:"keys,omitempty"`    // public user keys of NATS, at most [MaxKeys]
 }
 
@@ -104,7 +119,13 @@ const (
 	EndpointTenant  = "tenant"  // no fields
 	EndpointTenants = "tenants" // Limit, Page; for operators and fleet viewers
 
-	EndpointCheckup = "checkup" // no fields; what is owed is that of the tenant, or of all for operators and fleet viewers
+	EndpointCheckup = "checkup" // no fields; the late work of the tenant, or of all for operators and fleet viewers
+
+	EndpointUsage     = "usage"     // Sandbox: what its containers use now
+	EndpointProcesses = "processes" // Sandbox
+
+	EndpointSecrets  = "secrets"   // Limit, Page
+	EndpointFleetKey = "fleet-key" // no fields
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; workers use it, for all tenants
@@ -130,6 +151,14 @@ type Ping struct {
 	// Refused is how many messages of the event log the answering coordinator has refused since its start, because their
 	// writer is not proven. A message counts each time the coordinator reads it.
 	Refused uint64 `json:"refused,omitempty"`
+
+	// Endpoints are the endpoints that the answering coordinator serves, sorted. Empty: a coordinator of an earlier
+	// version.
+	Endpoints []string `json:"endpoints,omitempty"`
+
+	// FleetKey is the public fleet key to which the answering coordinator lets clients seal. [NoFleetKey]: it has none.
+	// Empty: a coordinator of an earlier version.
+	FleetKey string `json:"fleet_key,omitempty"`
 }
 
 // Storage is the current state of the stores, which may be less safe than configured. Sizes are in bytes.
@@ -244,6 +273,9 @@ type Host struct {
 	// every registry at a public address. Empty: an older worker, which pulls from any.
 	Registries []string `json:"registries,omitempty"`
 
+	// The worker passes input to running execs: see [ExecSpec.OpenStdin].
+	TakesInput bool `json:"takes_input,omitempty"`
+
 	// The worker can read segments, the parts of histories that are no longer in the event log. Otherwise the
 	// log retains the whole history of its sandboxes.
 	ReadsSegments bool `json:"reads_segments,omitempty"`
@@ -256,8 +288,17 @@ type Host struct {
 	// LeaseTTL is how long the lock of the host lasts without renewal; 0: an older worker.
 	LeaseTTL Duration `json:"lease_ttl,omitempty"`
 
+	// Speaks and Oldest are the newest and the oldest version of the wire schema that the worker reads and writes, see
+	// [Host.WireVersions]. 0: an older worker, which speaks version 1 only.
+	Speaks int `json:"speaks,omitempty"`
+	Oldest int `json:"oldest,omitempty"`
+
 	// The coordinator fills in State and all following fields.
-	State     HostState `json:"state,omitempty"`
+	State HostState `json:"state,omitempty"`
+
+	// Unsupported says why the worker's version gets no sandboxes; empty: its version is supported.
+	Unsupported string `json:"unsupported,omitempty"`
+
 	Sandboxes int       `json:"sandboxes,omitempty"`
 	UsedCPU   float64   `json:"used_cpu,omitempty"`
 	UsedMem   Bytes     `json:"used_memory,omitempty"`
@@ -350,6 +391,10 @@ type NameHold struct {
 	Before string `json:"before,omitempty"` // the previous sandbox with this name
 
 	BeforeStored uint64 `json:"before_stored,omitempty"` // value of Stored for the previous holder
+
+	// Fingerprint is the [Fingerprint] of the spec in that request. Empty: a coordinator of an earlier version wrote the
+	// value.
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
 // Validate checks that a request has the fields that its verb needs, no others, and a valid spec. It returns the errors
@@ -366,27 +411,22 @@ func (r *Request) validate(verb string) error {
 		}
 		return nil
 	}
-	var sandbox, execID, exec, ttl bool
-	switch verb {
-	case VerbCreate:
-		sandbox = true
-	case VerbExec:
-		execID, exec = true, true
-	case VerbCancel:
-		execID = true
-	case VerbExtend:
-		ttl = true
-	case VerbStop, VerbResume, VerbDelete:
-	default:
-		return Invalid("verb", "must be create, exec, cancel, stop, resume, delete or extend, got %.40q", verb)
+	sandbox, execID, exec, ttl, signal, err := fieldsOf(verb)
+	if err != nil {
+		return err
 	}
 	for _, err := range []error{
 		uses("sandbox", r.Sandbox != nil, sandbox), uses("exec_id", r.ExecID != "", execID),
 		uses("exec", r.Exec != nil, exec), uses("ttl", r.TTL != 0, ttl), uses("name", r.Name != "", sandbox && r.Name != ""),
+		uses("ensure", r.Ensure, sandbox && r.Ensure), uses("signal", r.Signal != "", signal),
+		uses("tree", r.Tree, signal && r.Tree),
 	} {
 		if err != nil {
 			return err
 		}
+	}
+	if r.Ensure && r.Name == "" {
+		return Invalid("name", "is required with ensure")
 	}
 	if r.TTL < 0 {
 		return Invalid("ttl", "must be positive, got %s", r.TTL)
@@ -395,6 +435,10 @@ func (r *Request) validate(verb string) error {
 		if err := ValidateID("exec_id", r.ExecID); err != nil {
 			return err
 		}
+	}
+	if signal {
+		_, err := ParseSignal("signal", r.Signal)
+		return err
 	}
 	if exec {
 		return r.Exec.Validate()
@@ -408,6 +452,26 @@ func (r *Request) validate(verb string) error {
 		return r.Sandbox.Validate()
 	}
 	return nil
+}
+
+// fieldsOf returns which fields a verb needs.
+func fieldsOf(verb string) (sandbox, execID, exec, ttl, signal bool, err error) {
+	switch verb {
+	case VerbCreate:
+		sandbox = true
+	case VerbExec:
+		execID, exec = true, true
+	case VerbCancel:
+		execID = true
+	case VerbSignal:
+		execID, signal = true, true
+	case VerbExtend:
+		ttl = true
+	case VerbStop, VerbResume, VerbDelete:
+	default:
+		err = Invalid("verb", "must be create, exec, cancel, signal, stop, resume, delete or extend, got %.40q", verb)
+	}
+	return sandbox, execID, exec, ttl, signal, err
 }
 
 // Status is the message that a coordinator publishes on [StatusSubject] when it starts or stops waiting, and every

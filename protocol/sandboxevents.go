@@ -7,13 +7,28 @@ import (
 
 // applySandbox folds an event of a sandbox, of its own command or of one of its services.
 func (s *State) applySandbox(e *Event) error {
-	d := e.Phase
+	d := e.Details
 	if d == nil {
 		d = &SandboxDetails{}
 	}
 	if err := s.checkSandbox(e, d); err != nil {
 		return err
 	}
+	switch e.Kind {
+	case SandboxStopRequested, SandboxResumeRequested, SandboxExtended, SandboxUnchanged, SandboxDeleteRequested:
+		s.applyRequest(e, d)
+		return nil
+	case ServiceReady, ServiceFailed, ServiceHook, ServiceEnded:
+		return s.applyService(e)
+	case PrimaryStarted, PrimaryEnded:
+		return s.applyPrimary(e)
+	}
+	s.applyProgress(e, d)
+	return nil
+}
+
+// applyProgress folds an event that says what happened to the sandbox.
+func (s *State) applyProgress(e *Event, d *SandboxDetails) {
 	b := &s.Sandbox
 	switch e.Kind {
 	case SandboxAccepted:
@@ -34,12 +49,33 @@ func (s *State) applySandbox(e *Event) error {
 		b.ready(e, d)
 	case SandboxWaiting:
 		b.Error, b.Reason = e.Error, e.Reason
-	case SandboxStopRequested:
-		b.Desired, b.Reason = StateStopped, e.Reason
-		s.remember(e, VerbStop, "")
 	case SandboxStopped:
 		b.Error = nil
 		b.containerEnded(e)
+	case SandboxFailed:
+		b.failed(e)
+	case SandboxHook:
+		b.OnDelete = HookDone
+		if e.Error != nil {
+			b.OnDelete = HookFailed
+		}
+	case SandboxUsed:
+		if b.State == StateReady {
+			b.ActiveAt = e.Time
+		}
+	case SandboxDeleted:
+		b.containerEnded(e)
+	}
+}
+
+// applyRequest folds an event that a request or a deadline led to, and remembers the request, so that a repeated
+// request gets the same answer.
+func (s *State) applyRequest(e *Event, d *SandboxDetails) {
+	b := &s.Sandbox
+	switch e.Kind {
+	case SandboxStopRequested:
+		b.Desired, b.Reason = StateStopped, e.Reason
+		s.remember(e, VerbStop, "")
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
 		b.servicesStart(e.Time, true)
@@ -49,24 +85,10 @@ func (s *State) applySandbox(e *Event) error {
 		s.remember(e, VerbExtend, "")
 	case SandboxUnchanged:
 		s.remember(e, d.Verb, d.Exec)
-	case SandboxFailed:
-		b.failed(e)
 	case SandboxDeleteRequested:
 		b.Desired, b.Reason, b.Resuming, b.Phase, b.Pull = StateDeleted, e.Reason, false, "", nil
 		s.remember(e, VerbDelete, "")
-	case SandboxHook:
-		b.OnDelete = HookDone
-		if e.Error != nil {
-			b.OnDelete = HookFailed
-		}
-	case SandboxDeleted:
-		b.containerEnded(e)
-	case ServiceReady, ServiceFailed, ServiceHook, ServiceEnded:
-		return s.applyService(e)
-	case PrimaryStarted, PrimaryEnded:
-		return s.applyPrimary(e)
 	}
-	return nil
 }
 
 // checkSandbox rejects an event that lacks required details, and an event that breaks one of the further rules
@@ -106,6 +128,10 @@ func (s *State) checkSandbox(e *Event, d *SandboxDetails) error {
 		if d.ExpiresAt.IsZero() {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a time", e.Kind)
 		}
+	case SandboxUsed:
+		if len(e.Streams) == 0 {
+			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without streams", e.Kind)
+		}
 	case SandboxFailed, SandboxDeleted:
 		return s.requireNoActiveExecs(e)
 	}
@@ -135,7 +161,7 @@ func (s *State) requireNoActiveExecs(e *Event) error {
 }
 
 func (b *Sandbox) accepted(e *Event, d *SandboxDetails) {
-	*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Name: d.Name, Spec: *d.Spec, BuiltIn: d.BuiltIn, Request: e.Request,
+	*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Name: d.Name, Spec: *d.Spec, Defaulted: d.Defaulted, Request: e.Request,
 		Actor: e.Actor, Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
 	if ttl := b.Spec.TTL; ttl > 0 {
 		b.ExpiresAt = e.Time.Add(ttl.Std())

@@ -148,7 +148,7 @@ func parseEvent(line string, next uint64) (*Event, error) {
 		}
 	}
 	if !reflect.DeepEqual(box, SandboxDetails{}) {
-		e.Phase = &box
+		e.Details = &box
 	}
 	e.Time = epoch.Add(time.Duration(e.Sequence) * time.Second)
 	return e, nil

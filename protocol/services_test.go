@@ -112,9 +112,9 @@ func TestServicesRestartOnAnotherHost(t *testing.T) {
 		}
 	}
 	assigned := func(host string, generation uint64) Event {
-		return Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: host, HostID: host, Generation: generation}}
+		return Event{Kind: SandboxAssigned, Details: &SandboxDetails{Worker: host, HostID: host, Generation: generation}}
 	}
-	apply(Event{Kind: SandboxAccepted, Phase: &SandboxDetails{Spec: spec}})
+	apply(Event{Kind: SandboxAccepted, Details: &SandboxDetails{Spec: spec}})
 	apply(assigned("a", 1))
 	apply(Event{Kind: ServiceHook, Service: &ServiceDetails{Name: "db", Hook: 1}})
 	apply(Event{Kind: ServiceReady, Service: &ServiceDetails{Name: "db"}})

@@ -60,6 +60,9 @@ type SandboxSpec struct {
 	Command []string          `json:"command,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`    // added to the image's environment
 	Labels  map[string]string `json:"labels,omitempty"` // for selectors; they mean nothing to Boxfleet
+	// environment variables whose values are sealed, by name; reads show *** instead
+	SensitiveEnv map[string]Sealed `json:"sensitive_env,omitempty"`
+	Secrets      []SecretUse       `json:"secrets,omitempty"` // secrets of the tenant, as files or variables
 	// name, uid, or either with ":group"; default: the image's user
 	User   string  `json:"user,omitempty"`
 	Cwd    string  `json:"cwd,omitempty"`    // absolute; default: the image's cwd
@@ -84,7 +87,7 @@ type SandboxSpec struct {
 	// names of built-in tools; the worker's host provides their files
 	Tools         []string `json:"tools,omitempty"`
 	TTL           Duration `json:"ttl,omitempty"`            // time from create to delete; 0: never
-	IdleTTL       Duration `json:"idle_ttl,omitempty"`       // stop after this time without an exec; 0: never
+	IdleTTL       Duration `json:"idle_ttl,omitempty"`       // stop after this time without exec and stream; 0: never
 	QueueTimeout  Duration `json:"queue_timeout,omitempty"`  // fail if no host is found in this time; default 24h
 	CreateTimeout Duration `json:"create_timeout,omitempty"` // from assignment to ready; default 5m
 	// time from TERM to KILL for execs and the primary command when the sandbox stops; default 5s
@@ -119,13 +122,19 @@ type Copy struct {
 
 // ExecSpec describes an exec. Execs are stateless: cwd and env apply to one call.
 type ExecSpec struct {
-	Command []string          `json:"command"`           // argv, never a shell string
-	Env     map[string]string `json:"env,omitempty"`     // added to the sandbox's environment
-	Cwd     string            `json:"cwd,omitempty"`     // absolute; default: the sandbox's cwd
-	User    string            `json:"user,omitempty"`    // default: the sandbox's user
-	Service string            `json:"service,omitempty"` // run in this service's container; default: the primary container
-	Stdin   []byte            `json:"stdin,omitempty"`   // at most 128 KiB, followed by end of file
-	Timeout Duration          `json:"timeout,omitempty"` // wall-clock time from the start; 0: no limit
+	Command []string          `json:"command"`       // argv, never a shell string
+	Env     map[string]string `json:"env,omitempty"` // added to the sandbox's environment
+	// environment variables whose values are sealed, by name; reads show *** instead
+	SensitiveEnv map[string]Sealed `json:"sensitive_env,omitempty"`
+	// secrets of the tenant, as files below /run/secrets/EXEC or as variables, while the exec runs
+	Secrets []SecretUse `json:"secrets,omitempty"`
+	Cwd     string      `json:"cwd,omitempty"`     // absolute; default: the sandbox's cwd
+	User    string      `json:"user,omitempty"`    // default: the sandbox's user
+	Service string      `json:"service,omitempty"` // run in this service's container; default: the primary container
+	Stdin   []byte      `json:"stdin,omitempty"`   // at most 128 KiB, followed by end of file
+	Timeout Duration    `json:"timeout,omitempty"` // wall-clock time from the start; 0: no limit
+	// stdin stays open, and its bytes come over streams of kind "stdin"; not together with stdin
+	OpenStdin bool `json:"open_stdin,omitempty"`
 	// StartTimeout limits the time from acceptance to start, by the coordinator's clock. After it, the exec
 	// fails with deadline_exceeded, reason start_timeout. Default 2m.
 	StartTimeout Duration `json:"start_timeout,omitempty"`
@@ -197,6 +206,9 @@ func (s *SandboxSpec) Validate() error {
 		}
 	}
 	if err := validateEnv("spec.env", s.Env); err != nil {
+		return err
+	}
+	if err := validateSecrets("spec", s.Env, s.SensitiveEnv, s.Secrets); err != nil {
 		return err
 	}
 	if err := validateLabels("spec.labels", s.Labels); err != nil {
@@ -285,6 +297,9 @@ func (s *SandboxSpec) validateFiles() error {
 		return err
 	}
 	if err := s.validateTmpfs(targets); err != nil {
+		return err
+	}
+	if err := s.validateSecretsDir(); err != nil {
 		return err
 	}
 	return s.validateCopiesVisible()
@@ -382,6 +397,9 @@ func (s *ExecSpec) Validate() error {
 	if err := validateEnv("spec.env", s.Env); err != nil {
 		return err
 	}
+	if err := validateSecrets("spec", s.Env, s.SensitiveEnv, s.Secrets); err != nil {
+		return err
+	}
 	if err := validateCwd("spec.cwd", s.Cwd); err != nil {
 		return err
 	}
@@ -393,6 +411,9 @@ func (s *ExecSpec) Validate() error {
 	}
 	if len(s.Stdin) > MaxStdin {
 		return Invalid("spec.stdin", "has %d bytes, at most %d are allowed", len(s.Stdin), MaxStdin)
+	}
+	if s.OpenStdin && len(s.Stdin) > 0 {
+		return Invalid("spec.open_stdin", "must not be set together with stdin: send these bytes first, over the stream")
 	}
 	if s.Timeout < 0 || s.Timeout > 0 && s.Timeout < Duration(time.Millisecond) {
 		return Invalid("spec.timeout", "must be 1ms or more, or 0 for none, got %s", s.Timeout)

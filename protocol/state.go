@@ -89,7 +89,8 @@ type Sandbox struct {
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
 	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
-	// when an exec was last accepted, started or ended, or when the sandbox became ready; idle_ttl counts from here
+	// when an exec was last accepted, started or ended, when a client last had a stream into the sandbox, such as a
+	// connection to a server, or when the sandbox became ready; idle_ttl counts from here
 	ActiveAt  time.Time `json:"active_at,omitempty,omitzero"`
 	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"` // when its ttl deletes it
 	// outcome of its on_delete command: done or failed; empty: it did not run
@@ -103,7 +104,7 @@ type Sandbox struct {
 	// the accepted spec, if the worker's defaults changed Spec
 	Accepted *SandboxSpec `json:"accepted,omitempty"`
 	// fields of the accepted spec that no layer sets
-	BuiltIn []string `json:"built_in,omitempty"`
+	Defaulted []string `json:"built_in,omitempty"`
 	// stream sequence of the message with its last event; reading continues from there
 	Record uint64 `json:"record,omitempty"`
 	// last refusal of each host that had no room for it, newest last
@@ -159,12 +160,16 @@ type Exec struct {
 
 	// AcceptSequence is the sequence of its exec.accepted. It orders a sandbox's execs.
 	AcceptSequence uint64 `json:"accept_sequence,omitempty"`
+
+	// Signals are the newest signals that clients sent to the exec, oldest first, at most [KeptSignals]. An exec that
+	// ended long ago has none; its history has them.
+	Signals []ExecSignal `json:"signals,omitempty"`
 }
 
 // FoldVersion is the version of [State] and of the results of [State.Apply]. Stored states of another version are
 // discarded and their histories folded again. Increment it with every change of State, of the types in it, or of the
 // effect of an event. Otherwise coordinators would use stored states that lack the new information.
-const FoldVersion = 5
+const FoldVersion = 8
 
 // State is the fold of a sandbox's history: the sandbox, its execs that have not ended, and its newest ended
 // execs. The zero value is the state of an empty history. Exec values are replaced, never changed, so that

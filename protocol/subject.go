@@ -8,10 +8,10 @@ const (
 	StreamEvents   = "BOXFLEET_EVENTS"
 	StreamLogs     = "BOXFLEET_LOGS"
 	StreamDead     = "BOXFLEET_DEAD"
-	StreamWriters  = "BOXFLEET_WRITERS" // which key belongs to which coordinator or worker
+	StreamWriters  = "BOXFLEET_WRITERS" // owners of the writers' keys
 
 	BucketIDs       = "boxfleet_ids"
-	BucketNames     = "boxfleet_names" // which sandbox has which name
+	BucketNames     = "boxfleet_names" // the sandbox that has each name
 	BucketExecIDs   = "boxfleet_exec_ids"
 	BucketSandboxes = "boxfleet_sandboxes"
 	BucketWorkers   = "boxfleet_workers"
@@ -23,6 +23,8 @@ const (
 	BucketHosts  = "boxfleet_hosts"  // operator intents for hosts
 
 	BucketImageFiles = "boxfleet_image_files" // files of wanted images
+
+	BucketSecrets = "boxfleet_secrets" // sealed values of secrets
 
 	BucketHistories = "boxfleet_histories" // manifests: which segments hold the older parts of histories
 	BucketSegments  = "boxfleet_segments"  // segments
@@ -60,6 +62,7 @@ const (
 	VerbCreate = "create"
 	VerbExec   = "exec"
 	VerbCancel = "cancel"
+	VerbSignal = "signal"
 	VerbStop   = "stop"
 	VerbResume = "resume"
 	VerbDelete = "delete"
@@ -67,7 +70,7 @@ const (
 )
 
 // Verbs are the verbs of all requests.
-var Verbs = []string{VerbCreate, VerbExec, VerbCancel, VerbStop, VerbResume, VerbDelete, VerbExtend}
+var Verbs = []string{VerbCreate, VerbExec, VerbCancel, VerbSignal, VerbStop, VerbResume, VerbDelete, VerbExtend}
 
 // EndsWork reports whether requests with a verb end something. Such requests make room.
 func EndsWork(verb string) bool {
@@ -173,7 +176,12 @@ const NoUser = "@"
 
 // SplitBlobSubject splits a subject of an upload. ok is false for any other subject.
 func SplitBlobSubject(subject string) (tenant, user, upload, piece string, ok bool) {
-	rest, found := strings.CutPrefix(subject, root+"blob.")
+	return splitUsersSubject(subject, "blob.")
+}
+
+// splitUsersSubject splits a subject that has a user and three other tokens after the prefix.
+func splitUsersSubject(subject, prefix string) (tenant, user, third, fourth string, ok bool) {
+	rest, found := strings.CutPrefix(subject, root+prefix)
 	parts := strings.Split(rest, ".")
 	if !found || len(parts) != 4 {
 		return "", "", "", "", false
@@ -261,7 +269,7 @@ const (
 	LiveAll           = root + "live.>"
 	OutputFilter      = root + "out.*.*.*.*"
 	LogFilter         = root + "log.*.*.*" // output of earlier versions
-	OutputAll         = root + ">"         // in the stream of output
+	OutputAll         = root + ">"         // all subjects in the stream of output
 	BlobFilter        = root + "blob.*.*.*.*"
 	WritersFilter     = root + "writers.>"
 	DeadFilter        = root + "dead.*.*.*"
@@ -313,4 +321,41 @@ func SplitEventSubject(subject string) (tenant, sandbox string, ok bool) {
 		return "", "", false
 	}
 	return parts[0], parts[1], true
+}
+
+// UnsealSubject returns the subject on which a worker asks for the value of a secret. The server's permissions prove
+// all three arguments. Arguments may be "*".
+func UnsealSubject(worker, host, key string) string {
+	return root + "unseal." + worker + "." + host + "." + key
+}
+
+// SplitUnsealSubject splits an [UnsealSubject]. ok is false for any other subject.
+func SplitUnsealSubject(subject string) (worker, host, key string, ok bool) {
+	rest, found := strings.CutPrefix(subject, root+"unseal.")
+	parts := strings.Split(rest, ".")
+	if !found || len(parts) != 3 {
+		return "", "", "", false
+	}
+	return parts[0], parts[1], parts[2], true
+}
+
+// SecretSubject returns the subject on which a client sends a [SecretRequest]. The server's permissions prove the
+// tenant and the user. user is [NoUser] for a client without a user. Arguments may be "*".
+func SecretSubject(tenant, user, name, verb string) string {
+	return root + "secret." + tenant + "." + user + "." + name + "." + verb
+}
+
+// SplitSecretSubject splits a [SecretSubject]. user is empty for a client without a user. ok is false for any other
+// subject.
+func SplitSecretSubject(subject string) (tenant, user, name, verb string, ok bool) {
+	return splitUsersSubject(subject, "secret.")
+}
+
+// MeasureSubject returns the subject on which a coordinator asks a worker what a sandbox uses. Arguments may be "*".
+func MeasureSubject(worker, host string) string { return root + "measure." + worker + "." + host }
+
+// MeasuredSubject returns the subject on which a worker answers the question of a coordinator. The server's permissions
+// prove the worker and its host. id is that of the question. Arguments may be "*".
+func MeasuredSubject(coordinator, worker, host, id string) string {
+	return root + "measured." + coordinator + "." + worker + "." + host + "." + id
 }

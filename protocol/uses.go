@@ -66,7 +66,7 @@ func (u Uses) find(id string) *Use {
 	return nil
 }
 
-// The method with returns a copy of the uses with one more use, and without old uses beyond the limits. It drops only
+// The method "with" returns a copy of the uses with one more use, and without old uses beyond the limits. It drops only
 // whole blocks, so up to one block more than keptUses may remain.
 func (u Uses) with(use Use) Uses {
 	first := 0

@@ -14,7 +14,7 @@ func usesAfter(t testing.TB, n int) *State {
 	for i := range n {
 		e := &Event{Sequence: uint64(i + 1), Kind: SandboxUnchanged, Time: begin.Add(time.Duration(i) * time.Minute),
 			Request: requestNumber(i),
-			Phase:   &SandboxDetails{Verb: VerbCancel, Exec: requestNumber(i + n)}}
+			Details: &SandboxDetails{Verb: VerbCancel, Exec: requestNumber(i + n)}}
 		if err := s.Apply(e); err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func TestS8_UsesAreLimitedByAgeAndNumber(t *testing.T) {
 	// Another request two days later drops all earlier blocks except one.
 	last := &Event{Sequence: s.Sandbox.Sequence + 1, Kind: SandboxUnchanged,
 		Time:    time.Unix(1900000000, 0).Add(many*time.Minute + 2*keptUsesFor),
-		Request: "late", Phase: &SandboxDetails{Verb: VerbStop}}
+		Request: "late", Details: &SandboxDetails{Verb: VerbStop}}
 	if err := s.Apply(last); err != nil {
 		t.Fatal(err)
 	}

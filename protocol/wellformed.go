@@ -26,7 +26,7 @@ const timeExt = 0xff
 // reads map entries inside an extension, whose length this check does not see. Extensions are therefore allowed
 // from trusted peers only.
 func checkMsgpack(data []byte, extensions bool) error {
-	rest, ok := msgpackChecker{extensions}.skipValue(data, maxDepth)
+	rest, ok := msgpackChecker{extensions: extensions}.skipValue(data, maxDepth)
 	if !ok {
 		return Errorf(InvalidArgument, ReasonUndecodable,
 			"msgpack is malformed, truncated, too deeply nested, or has a number or time out of range")
@@ -38,7 +38,8 @@ func checkMsgpack(data []byte, extensions bool) error {
 }
 
 type msgpackChecker struct {
-	extensions bool // extensions are allowed
+	extensions bool   // extensions are allowed
+	most       uint64 // elements of an array; 0: any number
 }
 
 // skipValue returns the bytes after the first value of data. ok is false if the value is incomplete or nests
@@ -90,6 +91,9 @@ func (c msgpackChecker) skipValue(data []byte, depth int) (rest []byte, ok bool)
 	case msgpcode.Ext8, msgpcode.Ext16, msgpcode.Ext32:
 		return c.skipExt(data, n)
 	case msgpcode.Array16, msgpcode.Array32:
+		if c.most > 0 && n > c.most {
+			return nil, false
+		}
 		return c.skipValues(data, n, depth)
 	default: // Map16, Map32
 		return c.skipValues(data, 2*n, depth)

@@ -22,6 +22,8 @@ var noWorkerDefault = map[string]string{
 	"image":             "each request names its image",
 	"command":           "the request decides what a sandbox runs",
 	"labels":            "labels belong to the caller",
+	"sensitive_env":     "a value is sealed for one tenant",
+	"secrets":           "secrets belong to a tenant",
 	"hostname":          "a hostname belongs to one sandbox",
 	"gpus":              "a request could not opt out",
 	"ports":             "ports belong to one sandbox",

@@ -72,13 +72,13 @@ func TestAnAssignmentSetsTheSpecForItsWorker(t *testing.T) {
 		return s
 	}
 	assigned := func(spec *SandboxSpec) Event {
-		return Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: "w", HostID: "h",
+		return Event{Kind: SandboxAssigned, Details: &SandboxDetails{Worker: "w", HostID: "h",
 			Generation: s.Sandbox.Generation + 1, Spec: spec}}
 	}
-	apply(Event{Kind: SandboxAccepted, Phase: &SandboxDetails{Spec: &own, BuiltIn: []string{"cpu"}}})
+	apply(Event{Kind: SandboxAccepted, Details: &SandboxDetails{Spec: &own, Defaulted: []string{"cpu"}}})
 	first := apply(assigned(&there))
 	if b := &first.Sandbox; b.Spec.User != "one" || b.AcceptedSpec().User != "" || b.Accepted == nil ||
-		len(b.BuiltIn) != 1 {
+		len(b.Defaulted) != 1 {
 		t.Errorf("got %s", show(b))
 	}
 	again := apply(assigned(&SandboxSpec{Image: "i", User: "two"}))
@@ -97,7 +97,7 @@ func TestAnAssignmentSetsTheSpecForItsWorker(t *testing.T) {
 	apply(Event{Kind: SandboxStopRequested})
 	apply(Event{Kind: SandboxStopped})
 	apply(Event{Kind: SandboxResumeRequested})
-	resumed := apply(Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: "w", HostID: "h",
+	resumed := apply(Event{Kind: SandboxAssigned, Details: &SandboxDetails{Worker: "w", HostID: "h",
 		Generation: s.Sandbox.Generation}})
 	if b := &resumed.Sandbox; b.Spec.User != "one" || b.Accepted == nil {
 		t.Errorf("resumed: %s", show(b))

@@ -48,15 +48,24 @@ const (
 	Heard    Way = "heard" // the other account subscribes
 	Told     Way = "told"  // the other account publishes, all accounts may subscribe, and nobody answers
 
-	// Shown is for a subject that is also Asked: every other account without streams may subscribe to the messages that
-	// this share's account publishes.
+	// Shown means that every other account without streams may subscribe to the messages that this share's account
+	// publishes. The subject may also be Asked.
 	Shown Way = "shown"
+
+	Answers Way = "answers" // all other accounts publish; this share's account answers each message at most once
 )
 
-// Hears reports whether one account may subscribe to the messages that another account publishes on the subject.
-func (s Share) Hears(subscriber, publisher Account) bool {
-	return subscriber != publisher && (s.Way == Told || s.Way == Shown && subscriber != Streams)
+// IsOwn reports whether the share's account exports the subject. Otherwise the account of the streams exports it, and
+// the share's account imports it.
+func (s Share) IsOwn() bool { return s.Way == Told || s.Way == Shown || s.Way == Answers }
+
+// Imports reports whether one account imports a subject that another account exports, see [Share.IsOwn].
+func (s Share) Imports(importer, exporter Account) bool {
+	return importer != exporter && s.IsOwn() && (s.Way != Shown || importer != Streams)
 }
+
+// streamsUp are the subjects of the frames that clients send to workers.
+var streamsUp = protocol.StreamUpSubject("*", "*", "*", "*", "*")
 
 // Shared returns the subjects that pass between the account and the account of the streams. There are none for the
 // account of the streams itself.
@@ -68,12 +77,14 @@ func (a Account) Shared() (shared []Share) {
 	}
 	switch a {
 	case Clients:
-		add(Asked, root+"api.>", root+"blob.>", root+"request.>")
+		add(Asked, root+"api.>", root+"blob.>", root+"request.>", root+"secret.>")
 		// The account subscribes to the answers to requests, because an answer comes long after the acknowledgement of
 		// the request.
 		add(Heard, "_INBOX.>", root+"live.>", protocol.StatusSubject)
+		add(Shown, streamsUp)
 	case Workers:
-		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>",
+		add(Asked, root+"append.>", root+"out.>", root+"writers.worker.>", root+"api.>", root+"unseal.>",
+			root+"measured.>",
 			"$KV."+protocol.BucketLocks+".host.*", "$KV."+protocol.BucketWorkers+".*",
 			"$KV."+protocol.BucketImages+".host.*", "$JS.API.INFO")
 		add(Asked, api("STREAM.INFO", workerInfos...)...)
@@ -81,7 +92,10 @@ func (a Account) Shared() (shared []Share) {
 		add(AskedFor, api("DIRECT.GET", workerBatches...)...)
 		add(Told, protocol.HeartbeatSubject("*"))
 		add(Shown, root+"out.>")
-		add(Heard, root+"work.>", "$KV."+protocol.BucketImages+".want.*")
+		add(Answers, protocol.StreamOpenSubject("*", "*", "*", "*"))
+		add(Told, protocol.StreamDownSubject("*", "*", "*", "*", "*"))
+		add(Heard, streamsUp)
+		add(Heard, root+"work.>", root+"measure.>", "$KV."+protocol.BucketImages+".want.*")
 		add(Heard, leaders...)
 	}
 	return shared

@@ -33,8 +33,8 @@ func (r Role) HasHost() bool { return r == Worker }
 // Identity names one holder of a role.
 type Identity struct {
 	Role   Role
-	Name   string // of the coordinator, worker or person: 1 to 64 characters of a-z 0-9 _ -
-	Tenant string // of a user or viewer, in the form of Name; otherwise empty
+	Name   string // name of the coordinator, worker or person: 1 to 64 characters of a-z 0-9 _ -
+	Tenant string // tenant of a user or viewer, in the form of Name; otherwise empty
 	Host   string // id of a worker's Docker host: 1 to 64 characters of A-Z a-z 0-9 _ -; otherwise empty
 
 	// Key is the public key that the holder proves to the server. Without it, an identity has no right whose subject

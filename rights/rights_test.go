@@ -128,9 +128,10 @@ func TestATemplateFilledInIsWhatPermissionsSays(t *testing.T) {
 }
 
 func TestTenantsReachNothingButTheirOwnSubjects(t *testing.T) {
-	own := regexp.MustCompile(`\Aboxfleet\.v1\.(request|api|blob)\.\{tenant\}\.\{name\}\.`)
+	own := regexp.MustCompile(
+		`\Aboxfleet\.v1\.((request|api|blob|secret)|stream\.(open|up)\.\*)\.\{tenant\}\.\{name\}\.`)
 	heard := []string{"boxfleet.v1.live.{tenant}.>", "boxfleet.v1.out.*.{tenant}.>", "boxfleet.v1.status",
-		"_INBOX.{tenant}.{name}.>"}
+		"_INBOX.{tenant}.{name}.>", "boxfleet.v1.stream.down.*.{tenant}.{name}.*.*"}
 	for _, row := range rights.Table() {
 		if !row.Role.HasTenant() {
 			continue

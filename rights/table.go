@@ -27,6 +27,7 @@ var allStreams = []string{
 	kv(protocol.BucketIDs), kv(protocol.BucketNames), kv(protocol.BucketExecIDs), kv(protocol.BucketSandboxes),
 	kv(protocol.BucketImages), kv(protocol.BucketHosts), kv(protocol.BucketWorkers), kv(protocol.BucketLocks),
 	kv(protocol.BucketElections), objects(protocol.BucketBlobs), kv(protocol.BucketHistories),
+	kv(protocol.BucketSecrets),
 	objects(protocol.BucketSegments), objects(protocol.BucketImageFiles),
 }
 
@@ -93,7 +94,7 @@ func coordinatorRows() []Row {
 	return rowsOf(Coordinator, slices.Concat(coordinatorMessages(), coordinatorStreams(), coordinatorBuckets())...)
 }
 
-// coordinatorMessages are a coordinator's rights besides JetStream.
+// coordinatorMessages are a coordinator's rights outside of JetStream.
 func coordinatorMessages() []Row {
 	return []Row{
 		{Verb: Publish, Subjects: []string{root + "append.{name}.*.*"}, Why: "append events, under its own name only"},
@@ -101,6 +102,7 @@ func coordinatorMessages() []Row {
 			Why: "register the key with which it signs events"},
 		{Verb: Publish, Subjects: []string{protocol.WritersSince}, Why: "publish the last record that may be unsigned"},
 		{Verb: Publish, Subjects: []string{root + "work.*.*.*"}, Why: "notify workers of news"},
+		{Verb: Publish, Subjects: []string{protocol.MeasureSubject("*", "*")}, Why: "ask workers what a sandbox uses"},
 		{Verb: Publish, Subjects: []string{protocol.StatusSubject}, Why: "publish why it decides no requests"},
 		{Verb: Publish, Subjects: []string{protocol.LeaderSubject}, Why: "ask the leading coordinator about quotas"},
 		{Verb: Publish, Subjects: []string{protocol.DeadFilter}, Why: "store requests that cannot be processed"},
@@ -109,8 +111,14 @@ func coordinatorMessages() []Row {
 		{Verb: Subscribe, Subjects: []string{root + "api.*.*", root + "api.*.*.*"},
 			Why: "answer reads, on subjects with and without the name of the reader"},
 		{Verb: Subscribe, Subjects: []string{root + "blob.*.*.*.*"}, Why: "take the chunks of uploads"},
+		{Verb: Subscribe, Subjects: []string{protocol.SecretSubject("*", "*", "*", "*")},
+			Why: "take requests to set and remove secrets"},
+		{Verb: Subscribe, Subjects: []string{protocol.UnsealSubject("*", "*", "*")},
+			Why: "seal the values of secrets to the workers that run their sandboxes"},
 		{Verb: Subscribe, Subjects: []string{protocol.LeaderSubject},
 			Why: "answer other coordinators about quotas while it leads"},
+		{Verb: Subscribe, Subjects: []string{protocol.MeasuredSubject("{name}", "*", "*", "*")},
+			Why: "receive the workers' answers to its own questions about sandboxes"},
 		{Verb: Subscribe, Subjects: []string{protocol.HeartbeatSubject("*")}, Why: "hear which hosts are alive"},
 		{Verb: Subscribe, Subjects: []string{
 			"$SRV.PING", "$SRV.PING.boxfleet", "$SRV.PING.boxfleet.*",
@@ -144,9 +152,9 @@ func coordinatorStreams() []Row {
 			Why: "remove a request that was decided while others wait"},
 		{Verb: Publish, Subjects: api("STREAM.PURGE",
 			protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, kv(protocol.BucketNames),
-			kv(protocol.BucketExecIDs), kv(protocol.BucketSandboxes), kv(protocol.BucketHistories),
+			kv(protocol.BucketExecIDs), kv(protocol.BucketSandboxes), kv(protocol.BucketHistories), kv(protocol.BucketSecrets),
 			objects(protocol.BucketSegments), objects(protocol.BucketBlobs), objects(protocol.BucketImageFiles)),
-			Why: "remove settled requests, compacted and deleted histories, and replaced objects"},
+			Why: "remove settled requests, compacted and deleted histories, removed secrets, and replaced objects"},
 		{Verb: Publish, Subjects: api("STREAM.LEADER.STEPDOWN", protocol.StreamEvents),
 			Why: "recover an event log whose leader refuses writes"},
 	}
@@ -161,6 +169,9 @@ func coordinatorBuckets() []Row {
 		{Verb: Publish, Subjects: keys(protocol.BucketSandboxes, "*.*", "*.*.over", "_checkpoint"),
 			Why: "store snapshots and the checkpoint"},
 		{Verb: Publish, Subjects: keys(protocol.BucketHistories, "*.*", "*.*.*"), Why: "list the segments of histories"},
+		{Verb: Publish, Subjects: keys(protocol.BucketSecrets, "*.*"), Why: "store secrets"},
+		{Verb: Publish, Subjects: follow(kv(protocol.BucketSecrets), keys(protocol.BucketSecrets, "*.*")...),
+			Why: "follow the names and versions of secrets"},
 		{Verb: Publish, Subjects: content(protocol.BucketSegments), Why: "store segments"},
 		{Verb: Publish, Subjects: content(protocol.BucketBlobs), Why: "store uploads, and renew those in use"},
 		{Verb: Publish, Subjects: follow(objects(protocol.BucketBlobs), "$O."+protocol.BucketBlobs+".M.>"),
@@ -214,6 +225,10 @@ func workerRows() []Row {
 			Why: "publish output, under its own host only"},
 		Row{Verb: Publish, Subjects: []string{protocol.WriterSubject(protocol.OwnerWorker, "{name}", "{host}", "{key}")},
 			Why: "register the key with which it signs events"},
+		Row{Verb: Publish, Subjects: []string{protocol.UnsealSubject("{name}", "{host}", "{key}")},
+			Why: "ask for the values of secrets of the sandboxes that its host runs"},
+		Row{Verb: Publish, Subjects: []string{protocol.MeasuredSubject("*", "{name}", "{host}", "*")},
+			Why: "answer coordinators that ask what a sandbox on its host uses"},
 		Row{Verb: Publish, Subjects: []string{protocol.HeartbeatSubject("{name}")}, Why: "say that its host is alive"},
 		Row{Verb: Publish, Subjects: keys(protocol.BucketLocks, "host.{host}"), Why: "hold the lock of its host"},
 		Row{Verb: Publish, Subjects: keys(protocol.BucketWorkers, "{name}"), Why: "register its host"},
@@ -228,7 +243,15 @@ func workerRows() []Row {
 			Why: "read histories, the end of stored output, locks, snapshots, wanted images and entries of objects"},
 		Row{Verb: Publish, Subjects: api("DIRECT.GET", workerBatches...),
 			Why: "read histories, files of images and uploads"},
+		Row{Verb: Publish, Subjects: []string{protocol.StreamDownSubject("{name}", "*", "*", "*", "*")},
+			Why: "send the frames of streams, under its own name only"},
+		Row{Verb: Publish, Subjects: []string{"_R_.>"}, Why: "answer requests for streams, which come from other accounts"},
+		Row{Verb: Subscribe, Subjects: []string{
+			protocol.StreamOpenSubject("{name}", "*", "*", "*"), protocol.StreamUpSubject("{name}", "*", "*", "*", "*"),
+		}, Why: "take requests for streams to its sandboxes, and the frames of these streams"},
 		Row{Verb: Subscribe, Subjects: []string{root + "work.{name}.*.*"}, Why: "receive notifications for its sandboxes"},
+		Row{Verb: Subscribe, Subjects: []string{protocol.MeasureSubject("{name}", "{host}")},
+			Why: "be asked what sandboxes on its host use"},
 		Row{Verb: Subscribe, Subjects: keys(protocol.BucketImages, "want.*"), Why: "hear when to read the wanted images"},
 		Row{Verb: Subscribe, Subjects: leaders,
 			Why: "learn of a new leader: the old one may not have published its last messages"},
@@ -254,6 +277,14 @@ func userRows() []Row {
 	return []Row{
 		{User, Publish, requests, "send requests, in its tenant"},
 		{User, Publish, []string{root + "blob.{tenant}.{name}.*.*"}, "upload trees through a coordinator"},
+		{User, Publish, []string{protocol.SecretSubject("{tenant}", "{name}", "*", "*")},
+			"set and remove secrets of its tenant"},
+		{User, Publish, []string{
+			protocol.StreamOpenSubject("*", "{tenant}", "{name}", "*"),
+			protocol.StreamUpSubject("*", "{tenant}", "{name}", "*", "*"),
+		}, "open streams to the sandboxes of its tenant, and send their frames"},
+		{User, Subscribe, []string{protocol.StreamDownSubject("*", "{tenant}", "{name}", "*", "*")},
+			"receive the frames of its own streams"},
 	}
 }
 
@@ -276,6 +307,13 @@ func operatorMessages() []Row {
 		{Verb: Publish, Subjects: []string{root + "request.*.@{name}.*.*"}, Why: "send requests, in every tenant"},
 		{Verb: Publish, Subjects: []string{root + "api.*.@{name}.*"}, Why: "read, in every tenant"},
 		{Verb: Publish, Subjects: []string{root + "blob.*.@{name}.*.*"}, Why: "upload trees, in every tenant"},
+		{Verb: Publish, Subjects: []string{protocol.SecretSubject("*", "@{name}", "*", "*")},
+			Why: "set and remove secrets, in every tenant"},
+		{Verb: Publish, Subjects: []string{
+			protocol.StreamOpenSubject("*", "*", "@{name}", "*"), protocol.StreamUpSubject("*", "*", "@{name}", "*", "*"),
+		}, Why: "open streams to the sandboxes of every tenant, and send their frames"},
+		{Verb: Subscribe, Subjects: []string{protocol.StreamDownSubject("*", "*", "@{name}", "*", "*")},
+			Why: "receive the frames of its own streams"},
 		{Verb: Publish, Subjects: []string{
 			"$SRV.PING.boxfleet", "$SRV.INFO.boxfleet", "$SRV.STATS.boxfleet",
 		}, Why: "ask with `nats service` which coordinators serve reads"},

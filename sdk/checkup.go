@@ -15,8 +15,8 @@ type Owed = protocol.Owed
 // CoordinatorInfo is the name and the version of a coordinator that runs.
 type CoordinatorInfo = protocol.CoordinatorInfo
 
-// Checkup asks one coordinator what is owed for too long, and about its NATS server. A user or viewer of a tenant
-// learns only what is owed to that tenant. Checkup does not retry. Errors: unavailable if no coordinator is running, or
+// Checkup asks one coordinator for the late work of the fleet, and about its NATS server. A user or viewer of a tenant
+// learns only of that tenant's late work. Checkup does not retry. Errors: unavailable if no coordinator is running, or
 // if the coordinator is of an older version.
 func (c *Client) Checkup(ctx context.Context) (*Checkup, error) {
 	reply, err := c.query(ctx, protocol.EndpointCheckup, protocol.Query{})

@@ -46,12 +46,12 @@ type Options struct {
 	User   string // the sender of requests, if the server has permissions for each user; default: the user in Creds
 	Name   string // name of the connection, as the NATS server lists it; default "boxfleet-sdk"
 
-	// RequestTimeout is how long the client waits for the answer to a request before it sends the request again with
-	// the same id; default 10 s. Repeats are harmless: a request is carried out once. Once the queue has stored a
-	// request, the time before each further copy doubles, up to 2 min. A request that is refused with the reason
-	// queue_full was not accepted: the client sends it again, after pauses of 250 ms to 10 s, until its context ends. A call
-	// that waits only for acceptance and whose context has no deadline gives up after [RequestTries] times RequestTimeout,
-	// and returns the refusal if that was the reason.
+	// RequestTimeout is how long the client waits for the answer to a request before it sends the request again with the
+	// same id; default 10 s. Repeats are harmless: a request is carried out once. Once the queue has stored a request, the
+	// time before each further copy doubles, up to 2 min. A request that is refused with the reason queue_full was not
+	// accepted: the client sends it again, after pauses of 250 ms to 10 s, until its context ends. If a call waits only
+	// for acceptance and its context has no deadline, it gives up after [RequestTries] times RequestTimeout. It then
+	// returns the refusal, if there was one.
 	RequestTimeout time.Duration
 
 	// IDPrefixes lets callers pass the beginning of a generated sandbox id instead of the whole id: at least
@@ -79,7 +79,7 @@ type Client struct {
 	log            *slog.Logger
 	warned         atomic.Int64 // when the last warning about a waiting request was logged, in Unix nanoseconds
 
-	ctx   context.Context // of the goroutines that repair feeds; Close cancels it
+	ctx   context.Context // context of the goroutines that repair feeds; Close cancels it
 	close context.CancelFunc
 
 	mu     sync.Mutex
@@ -92,11 +92,11 @@ type Client struct {
 // Connect connects to NATS. It retries until ctx ends; without a deadline it tries once. It does not check that a
 // coordinator is running; [Client.Ping] does. Ending ctx after Connect has returned does not affect the client.
 //
-// Errors: unavailable; permission_denied for wrong credentials and, with reason client_certificate, for a certificate that
-// the server refuses; failed_precondition with reason server_certificate if the server's certificate is not trusted, or
-// server_settings if the server offers no TLS although Options requires it; invalid_argument for an invalid URL or tenant,
-// options that exclude each other, a file that cannot be read, a Tenant or User that differs from the one in Creds, or a
-// negative RequestTimeout.
+// Errors: unavailable; permission_denied for wrong credentials and, with reason client_certificate, for a certificate
+// that the server refuses; failed_precondition with reason server_certificate if the server's certificate is not
+// trusted, or server_settings if the server offers no TLS although Options requires it; invalid_argument for an invalid
+// URL or tenant, options that exclude each other, a file that cannot be read, a Tenant or User that differs from the
+// one in Creds, or a negative RequestTimeout.
 func Connect(ctx context.Context, o Options) (*Client, error) {
 	if err := o.identify(); err != nil {
 		return nil, err

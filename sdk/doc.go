@@ -6,11 +6,17 @@
 //
 // # Where to find what
 //
-//	Client            Create, Get, List, DeleteByLabels, Upload; Sandbox makes a handle from an id or a name
-//	Sandbox           Exec, Start, Stop, Resume, Extend, Delete, Events, Logs, Execs; ExecByID makes a handle from an id
-//	Exec              Wait, Cancel, Output, Reader, Events
+//	Client            Create, Ensure, Get, List, DeleteByLabels, Upload; Sandbox makes a handle from an id or a name
+//	Sandbox           Command, Exec, RunCode, Start, Stop, Resume, Extend, Delete, Events, Logs, Execs;
+//	                  ExecByID makes a handle from an id
+//	                  DialContext, WaitForPort, WaitForHTTP for servers in it; Usage, Processes
+//	Sandbox.Files     read, write, copy, edit, search and watch its files
+//	Exec              Wait, Cancel, Signal, Stdin, Output, Reader, Events
+//	Client.Secrets    set, list and remove the secrets of the tenant
+//	Client.TenantInfo what the tenant may use and uses
 //	Client.Hosts      for operators: list, cordon, drain and forget hosts
 //	Client.Images     for operators: import and list images
+//	environment       a package of its own: commands and files in a sandbox, a container, over SSH or on this machine
 //	Client.Raw        requests, queries and batches in the form that travels over NATS
 //
 // A sandbox has an id, which is never used again. It may also have a name ([WithName]). When the sandbox has failed or

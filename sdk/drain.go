@@ -151,7 +151,7 @@ func (t *tail) checkOffsets(d *protocol.ExecDetails) error {
 	for stream, size := range map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes} {
 		if at := t.offset[stream]; at > size {
 			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
-				"there is no byte %d of %s: exec %s wrote %d", at, stream, t.exec, size)
+				"there is no byte %d of %s: exec %s wrote %d bytes", at, stream, t.exec, size)
 		}
 	}
 	return nil

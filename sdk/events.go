@@ -24,7 +24,7 @@ func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Ev
 	return func(yield func(Event, error) bool) {
 		id, err := s.historyID(ctx)
 		if err != nil {
-			yield(Event{}, failed(ctx, err, "events of "+s.ID()))
+			yield(Event{}, failed(ctx, err, "read the events of "+s.ID()))
 			return
 		}
 		eventsOf(ctx, s.client, id, o.from, o.follow)(yield)
@@ -83,7 +83,7 @@ func eventsOf(ctx context.Context, c *Client, sandbox string, from uint64, follo
 	return func(yield func(Event, error) bool) {
 		r := &eventReader{client: c, sandbox: sandbox, from: max(from, 1), yield: yield}
 		if err := r.run(ctx, follow); err != nil {
-			yield(Event{}, failed(ctx, err, "events of "+sandbox))
+			yield(Event{}, failed(ctx, err, "read the events of "+sandbox))
 		}
 	}
 }
@@ -129,7 +129,7 @@ func (r *eventReader) run(ctx context.Context, follow bool) error {
 // replay yields the existing events. It holds no more than a few MiB of the history in memory.
 func (r *eventReader) replay(ctx context.Context) error {
 	unknown := protocol.Errorf(protocol.NotFound, "",
-		"sandbox %s has no history: unknown id, or its history has expired", r.sandbox)
+		"sandbox %s has no history: the id is unknown, or the history has expired", r.sandbox)
 	last, err := r.client.reads.Newest(ctx, r.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return unknown
@@ -165,13 +165,13 @@ func (r *eventReader) replay(ctx context.Context) error {
 	return err
 }
 
-// pass yields the events of a batch whose number is at least from.
+// pass yields those events of a batch that have at least the number from.
 func (r *eventReader) pass(b *protocol.Batch, replay bool) {
 	for _, e := range b.Events {
 		if e.Sequence < r.from {
 			continue
 		}
-		if e.Replay = replay; !r.yield(e, nil) {
+		if e.Replay = replay; !r.yield(e.WithoutValues(), nil) {
 			r.stopped = true
 			return
 		}

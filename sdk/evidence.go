@@ -24,7 +24,8 @@ func (s *Sandbox) Evidence(ctx context.Context) (*evidence.Evidence, error) {
 		return true
 	})
 	if err == nil && len(e.Messages) == 0 {
-		err = protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: unknown id, or its history has expired", id)
+		err = protocol.Errorf(protocol.NotFound, "",
+			"sandbox %s has no history: the id is unknown, or the history has expired", id)
 	}
 	if err == nil {
 		err = s.client.addWriters(ctx, e)

@@ -60,6 +60,25 @@ func ExampleSandbox_Exec_streaming() {
 	}
 }
 
+// Share one sandbox among all processes that ensure its name, and run a command as os/exec does.
+func ExampleSandbox_Command() {
+	ctx := context.Background()
+	client := connect(ctx)
+	defer client.Close()
+	box, err := client.Ensure(ctx, "web", sdk.SandboxSpec{Image: "boxfleet/demo:busybox"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	out, err := box.Command(ctx, "uname", "-a").Output()
+	var exit *sdk.ExitError
+	if errors.As(err, &exit) {
+		log.Fatalf("exit code %d: %s", exit.ExitCode(), exit.Stderr)
+	} else if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s", out)
+}
+
 // Start an exec, and read its stdout elsewhere or later.
 func ExampleExec_Reader() {
 	ctx := context.Background()

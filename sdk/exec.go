@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"io"
 	"sync"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -33,12 +34,16 @@ func newExec(s *Sandbox, info *ExecInfo) *Exec {
 // When ctx ends, the exec continues. To be able to wait for it again with [Sandbox.ExecByID] and [Exec.Wait], or to end
 // it with [Exec.Cancel], give it an id with [WithID].
 //
-// Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors: invalid_argument naming the
-// field; not_found; failed_precondition if the sandbox is not ready; already_exists naming the field id if the id was
-// used in this sandbox before, or naming the field request if the request id was used for something else; the errors of
-// [Exec.Output].
+// Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect], [WithSensitiveEnv]. Errors:
+// invalid_argument naming the field; not_found; failed_precondition if the sandbox is not ready; already_exists naming
+// the field id if the id was used in this sandbox before, or naming the field request if the request id was used for
+// something else; the errors of [Exec.Output].
 func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (*Result, error) {
 	o := settingsOf(opts, ExecOption.forExec)
+	input, err := takeStdin(o.stdin, &spec)
+	if err != nil {
+		return nil, err
+	}
 	id, err := prepareExec(ctx, s, o, &spec, findForever)
 	if err != nil {
 		return nil, err
@@ -54,12 +59,18 @@ func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (
 	}
 	sub := s.client.submit(ctx, execRequest(id, &spec, o), submitForever)
 	defer sub.stop()
+	copying := s.startStdin(ctx, *o.id, input)
 	e, err := t.untilEnd(ctx, sub)
+	inputErr := copying.stop()
 	if err != nil {
 		return nil, failed(ctx, err, "exec "+*o.id)
 	}
 	s.saw(e.Sequence)
-	return out.result(ctx, t, e)
+	result, err := out.result(ctx, t, e)
+	if err == nil && inputErr != nil {
+		err = failed(ctx, inputErr, "write the input of exec "+*o.id)
+	}
+	return result, err
 }
 
 // Start runs a command in the sandbox and returns once the request is accepted. An accepted request is durable and will
@@ -67,9 +78,13 @@ func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (
 // to learn whether it was, repeat the call with the same [WithRequestID]. Without a deadline Start gives up after
 // [RequestTries] times the request timeout.
 //
-// Options: [WithID], [WithRequestID]. Errors are the same as for [Sandbox.Exec].
+// Options: [WithID], [WithRequestID], [WithSensitiveEnv]. Errors are the same as for [Sandbox.Exec].
 func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption) (*Exec, error) {
 	o := settingsOf(opts, StartOption.forStart)
+	input, err := takeStdin(o.stdin, &spec)
+	if err != nil {
+		return nil, err
+	}
 	id, err := prepareExec(ctx, s, o, &spec, findBounded)
 	if err != nil {
 		return nil, err
@@ -78,13 +93,52 @@ func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption)
 	if err != nil {
 		return nil, err
 	}
-	return newExec(s, reply.Exec), nil
+	x := newExec(s, reply.Exec)
+	s.startStdin(s.client.ctx, x.ID(), input) // the copy ends with the exec, not with ctx
+	return x, nil
+}
+
+// stdinCopy is a copy to the stdin of an exec, in the background.
+type stdinCopy struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error // set before done is closed
+}
+
+// startStdin starts to copy a reader to the stdin of an exec. A nil reader is not copied.
+func (s *Sandbox) startStdin(ctx context.Context, exec string, r io.Reader) *stdinCopy {
+	if r == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := &stdinCopy{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		defer cancel()
+		if err := s.ExecByID(exec).copyStdin(ctx, r); err != nil && ctx.Err() == nil {
+			c.err = err
+			s.client.log.Warn("the input of an exec is not complete", "sandbox", s.ID(), "exec", exec, "error", err)
+		}
+	}()
+	return c
+}
+
+// stop ends the copy, and returns why it was not complete. It does not wait for the reader.
+func (c *stdinCopy) stop() error {
+	if c == nil {
+		return nil
+	}
+	c.cancel()
+	<-c.done
+	return c.err
 }
 
 // prepareExec checks the spec and the options of an exec, and returns the id of the sandbox.
 func prepareExec(ctx context.Context, s *Sandbox, o *settings, spec *ExecSpec, mode findMode) (id string, err error) {
 	for _, check := range []func() error{
-		o.checkReading, o.fillIDs, func() error { return protocol.ValidateID("sandbox", s.ID()) }, spec.Validate,
+		o.checkReading, o.fillIDs, func() error { return protocol.ValidateID("sandbox", s.ID()) },
+		func() (err error) { spec.SensitiveEnv, err = o.sealEnv(ctx, s.client, spec.SensitiveEnv); return err },
+		spec.Validate,
 	} {
 		if err := check(); err != nil {
 			return "", err

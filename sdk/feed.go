@@ -46,9 +46,9 @@ func (p *recheckPause) next(silent bool) time.Duration {
 }
 
 // feed is a client's only live subscription to a sandbox's history. All calls about the sandbox share the feed. It
-// delivers batches in order, each at least once. It begins after the event that a caller passes to coverFrom, and not
-// with the first batch that arrives, which may be a copy of an old batch. It reads the history from a coordinator after
-// a gap, a reconnect, a silence, or a batch that it does not believe.
+// delivers batches in order, each at least once. It begins after the event that a caller passes to coverFrom. It does
+// not begin with the first batch that arrives, because that batch may be a copy of an old one. It reads the history
+// from a coordinator after a gap, a reconnect, a silence, or a batch that it does not believe.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -65,6 +65,7 @@ type feed struct {
 	unsubscribe func()
 	execs       map[string][]chan protocol.Event // waiters for the end of an exec; the key is the exec's id
 	followers   map[*follower]struct{}
+	failures    map[chan error]struct{} // waiters for the error that ends all reads of the history
 
 	last, record uint64            // last event and record of the newest delivered batch; 0: no batch yet
 	first        uint64            // first event that was delivered
@@ -89,6 +90,7 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	f := c.feeds[sandbox]
 	if f == nil {
 		f = &feed{client: c, sandbox: sandbox, execs: map[string][]chan protocol.Event{}, followers: map[*follower]struct{}{},
+			failures: map[chan error]struct{}{},
 			verifier: newVerifier(c.writers), doubtsLeft: doubtBurst}
 		c.refreshRules()
 		f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
@@ -360,6 +362,10 @@ func (f *feed) repairOnce() bool {
 	record, live := f.record, f.live
 	f.mu.Unlock()
 	batches, err := f.read(f.client.ctx, record)
+	if protocol.IsNotServed(err) {
+		f.fail(err)
+		return true
+	}
 	if err != nil {
 		// Retry until the connection is back. A closed client needs no repair.
 		return !backoff.Sleep(f.client.ctx, retryPause)
@@ -383,6 +389,35 @@ func (f *feed) repairOnce() bool {
 	}
 	f.repairing = false
 	return true
+}
+
+// awaitFailure registers a channel that gets the error if the coordinators are too old to read the history.
+func (f *feed) awaitFailure() (failure chan error, forget func()) {
+	failure = make(chan error, 1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failures[failure] = struct{}{}
+	return failure, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.failures, failure)
+	}
+}
+
+// fail ends a repair that cannot succeed, and all calls that wait for its batches. The next recheck tries again.
+func (f *feed) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.repairing = false
+	for w := range f.followers {
+		w.mayHaveMissed() // the follower reads the history, and returns the error
+	}
+	for failure := range f.failures {
+		select {
+		case failure <- err:
+		default: // it has an error already
+		}
+	}
 }
 
 // learn asks the coordinators for the owners of unknown keys that signed batches of the history. The feed can then

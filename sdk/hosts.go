@@ -154,6 +154,9 @@ func hasProgressed(before, now *Host) bool {
 	return before == nil || before.Sandboxes != now.Sandboxes || before.Execs != now.Execs || before.State != now.State
 }
 
+// lostWithin is how long one coordinator may call a host suspect that another one already calls lost.
+const lostWithin = 3 * time.Second
+
 // Forget gives up a lost host for good, and waits until the fleet has decided what happens to its sandboxes. Sandboxes
 // that were being deleted become deleted. Sandboxes with on_host_loss replace are recreated on another host. All other
 // sandboxes, including stopped ones, fail with reason host_forgotten. If the host returns later, its worker removes the
@@ -161,6 +164,12 @@ func hasProgressed(before, now *Host) bool {
 // host that is not lost; not_found.
 func (h *Hosts) Forget(ctx context.Context, name string) error {
 	host, err := h.Get(ctx, name)
+	for began := time.Now(); err == nil && host.State == protocol.HostSuspect && time.Since(began) < lostWithin; {
+		if !backoff.Sleep(ctx, hostPoll) {
+			return ctxEnded(ctx.Err(), "forget the host")
+		}
+		host, err = h.Get(ctx, name)
+	}
 	if err != nil {
 		return err
 	}

@@ -15,8 +15,8 @@ const lookupTimeout = 2 * time.Second
 
 // lookUpUntil waits for the answer to a stored request. At growing intervals it also looks for the effect of the
 // request, because only the answer may have been lost. It returns true if it has found the effect or if ctx has ended.
-// It returns false at the deadline, and when a copy of the request was refused because the queue is full. In mode submitForever, each interim answer sets a new deadline, maxResend after the
-// answer.
+// It returns false at the deadline, and when a copy of the request was refused because the queue is full. In mode
+// submitForever, each interim answer sets a new deadline, maxResend after the answer.
 func (s *submission) lookUpUntil(ctx context.Context, deadline time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
 		select {
@@ -47,7 +47,7 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 	// Look for the extension first, so that the sandbox read afterwards includes the extension.
 	extended := r.Verb == protocol.VerbExtend && s.hasExtended(ctx)
 	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
-	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {
+	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel || r.Verb == protocol.VerbSignal {
 		q.Exec, endpoint = r.Payload.ExecID, protocol.EndpointExec
 	}
 	reply, err := s.client.reads.Query(ctx, endpoint, q)
@@ -66,19 +66,21 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 			return reply
 		}
 	default:
-		if isDone(reply, r.Verb) {
+		if isDone(reply, r) {
 			return reply
 		}
 	}
 	return nil
 }
 
-// isDone reports whether a sandbox or exec has reached the state that a request of this verb asks for, or is changing
-// to that state.
-func isDone(reply *protocol.Reply, verb string) bool {
-	switch verb {
+// isDone reports whether a sandbox or exec has reached the state that the request asks for, or is changing to that
+// state.
+func isDone(reply *protocol.Reply, r *Request) bool {
+	switch r.Verb {
 	case protocol.VerbCancel:
 		return reply.Exec.Cancelling || reply.Exec.State.Terminal()
+	case protocol.VerbSignal: // an exec that has ended may not remember the signal, so a coordinator must answer
+		return reply.Exec.SignalOf(r.ID) != nil
 	case protocol.VerbStop:
 		return reply.Sandbox.Desired == protocol.StateStopped
 	case protocol.VerbResume:
@@ -94,9 +96,10 @@ func isDone(reply *protocol.Reply, verb string) bool {
 func isOurs(reply *protocol.Reply, r *Request) bool {
 	if r.Verb == protocol.VerbCreate {
 		b := reply.Sandbox // compare the spec that was accepted: the sandbox's own spec may include defaults
-		return b.Request == r.ID && b.Name == r.Payload.Name && spec.Says(*b.AcceptedSpec(), *r.Payload.Sandbox)
+		return b.Request == r.ID && b.Name == r.Payload.Name &&
+			spec.Says(*b.AcceptedSpec().WithoutValues(), *r.Payload.Sandbox.WithoutValues())
 	}
-	wanted, found := *r.Payload.Exec, reply.Exec.Spec
+	wanted, found := *r.Payload.Exec.WithoutValues(), *reply.Exec.Spec.WithoutValues()
 	wanted.Resolve()
 	wanted.Stdin, found.Stdin = nil, nil // the fleet does not keep stdin after the end of the exec
 	return reply.Exec.Request == r.ID && bytes.Equal(protocol.Encode(&wanted), protocol.Encode(&found))

@@ -13,6 +13,9 @@ import (
 // CreateOption is an option of [Client.Create].
 type CreateOption interface{ forCreate(*settings) }
 
+// EnsureOption is an option of [Client.Ensure].
+type EnsureOption interface{ forEnsure(*settings) }
+
 // StartOption is an option of [Sandbox.Start].
 type StartOption interface{ forStart(*settings) }
 
@@ -27,6 +30,9 @@ type ChangeOption interface{ forChange(*settings) }
 
 // RequestOption is an option of the calls that return when the request is accepted: [Sandbox.Extend], [Exec.Cancel].
 type RequestOption interface{ forRequest(*settings) }
+
+// SignalOption is an option of [Exec.Signal].
+type SignalOption interface{ forSignal(*settings) }
 
 // DeleteByLabelsOption is an option of [Client.DeleteByLabels].
 type DeleteByLabelsOption interface{ forDeleteByLabels(*settings) }
@@ -62,10 +68,23 @@ type IDOption interface {
 	ExecOption
 }
 
+// SensitiveEnvOption is the type of [WithSensitiveEnv].
+type SensitiveEnvOption interface {
+	CreateOption
+	StartOption
+	ExecOption
+}
+
 // NameOption is the type of [WithName].
 type NameOption interface {
 	CreateOption
 	ListOption
+}
+
+// YAMLOption is the type of [WithYAML].
+type YAMLOption interface {
+	CreateOption
+	EnsureOption
 }
 
 // RequestIDOption is the type of [WithRequestID].
@@ -75,11 +94,13 @@ type RequestIDOption interface {
 	ExecOption
 	ChangeOption
 	RequestOption
+	SignalOption
 }
 
 // UntilDoneOption is the type of [WithWait].
 type UntilDoneOption interface {
 	CreateOption
+	EnsureOption
 	ChangeOption
 	DeleteByLabelsOption
 }
@@ -94,6 +115,9 @@ type ResultOption interface {
 type PageOption interface {
 	ListOption
 	ExecsOption
+	ListFilesOption
+	GlobOption
+	ChangesOption
 }
 
 // FollowOption is the type of [WithFollow].
@@ -115,12 +139,37 @@ type ServiceOption interface {
 	LogsOption
 	LogsPageOption
 	UploadOption
+	FilesOption
+	DialOption
+	PortOption
 }
 
 // ProgressOption is the type of [WithProgress].
 type ProgressOption interface {
 	UploadOption
 	ImportOption
+	DownloadOption
+	UploadTreeOption
+}
+
+// ExcludeOption is the type of [WithExclude].
+type ExcludeOption interface {
+	UploadOption
+	GlobOption
+	GrepOption
+	WatchOption
+	PackOption
+	DownloadOption
+	UploadTreeOption
+}
+
+// OwnerOption is the type of [WithOwner].
+type OwnerOption interface {
+	UploadOption
+	WriteFileOption
+	MkdirOption
+	UnpackOption
+	UploadTreeOption
 }
 
 // option implements all option interfaces. Each constructor returns only the interfaces of the calls that accept the
@@ -128,11 +177,13 @@ type ProgressOption interface {
 type option func(*settings)
 
 func (o option) forCreate(s *settings)         { o(s) }
+func (o option) forEnsure(s *settings)         { o(s) }
 func (o option) forStart(s *settings)          { o(s) }
 func (o option) forExec(s *settings)           { o(s) }
 func (o option) forWait(s *settings)           { o(s) }
 func (o option) forChange(s *settings)         { o(s) }
 func (o option) forRequest(s *settings)        { o(s) }
+func (o option) forSignal(s *settings)         { o(s) }
 func (o option) forDeleteByLabels(s *settings) { o(s) }
 func (o option) forList(s *settings)           { o(s) }
 func (o option) forExecs(s *settings)          { o(s) }
@@ -141,6 +192,8 @@ func (o option) forOutput(s *settings)         { o(s) }
 func (o option) forLogs(s *settings)           { o(s) }
 func (o option) forLogsPage(s *settings)       { o(s) }
 func (o option) forUpload(s *settings)         { o(s) }
+func (o option) forDial(s *settings)           { o(s) }
+func (o option) forPort(s *settings)           { o(s) }
 func (o option) forImport(s *settings)         { o(s) }
 
 // WithID sets the id of the sandbox or the exec: 1 to 64 characters of A-Z a-z 0-9 _ -. An id is never used twice, not
@@ -174,14 +227,40 @@ func WithWait(wait bool) UntilDoneOption {
 	return option(func(s *settings) { s.acceptedOnly = !wait })
 }
 
-// WithYAML gives Create a spec as one YAML document in the format of docs/spec.md. The spec argument of Create is
-// merged over the document as spec.Merge does: scalars replace, maps are merged, lists are appended. env holds the
-// values of the variables $VAR in the text; nil means that no variable is set. [WithID] and [WithName] override the
-// document's id and name. Copies with a source on this machine are uploaded first; relative paths start at the working
-// directory.
-func WithYAML(document []byte, env map[string]string) CreateOption {
+// WithYAML gives Create or Ensure a spec as one YAML document in the format of docs/spec.md. The spec argument of the
+// call is merged over the document as spec.Merge does: scalars replace, maps are merged, lists are appended. env holds
+// the values of the variables $VAR in the text; nil means that no variable is set. [WithID] and [WithName] override the
+// document's id and name, and so does the name argument of Ensure. Copies with a source on this machine are uploaded
+// first; relative paths start at the working directory.
+func WithYAML(document []byte, env map[string]string) YAMLOption {
 	return option(func(s *settings) { s.yaml, s.env = document, env })
 }
+
+// WithSensitiveEnv adds environment variables to the sandbox or the exec. Their values are sealed before they leave
+// this process, and reads show *** in their place.
+func WithSensitiveEnv(values map[string]string) SensitiveEnvOption {
+	return option(func(s *settings) { s.sensitive = values })
+}
+
+// WithStdin gives the command what the reader returns, to its end. A buffer in memory of at most [protocol.MaxStdin]
+// bytes travels with the request. Everything else is copied while the command runs; the spec then has OpenStdin. The
+// end of the command ends the copy; a goroutine stays until the reader's last Read returns. An error of the reader ends
+// the stdin, and [Sandbox.Exec] returns the error. If this client ends, the stdin stays open for another writer, see
+// [Exec.Stdin].
+func WithStdin(r io.Reader) InputOption {
+	return inputOption{r}
+}
+
+// InputOption is an option of [Sandbox.Exec] and [Sandbox.Start].
+type InputOption interface {
+	StartOption
+	ExecOption
+}
+
+type inputOption struct{ io.Reader }
+
+func (o inputOption) forStart(s *settings) { s.stdin = o.Reader }
+func (o inputOption) forExec(s *settings)  { s.stdin = o.Reader }
 
 // WithStdout streams the exec's stdout into w as it arrives, byte for byte. The goroutine that made the call also makes
 // all writes, one after another, and none after the call has returned. If a write fails, the call ends with the error
@@ -216,8 +295,8 @@ func WithExecStates(states ...ExecState) ExecsOption {
 	return option(func(s *settings) { s.states = texts(states) })
 }
 
-// WithPageSize sets how many items one page holds, 1 to 1000. The default, also for 0, is 100. Reading a whole list
-// takes fewer round trips with larger pages.
+// WithPageSize sets how many items one page holds, 1 to 1000. The default, also for 0, is 100. A page of files holds 1
+// to 5000, and 1000 by default. Reading a whole list takes fewer round trips with larger pages.
 func WithPageSize(items int) PageOption {
 	return option(func(s *settings) { s.pageSize = items })
 }
@@ -253,25 +332,30 @@ func WithOffset(stream string, offset int64) OffsetOption {
 
 // WithService selects a service of the sandbox instead of the sandbox's own container. [Sandbox.Logs] and
 // [Sandbox.LogsPage] then read the output of the service; [Client.Upload] then prepares a copy into the container of
-// the service.
+// the service; [Sandbox.Files] then works in that container; [Sandbox.DialContext], [Sandbox.WaitForPort] and
+// [Sandbox.WaitForHTTP] then connect to a server in it.
 func WithService(name string) ServiceOption {
 	return option(func(s *settings) { s.service = name })
 }
 
 // WithExclude leaves out the files and directories that the patterns match. A directory is left out with everything
-// below it. The patterns have the syntax of a .gitignore file; see [CheckExclude].
-func WithExclude(patterns ...string) UploadOption {
+// below it. The patterns have the syntax of a .gitignore file; see [CheckExclude]. Only the calls that carry trees
+// between this machine and the fleet take patterns that begin with "!" or end with "/": [Client.Upload], [Files.Upload]
+// and [Files.Download]. The other calls on files refuse them, with invalid_argument naming "exclude[i]".
+func WithExclude(patterns ...string) ExcludeOption {
 	return option(func(s *settings) { s.exclude = append(s.exclude, patterns...) })
 }
 
-// WithOwner sets the owner that all files get in the sandbox: uid or uid:gid, as numbers. By default each file keeps
-// the numeric ids of its owner on this machine.
-func WithOwner(owner string) UploadOption {
+// WithOwner sets the owner that all files get in the sandbox: uid or uid:gid, as numbers. By default [Client.Upload]
+// keeps the numeric ids of each file's owner on this machine. Files that the calls of [Files] make belong to the user
+// of the call, and the kernel decides whether that user may give files away.
+func WithOwner(owner string) OwnerOption {
 	return option(func(s *settings) { s.owner = owner })
 }
 
-// WithProgress reports the progress of an upload: the bytes sent so far and the bytes to send. The goroutine that made
-// the call also calls report, from time to time. It never calls report if the fleet already has the content.
+// WithProgress reports the progress of an upload or a download: the bytes carried so far, and the bytes to carry, or -1
+// if their number is not known. The goroutine that made the call also calls report, from time to time. An upload to the
+// store never calls report if the fleet already has the content.
 func WithProgress(report func(sent, total int64)) ProgressOption {
 	return option(func(s *settings) { s.progress = report })
 }
@@ -294,10 +378,13 @@ type settings struct {
 	id, name, request *string // nil: not given
 	idGiven           bool    // an option set id; fillIDs sets id in any case
 	acceptedOnly      bool
+	tree              bool // a signal goes to all processes of the exec
 	yaml              []byte
 	env               map[string]string
+	sensitive         map[string]string
 
 	// results of execs
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	collect        int64
 
@@ -317,6 +404,9 @@ type settings struct {
 	exclude, changes, workers []string
 	owner                     string
 	progress                  func(sent, total int64)
+
+	user  string // user in the container for operations on files
+	files fileSettings
 }
 
 // DefaultCollect is how many bytes of each of stdout and stderr a [Result] holds by default: 1 MiB. See [WithCollect].

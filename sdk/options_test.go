@@ -16,10 +16,10 @@ import (
 // A call accepts only its own option type, so the compiler refuses options of other calls.
 func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
 	takers := map[string]string{ // for each call, the names of its options without "With"
-		"c.Create(ctx, sdk.SandboxSpec{}, %)": "ID Name RequestID Wait YAML",
-		"s.Start(ctx, sdk.ExecSpec{}, %)":     "ID RequestID",
-		"s.Exec(ctx, sdk.ExecSpec{}, %)":      "ID RequestID Stdout Stderr Collect",
-		"s.RunCode(ctx, ``, ``, %)":           "ID RequestID Stdout Stderr Collect",
+		"c.Create(ctx, sdk.SandboxSpec{}, %)": "ID Name RequestID Wait YAML SensitiveEnv",
+		"s.Start(ctx, sdk.ExecSpec{}, %)":     "ID RequestID SensitiveEnv",
+		"s.Exec(ctx, sdk.ExecSpec{}, %)":      "ID RequestID Stdout Stderr Collect SensitiveEnv",
+		"s.RunCode(ctx, ``, ``, %)":           "ID RequestID Stdout Stderr Collect SensitiveEnv",
 		"x.Wait(ctx, %)":                      "Stdout Stderr Collect Offset",
 		"s.Stop(ctx, %)":                      "RequestID Wait",
 		"s.Resume(ctx, %)":                    "RequestID Wait",
@@ -41,8 +41,8 @@ func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
 	}
 	options := map[string]string{
 		"ID": "``", "Name": "``", "RequestID": "``", "Wait": "true", "YAML": "nil, nil", "Stdout": "nil", "Stderr": "nil",
-		"Collect": "0",
-		"Labels":  "nil", "States": "", "ExecStates": "", "PageSize": "0", "Page": "``", "From": "0", "Follow": "true",
+		"Collect": "0", "SensitiveEnv": "nil",
+		"Labels": "nil", "States": "", "ExecStates": "", "PageSize": "0", "Page": "``", "From": "0", "Follow": "true",
 		"Offset":  "``, 0",
 		"Service": "``", "Exclude": "", "Owner": "``", "Progress": "nil", "Changes": "", "Workers": "",
 	}

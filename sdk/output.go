@@ -47,7 +47,7 @@ func (x *Exec) Output(ctx context.Context, opts ...OutputOption) iter.Seq2[Chunk
 	}
 }
 
-func (x *Exec) output(ctx context.Context, o *settings, s *yielder) error {
+func (x *Exec) output(ctx context.Context, o *settings, s sink) error {
 	if err := o.checkReading(); err != nil {
 		return err
 	}

@@ -35,8 +35,8 @@ type Request struct {
 // has a reason, such as log_full, if the fleet said why it has not decided the request yet; the stored request will be
 // decided later. While the fleet reports that its log is full, new creates and execs fail at once with
 // resource_exhausted and reason log_full. A request that is not accepted because the queue is full is sent again, after
-// pauses of 250 ms to 10 s. If Submit gives up then, the error has the reason queue_full; without a deadline its code is
-// resource_exhausted.
+// pauses of 250 ms to 10 s. If Submit gives up then, the error has the reason queue_full; without a deadline its code
+// is resource_exhausted.
 //
 // Submit does not validate the payload; the coordinator does. As everywhere in this package, an error names a field of
 // the spec as spec.FIELD.
@@ -60,6 +60,9 @@ func (r *Raw) Query(ctx context.Context, endpoint string, q protocol.Query) (*pr
 		return nil, err
 	}
 	reply, err := r.client.query(ctx, endpoint, q)
+	if protocol.IsNotServed(err) {
+		return nil, protocol.Invalid("endpoint", "the coordinators serve no endpoint %s", endpoint)
+	}
 	if protocol.CodeOf(err) != protocol.Unavailable || ctx.Err() != nil {
 		return reply, err
 	}
@@ -125,6 +128,6 @@ func (c *Client) confirmed(v *verifier, b *protocol.Batch) *protocol.Batch {
 	if err != nil || stored.ID != b.ID {
 		return nil
 	}
-	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored})) // on failure, a coordinator confirms the next batch too
+	_ = c.writers.learn(ctx, v.unknownKeys([]*protocol.Batch{stored})) // on failure, a coordinator confirms the next batch
 	return stored
 }

@@ -1,7 +1,6 @@
 package sdk_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -57,6 +57,7 @@ func (w *wire) accept() {
 			client.Close()
 		} else {
 			w.conns = append(w.conns, client, server)
+			// The ends of the connection notice a copy that fails.
 			go func() { _, _ = io.Copy(server, client); server.Close() }()
 			go func() { _, _ = io.Copy(client, server); client.Close() }()
 		}
@@ -163,23 +164,12 @@ func streamedLogs(ctx context.Context, s *sdk.Sandbox) iter.Seq2[sdk.Chunk, erro
 	return x.Output(ctx)
 }
 
-// output is a writer with contents that can be read while another goroutine writes.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(data []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(data)
-}
+// output is what a reader has written.
+type output struct{ eventually.Buffer }
 
 func (o *output) is(want string) func() error {
 	return func() error {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if got := o.buf.String(); got != want {
+		if got := o.String(); got != want {
 			return fmt.Errorf("got %q, want %q", got, want)
 		}
 		return nil

@@ -96,7 +96,8 @@ func (k *known) newest() uint64 {
 // If ctx ends first, the sandbox may exist, and its creation continues. Delete it, or repeat the call with the same
 // [WithRequestID] to get a handle for it.
 //
-// Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
+// Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML], [WithSensitiveEnv]. Errors: invalid_argument
+// naming the field; failed_precondition with reason secret_missing if the tenant lacks a secret that the spec names;
 // already_exists naming the field id if the id was ever used, or with reason name_taken if a sandbox that is pending,
 // ready or stopped has the name; the sandbox's own error if it failed.
 func (c *Client) Create(ctx context.Context, spec SandboxSpec, opts ...CreateOption) (*Sandbox, error) {
@@ -104,18 +105,21 @@ func (c *Client) Create(ctx context.Context, spec SandboxSpec, opts ...CreateOpt
 	if err := o.fillIDs(); err != nil {
 		return nil, err
 	}
+	var err error
 	if o.yaml != nil {
-		var err error
 		if spec, err = specFromYAML(ctx, c, o, spec); err != nil {
 			return nil, err
 		}
+	}
+	if spec.SensitiveEnv, err = o.sealEnv(ctx, c, spec.SensitiveEnv); err != nil {
+		return nil, err
 	}
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
 	s := newSandbox(c, &SandboxInfo{Tenant: c.tenant, ID: *o.id})
 	payload := protocol.Request{Sandbox: &spec, Name: given(o.name)}
-	err := change{sandbox: s, verb: protocol.VerbCreate, settings: o, payload: payload, until: untilReady}.do(ctx)
+	err = change{sandbox: s, verb: protocol.VerbCreate, settings: o, payload: payload, until: untilReady}.do(ctx)
 	if s.Info().Sequence == 0 {
 		return nil, err
 	}

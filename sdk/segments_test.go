@@ -42,10 +42,10 @@ func TestEventsIncludeSegments(t *testing.T) {
 			if _, err := j.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 				if !s.Exists() {
 					return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "r",
-						Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}}, nil
+						Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}}, nil
 				}
 				return []protocol.Event{{Kind: protocol.SandboxExtended, Request: fmt.Sprint("r", s.Sandbox.Sequence),
-					Phase: &protocol.SandboxDetails{ExpiresAt: now.Add(time.Hour)}}}, nil
+					Details: &protocol.SandboxDetails{ExpiresAt: now.Add(time.Hour)}}}, nil
 			}); err != nil {
 				t.Fatal(err)
 			}

@@ -256,7 +256,7 @@ func (s *submission) publish(ctx context.Context, inbox string, payload []byte) 
 	c := s.client
 	ctx, cancel := context.WithTimeout(ctx, c.requestTimeout)
 	defer cancel()
-	s.stored.Add(1) // until the queue says otherwise
+	s.stored.Add(1) // the request counts as stored until the queue says otherwise
 	s.refused.Store(nil)
 	select {
 	case <-s.full: // an earlier copy was refused

@@ -42,13 +42,14 @@ type tail struct {
 	sandbox, exec string
 	feed          *feed
 	ended         chan protocol.Event
+	failure       chan error // gets the error if the history cannot be read
 	closers       []func()
 
 	sink    sink
 	live    chan liveChunk // nil: the call does not stream output
 	missing wake.Signal    // output may be missing: read the log
 	arrived atomic.Bool    // a chunk arrived since the last recheck
-	check   *time.Timer    // until the next recheck
+	check   *time.Timer    // fires at the next recheck
 	stop    func()         // ends the subscription to live output
 	done    chan struct{}
 	offset  map[string]int64  // offset of the next wanted byte of each stream
@@ -73,6 +74,8 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 		offset: map[string]int64{}, sums: map[string]hash.Hash{}, next: 1}
 	var forget func()
 	t.ended, forget = f.awaitExec(exec)
+	t.closers = append(t.closers, forget)
+	t.failure, forget = f.awaitFailure()
 	t.closers = append(t.closers, forget)
 	if !stream {
 		return t, nil
@@ -145,6 +148,8 @@ func (t *tail) untilEnd(ctx context.Context, sub *submission) (*Event, error) {
 		case reply = <-found:
 		case err := <-sub.failed:
 			return nil, sub.explain(err)
+		case err := <-t.failure:
+			return nil, err
 		case k := <-t.live:
 			if err := t.takeLive(k); err != nil {
 				return nil, err
@@ -189,6 +194,7 @@ func (t *tail) catchUpAndFollow(ctx context.Context, info *ExecInfo) (*Event, er
 		select {
 		case e := <-t.ended:
 			return &e, nil
+		case err = <-t.failure:
 		case k := <-t.live:
 			err = t.takeLive(k)
 		case <-t.missing:

@@ -225,7 +225,8 @@ func TestAnAnswerGoesToItsUsersInboxOnly(t *testing.T) {
 	ctx := t.Context()
 	url := serverWithRights(t, map[string]string{"alice": "acme", "bob": "acme"})
 	bob := asUser(t, url, "acme", "bob")
-	alice, err := nats.Connect(url, nats.UserInfo("alice", "acme"), nats.CustomInboxPrefix(protocol.Inbox("acme", "alice")))
+	alice, err := nats.Connect(url, nats.UserInfo("alice", "acme"),
+		nats.CustomInboxPrefix(protocol.Inbox("acme", "alice")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +265,8 @@ func TestNoNameEndsACoordinator(t *testing.T) {
 	}
 	defer nc.Close()
 	long := protocol.Inbox("acme", "alice") + "." + strings.Repeat("a", 5000)
-	for i, inbox := range []string{long, "_INBOX." + strings.Repeat("a", 5000), "_INBOX.acme.alice.a..b", "_INBOX.acme.alice.>"} {
+	for i, inbox := range []string{long, "_INBOX." + strings.Repeat("a", 5000), "_INBOX.acme.alice.a..b",
+		"_INBOX.acme.alice.>"} {
 		for _, subject := range []string{
 			protocol.UserRequestSubject("acme", "alice", protocol.VerbCreate, "x"),
 			protocol.RequestSubject("acme", protocol.VerbCreate, "x"),

@@ -22,6 +22,7 @@ type archive struct {
 	tar     *tar.Writer
 	source  string
 	exclude exclusion
+	anyLink bool // links may lead out of the tree
 
 	entries int
 	bytes   int64
@@ -134,7 +135,7 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 		if err != nil {
 			return fileError(err)
 		}
-		if to = filepath.ToSlash(to); !protocol.TreeLinkStays(name, to) {
+		if to = filepath.ToSlash(to); !a.anyLink && !protocol.TreeLinkStays(name, to) {
 			return protocol.Invalid("source", "%s leads out of %s: %s", a.path(name), a.source, to)
 		}
 		return a.header(name, to, info)

@@ -56,6 +56,9 @@ type SandboxInfo = protocol.Sandbox
 // ExecInfo is an exec as a coordinator last described it.
 type ExecInfo = protocol.Exec
 
+// ExecSignal is a signal that was sent to an exec, with its outcome if it is known.
+type ExecSignal = protocol.ExecSignal
+
 // SandboxState is the state of a sandbox.
 type SandboxState = protocol.SandboxState
 

@@ -49,16 +49,9 @@ func (c *Client) Upload(ctx context.Context, source, target string, opts ...Uplo
 	if _, _, ok := copied.Owners(); !ok {
 		return copied, protocol.Invalid("owner", "must be a uid, or uid:gid, as numbers, got %.40q", o.owner)
 	}
-	exclude, err := parseExclude(o.exclude)
+	exclude, info, err := o.localSource(source)
 	if err != nil {
 		return copied, err
-	}
-	if source == "" {
-		return copied, protocol.Invalid("source", "must not be empty")
-	}
-	info, err := os.Stat(source)
-	if err != nil {
-		return copied, fileError(err)
 	}
 	copied.Target = path.Clean(placed(source, info, target))
 	u := &upload{client: c, source: source, exclude: exclude, progress: o.progress}
@@ -71,6 +64,20 @@ func (c *Client) Upload(ctx context.Context, source, target string, opts ...Uplo
 		err = retryUpload(ctx, func() error { return u.send(ctx) })
 	}
 	return copied, failed(ctx, err, "upload "+source)
+}
+
+// localSource checks the patterns that exclude, and describes the file or directory to upload.
+func (s *settings) localSource(source string) (exclude exclusion, info fs.FileInfo, err error) {
+	if exclude, err = parseExclude(s.exclude); err != nil {
+		return nil, nil, err
+	}
+	if source == "" {
+		return nil, nil, protocol.Invalid("source", "must not be empty")
+	}
+	if info, err = os.Stat(source); err != nil {
+		return nil, nil, fileError(err)
+	}
+	return exclude, info, nil
 }
 
 // placed returns the path that a source gets in the sandbox: if target ends with a slash, a file goes into that
@@ -192,7 +199,7 @@ func (c *contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// fileError gives an error of this machine's file system a code.
+// fileError returns an *Error for an error of this machine's file system.
 func fileError(err error) error {
 	var typed *protocol.Error
 	if err == nil || errors.As(err, &typed) {

@@ -108,8 +108,8 @@ func (v *verifier) accept(b *protocol.Batch) {
 		}
 	}
 	for i := range b.Events {
-		if e := &b.Events[i]; e.Kind == protocol.SandboxAssigned && e.Phase != nil {
-			v.host = e.Phase.HostID
+		if e := &b.Events[i]; e.Kind == protocol.SandboxAssigned && e.Details != nil {
+			v.host = e.Details.HostID
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// writers knows to whom the keys of batches belong, and whether the deployment requires signatures. It asks the
+// writers knows the owners of the keys that sign batches, and whether the deployment requires signatures. It asks the
 // coordinators once for each key. It asks only for keys of batches that are part of a history, so forged batches cannot
 // make clients ask for any number of keys.
 type writers struct {
@@ -36,7 +36,7 @@ func (w *writers) current() (rules protocol.Rules, known, stale bool) {
 	return w.rules, known, !known || !w.rules.Signed && time.Since(w.read) > rulesAge
 }
 
-// of returns the writer that a key belongs to, if the client knows it.
+// The method "of" returns the writer that a key belongs to, if the client knows it.
 func (w *writers) of(key string) (protocol.RegisteredWriter, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,6 +94,9 @@ func (c *Client) refreshRules() {
 // In such a deployment, all readers accept messages without signatures.
 func (c *Client) askWriters(ctx context.Context, keys []string) (*protocol.WriterPage, error) {
 	page, err := c.reads.Writers(ctx, keys)
+	if protocol.IsNotServed(err) {
+		return &protocol.WriterPage{}, nil
+	}
 	if protocol.CodeOf(err) != protocol.Unavailable {
 		return page, err
 	}

@@ -33,5 +33,5 @@ func specFromYAML(ctx context.Context, c *Client, o *settings, parameters Sandbo
 		}
 		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
 	}
-	return d.Spec, nil
+	return c.SealDocument(ctx, d)
 }

@@ -90,8 +90,8 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &c
 }
 
-// Handle logs a record, or counts it as left out. While debug logging is enabled, Handle leaves out only records about a
-// sandbox, whatever their level, and only those beyond debugMost with the same message and sandbox within alikeIn.
+// Handle logs a record, or counts it as left out. While debug logging is enabled, Handle leaves out only records about
+// a sandbox, whatever their level, and only those beyond debugMost with the same message and sandbox within alikeIn.
 func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 	sandbox := h.sandbox
 	if sandbox == "" && !h.groups {

@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // decoder decodes the YAML nodes of one document into wire types by their wire names, so that each field has
@@ -109,6 +111,11 @@ func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error 
 			"!!int", "!!float")
 		into.SetInt(v)
 		return err
+	case reflect.Uint64:
+		v, err := parsed(d, node, path, "a whole number",
+			func(s string) (uint64, error) { return strconv.ParseUint(integral(node, s), 10, 64) }, "!!int", "!!float")
+		into.SetUint(v)
+		return err
 	case reflect.Float64:
 		v, err := parsed(d, node, path, "a number",
 			func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }, "!!int", "!!float")
@@ -129,13 +136,17 @@ func (d *decoder) structure(node *yaml.Node, into reflect.Value, path string) er
 			fields[jsonName(f)] = f
 		}
 	}
-	return d.entries(node, path, func(key, value *yaml.Node) error {
+	err := d.entries(node, path, func(key, value *yaml.Node) error {
 		f, known := fields[key.Value]
 		if !known {
 			return d.unknownField(key, path, fields)
 		}
 		return d.value(value, into.FieldByIndex(f.Index), join(path, key.Value))
 	})
+	if f, has := fields["sensitive_env"]; has && err == nil {
+		d.placeSensitive(path, into.FieldByIndex(f.Index).Addr().Interface().(*map[string]protocol.Sealed))
+	}
+	return err
 }
 
 // entries calls f for each entry of a map, and rejects duplicate keys.

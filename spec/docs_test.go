@@ -14,6 +14,7 @@ import (
 var sections = map[string]string{
 	"SandboxSpec": "## Fields", "Network": "### network", "Port": "### ports", "Mount": "### mounts", "Copy": "### copies",
 	"Tmpfs": "### tmpfs", "Hook": "### Commands of hooks", "Service": "### Services", "Healthcheck": "### healthcheck",
+	"SecretUse": "### secrets",
 }
 
 func TestEveryFieldIsInTheSchemaAndTheDocumentation(t *testing.T) {

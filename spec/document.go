@@ -29,12 +29,17 @@ type Document struct {
 	Spec   protocol.SandboxSpec
 	Copies []LocalCopy // entries of Spec.Copies that the caller must upload
 
+	// values of variables that the caller must seal; a variable that a parameter replaced may still be listed
+	Sensitive []SensitiveValue
+
 	name string
 	at   map[string]position // position of each value, by its path
 
 	// open has the paths of maps whose keys the author chooses, such as labels. An error about an entry gets the
 	// position of that entry or no position, but never the position of the whole map.
 	open map[string]bool
+
+	sealed []sealedEntry // where Sensitive belongs
 }
 
 func newDocument(name string) *Document {

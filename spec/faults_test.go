@@ -20,7 +20,8 @@ copies: [a, {source: b, targe: /c}]
 required_services: {db: {image: [y]}}
 `
 	_, err := Parse([]byte(text), Options{Name: "app.yaml"})
-	want := `invalid_argument (unknown_field): spec.memroy: app.yaml: line 2, column 1: is not a known field; did you mean memory?
+	want := "invalid_argument (unknown_field): " +
+		`spec.memroy: app.yaml: line 2, column 1: is not a known field; did you mean memory?
 spec.cpu: app.yaml: line 3, column 6: must be a number, got "many"
 spec.environment: app.yaml: line 4, column 1: is not a known field; did you mean env?
 spec.env[1]: app.yaml: line 5, column 12: must be K=V, got "B"

@@ -18,6 +18,12 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 	switch v := into.(type) {
 	case *map[string]string:
 		return true, d.pairs(node, v, path)
+	case *map[string]protocol.Sealed:
+		return true, d.sensitiveEnv(node, v, path)
+	case *protocol.SecretUse:
+		if scalar {
+			return true, short(d, node, path, v, readSecret)
+		}
 	case *[]protocol.Copy:
 		return true, d.copies(node, v, path)
 	case *protocol.Network:
@@ -158,6 +164,9 @@ func (d *decoder) pairs(node *yaml.Node, into *map[string]string, path string) e
 	switch node.Kind {
 	case yaml.MappingNode:
 		return d.entries(node, path, func(key, value *yaml.Node) error {
+			if of, found := strings.CutSuffix("."+path, ".env"); found && value.Kind == yaml.MappingNode {
+				return d.sensitive(key, value, strings.TrimPrefix(of, "."))
+			}
 			text, err := d.pair(value, join(path, key.Value))
 			(*into)[key.Value] = text
 			return err

@@ -12,6 +12,7 @@ import (
 //   - A non-empty value of override replaces the value of base; command, network and on_delete are one value each.
 //   - Maps are merged by key: an entry of override replaces the whole entry of base, even a service.
 //   - Lists are appended to the lists of base; repeated tools are dropped.
+//   - A variable or a file of a secret in override replaces that of base, also if it is in another field.
 //
 // An empty value of override, such as 0 or false, keeps the value of base: override can add and replace, but not
 // remove. Merge neither changes nor shares its arguments. Validate finds contradictions in the result, such as two
@@ -23,7 +24,42 @@ func Merge(base, override protocol.SandboxSpec) protocol.SandboxSpec {
 		into.Field(i).Set(mergeField(into.Type().Field(i), b.Field(i), o.Field(i)))
 	}
 	merged.Tools = withoutRepeats(merged.Tools)
+	replaceVariables(&merged, &base, &override)
 	return merged
+}
+
+// replaceVariables removes from a merged spec the variables and secrets of base that override sets in another field.
+// A variable can be in env, in sensitive_env and in secrets.
+func replaceVariables(merged, base, override *protocol.SandboxSpec) {
+	variables, files := map[string]bool{}, map[string]bool{}
+	for name := range override.SensitiveEnv {
+		variables[name] = true
+	}
+	for i := range override.Secrets {
+		if u := &override.Secrets[i]; u.Env != "" {
+			variables[u.Env] = true
+		} else {
+			files[u.Path()] = true
+		}
+	}
+	maps.DeleteFunc(merged.Env, func(name, _ string) bool {
+		_, set := override.Env[name]
+		return variables[name] && !set
+	})
+	for name := range override.Env {
+		variables[name] = true
+	}
+	maps.DeleteFunc(merged.SensitiveEnv, func(name string, _ protocol.Sealed) bool {
+		_, set := override.SensitiveEnv[name]
+		return variables[name] && !set
+	})
+	kept := slices.DeleteFunc(slices.Clone(base.Secrets), func(u protocol.SecretUse) bool {
+		return u.Env != "" && variables[u.Env] || u.Env == "" && files[u.Path()]
+	})
+	merged.Secrets = append(kept, override.Secrets...)
+	if len(merged.Secrets) == 0 {
+		merged.Secrets = nil
+	}
 }
 
 func mergeField(f reflect.StructField, base, override reflect.Value) reflect.Value {

@@ -22,6 +22,10 @@ func anySpec(t *rapid.T, label string) protocol.SandboxSpec {
 // fill draws a value of a wire type.
 func fill(t *rapid.T, v reflect.Value, label string) {
 	pick := func(n int) int { return rapid.IntRange(0, n).Draw(t, label) }
+	if sealed, is := v.Addr().Interface().(*protocol.Sealed); is {
+		*sealed = protocol.Sealed(protocol.Masked)
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
@@ -51,6 +55,8 @@ func fill(t *rapid.T, v reflect.Value, label string) {
 		v.SetBool(pick(1) == 1)
 	case reflect.Int, reflect.Int64:
 		v.SetInt(int64(pick(3)) << (10 * pick(2)))
+	case reflect.Uint64:
+		v.SetUint(uint64(pick(3)))
 	case reflect.Float64:
 		v.SetFloat(float64(pick(3)) / 2)
 	default:
@@ -112,9 +118,13 @@ func TestTheUpperLayerWinsInEveryField(t *testing.T) {
 					}
 				}
 				for k := range x.Seq2() {
-					if !m.MapIndex(k).IsValid() {
+					if !m.MapIndex(k).IsValid() && !(strings.HasSuffix(name, "env") && setsVariable(b, k.String())) {
 						t.Fatalf("%s.%s of the lower layer is lost", name, k)
 					}
+				}
+			case name == "secrets":
+				if got := m.Interface().([]protocol.SecretUse); !slices.Equal(got[len(got)-len(b.Secrets):], b.Secrets) {
+					t.Fatalf("the secrets %+v do not end with those of the upper layer", got)
 				}
 			case f.Type.Kind() == reflect.Slice && name != "command":
 				if m.Len() != x.Len()+y.Len() {
@@ -126,6 +136,37 @@ func TestTheUpperLayerWinsInEveryField(t *testing.T) {
 			}
 		}
 	})
+}
+
+// setsVariable reports whether a spec sets a variable in any field.
+func setsVariable(s protocol.SandboxSpec, name string) bool {
+	_, plain := s.Env[name]
+	_, sensitive := s.SensitiveEnv[name]
+	return plain || sensitive || slices.ContainsFunc(s.Secrets, func(u protocol.SecretUse) bool { return u.Env == name })
+}
+
+func TestAVariableOfTheUpperLayerReplacesOneInAnotherField(t *testing.T) {
+	forms := map[string]protocol.SandboxSpec{
+		"env":           {Env: map[string]string{"A": "1"}},
+		"sensitive_env": {SensitiveEnv: map[string]protocol.Sealed{"A": protocol.Sealed("x")}},
+		"secrets":       {Secrets: []protocol.SecretUse{{Name: "a", Env: "A"}}},
+	}
+	for below, lower := range forms {
+		for above, upper := range forms {
+			if merged := Merge(lower, upper); !Equal(merged, upper) {
+				t.Errorf("%s over %s: got %+v", above, below, merged)
+			}
+		}
+	}
+	file := protocol.SandboxSpec{Secrets: []protocol.SecretUse{{Name: "a"}, {Name: "b", File: "b"}}}
+	merged := Merge(file, protocol.SandboxSpec{Secrets: []protocol.SecretUse{{Name: "c", File: "a"}}})
+	if len(merged.Secrets) != 2 || merged.Secrets[0].Name != "b" || merged.Secrets[1].Name != "c" {
+		t.Errorf("the secrets are %+v", merged.Secrets)
+	}
+	merged.Image = "i"
+	if err := merged.Validate(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestValidateFindsContradictionsAfterAMerge(t *testing.T) {

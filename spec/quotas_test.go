@@ -9,8 +9,8 @@ import (
 )
 
 func TestQuotasAreReadByTenant(t *testing.T) {
-	q, err := ParseQuotas([]byte("'*': {sandboxes: 10, memory: 4GiB, execs: 5}\nacme: {memory: 0, cpu: 1.5, waiting: 3}\n"),
-		Options{})
+	q, err := ParseQuotas([]byte("'*': {sandboxes: 10, memory: 4GiB, execs: 5}\n"+
+		"acme: {memory: 0, cpu: 1.5, waiting: 3}\n"), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

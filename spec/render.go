@@ -107,6 +107,8 @@ func valueNode(v reflect.Value) *yaml.Node {
 	switch value := v.Interface().(type) {
 	case protocol.Bytes:
 		return node(exactSize(value))
+	case protocol.Sealed:
+		return node(protocol.Masked)
 	case encoding.TextMarshaler:
 		text, err := value.MarshalText()
 		if err != nil {

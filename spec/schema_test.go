@@ -27,6 +27,7 @@ var wireTypes = []reflect.Type{
 	reflect.TypeFor[protocol.SandboxSpec](), reflect.TypeFor[protocol.Network](), reflect.TypeFor[protocol.Port](),
 	reflect.TypeFor[protocol.Mount](), reflect.TypeFor[protocol.Copy](), reflect.TypeFor[protocol.Tmpfs](),
 	reflect.TypeFor[protocol.Hook](), reflect.TypeFor[protocol.Service](), reflect.TypeFor[protocol.Healthcheck](),
+	reflect.TypeFor[protocol.SecretUse](),
 }
 
 // variable matches text with a variable, which may expand to anything.
@@ -58,6 +59,13 @@ func nonEmpty() *jsonschema.Schema { return anyOf(text(`\S`), &jsonschema.Schema
 // sizeForm is the pattern of a size.
 const sizeForm = `\s*([0-9]+ *[bB]?|([0-9]+|[0-9]*\.[0-9]+) *[kKmMgGtT]([iI]?[bB])?)\s*`
 
+// sensitiveForm matches an entry of env with a sensitive value.
+func sensitiveForm() *jsonschema.Schema {
+	return &jsonschema.Schema{Type: "object", Required: []string{"sensitive"},
+		Properties:           map[string]*jsonschema.Schema{"sensitive": scalarOf("number", "boolean")},
+		AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
+}
+
 // typeForms returns the schemas of types with special forms in YAML.
 func typeForms() map[reflect.Type]*jsonschema.Schema {
 	zero := 0.0
@@ -67,9 +75,11 @@ func typeForms() map[reflect.Type]*jsonschema.Schema {
 		reflect.TypeFor[protocol.Bytes](): anyOf(&jsonschema.Schema{Type: "integer", Minimum: &zero},
 			text("^"+sizeForm+`$|\$`)),
 		reflect.TypeFor[map[string]string](): anyOf(
-			&jsonschema.Schema{Type: "object", AdditionalProperties: scalarOf("number", "boolean")},
+			&jsonschema.Schema{Type: "object", AdditionalProperties: anyOf(scalarOf("number", "boolean"), sensitiveForm())},
 			&jsonschema.Schema{Type: "array", Items: text(`=|\$`)}),
 	}
+	forms[reflect.TypeFor[map[string]protocol.Sealed]()] = &jsonschema.Schema{Type: "object",
+		AdditionalProperties: scalarOf("number", "boolean")}
 	for _, t := range wireTypes {
 		forms[t] = &jsonschema.Schema{Ref: "#/$defs/" + t.Name()}
 	}
@@ -95,7 +105,10 @@ func fieldForms() map[string]*jsonschema.Schema {
 		"SandboxSpec.on_host_loss": enum(protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace),
 		"SandboxSpec.placement":    {Type: "array", Items: text(`=| in |\$`)},
 		"Network.mode":             enum(protocol.NetworkInternet, protocol.NetworkNone, protocol.NetworkAllow),
-		"Port.protocol":            enum(protocol.ProtocolTCP, protocol.ProtocolUDP, protocol.ProtocolSCTP),
+		"SecretUse.name":           text(`^[A-Za-z0-9_-]{1,64}$|\$`),
+		"SandboxSpec.labels": anyOf(&jsonschema.Schema{Type: "object", AdditionalProperties: scalarOf("number", "boolean")},
+			&jsonschema.Schema{Type: "array", Items: text(`=|\$`)}),
+		"Port.protocol": enum(protocol.ProtocolTCP, protocol.ProtocolUDP, protocol.ProtocolSCTP),
 	}
 }
 
@@ -105,10 +118,11 @@ func shortForms() map[string]*jsonschema.Schema {
 		"Network": anyOf(&jsonschema.Schema{Enum: []any{protocol.NetworkInternet, protocol.NetworkNone}}, variable()),
 		"Port": anyOf(&jsonschema.Schema{Type: "integer"},
 			text(`^(127\.0\.0\.1:)?([0-9]+:)?[0-9]+(/(tcp|udp|sctp))?$|\$`)),
-		"Mount": text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
-		"Copy":  text(`^[^:]+:([^/:]+:)?/|\$`),
-		"Tmpfs": text("^/[^:]*(:" + sizeForm + `)?$|\$`),
-		"Hook":  {Type: "array", Items: scalarOf("number")},
+		"Mount":     text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
+		"Copy":      text(`^[^:]+:([^/:]+:)?/|\$`),
+		"Tmpfs":     text("^/[^:]*(:" + sizeForm + `)?$|\$`),
+		"SecretUse": text(`^[A-Za-z0-9_-]{1,64}(,(file=[^,]+|env=[^,]+|version=[0-9]+|mask))*$|\$`),
+		"Hook":      {Type: "array", Items: scalarOf("number")},
 	}
 }
 
@@ -388,6 +402,15 @@ func TestTheSchemaAcceptsExactlyTheFormsThatParse(t *testing.T) {
 		"image: x\nnetwork: ''":                                      false,
 		"image: x\nrequired_services: {db: {image: y, healthcheck: {test: 5}}}":  true,
 		"image: x\nrequired_services: {db: {image: y, healthcheck: {test: ''}}}": false,
+
+		"image: x\nenv: {A: {sensitive: 1}, B: b}\nsensitive_env: {C: c}":              true,
+		"image: x\nenv: {A: {sensitive: a, b: c}}":                                     false,
+		"image: x\nlabels: {A: {sensitive: a}}":                                        false,
+		"image: x\nsensitive_env: [A=b]":                                               false,
+		"image: x\nsecrets: [db, \"db,env=DB,version=3,mask\", {name: db, file: a/b}]": true,
+		"image: x\nsecrets: [\"db,what=1\"]":                                           false,
+		"image: x\nsecrets: [\"a b\"]":                                                 false,
+		"image: x\nsecrets: [{file: a}]":                                               false,
 
 		"image: x\nimagee: y":                          false,
 		"user: x":                                      false,

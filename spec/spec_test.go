@@ -98,7 +98,7 @@ func TestP9_InvalidYAMLIsRejectedByLineColumnAndField(t *testing.T) {
 		"image: x\non_delete: ls":              `["sh", "-c", "..."]`,
 		"image: x\nenv: [a]":                   "spec.env[0]: line 2, column 7: must be K=V",
 		"image: x\nenv: [A=1, A=2]":            "spec.env.A: line 2, column 12: appears twice",
-		"image: x\nenv: {A: {B: 1}}":           "spec.env.A: line 2, column 10: must be text, got a map",
+		"image: x\nenv: {A: {B: 1}}":           "spec.env.A: line 2, column 10: must be text, or a map with sensitive: VALUE",
 		"image: x\nenv: {A: }":                 "spec.env.A: line 2, column 10: has no value",
 		"image: x\nenv:":                       "spec.env: line 2, column 5: has no value",
 		"image: x\nenv: 1":                     "spec.env: line 2, column 6: must be a map",

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 
@@ -22,23 +23,23 @@ func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) 
 	return &s, nil
 }
 
-// Resolve fills in the built-in defaults. builtIn has the wire names of the fields that got a built-in default, because
-// no layer sets them.
-func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []string) {
+// Resolve fills in the built-in defaults. defaulted has the wire names of the fields that got a built-in default
+// because no layer sets them.
+func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, defaulted []string) {
 	resolved = Merge(s, protocol.SandboxSpec{})
 	resolved.Resolve()
 	before, after := reflect.ValueOf(s), reflect.ValueOf(resolved)
 	for i := range after.NumField() {
 		if isEmpty(before.Field(i)) && !isEmpty(after.Field(i)) {
-			builtIn = append(builtIn, jsonName(after.Type().Field(i)))
+			defaulted = append(defaulted, jsonName(after.Type().Field(i)))
 		}
 	}
-	return resolved, builtIn
+	return resolved, defaulted
 }
 
 // OnWorker returns a resolved spec as it applies on a worker. The worker's defaults override the built-in defaults, and
 // every other layer overrides the worker's defaults. Validate finds contradictions in the result.
-func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protocol.SandboxSpec) protocol.SandboxSpec {
+func OnWorker(resolved protocol.SandboxSpec, defaulted []string, defaults *protocol.SandboxSpec) protocol.SandboxSpec {
 	if defaults == nil {
 		return resolved
 	}
@@ -49,13 +50,20 @@ func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protoco
 		name := jsonName(f)
 		switch {
 		case isEmpty(below.Field(i)) || !slices.Contains(protocol.WorkerDefaults, name):
-		case slices.Contains(builtIn, name):
+		case slices.Contains(defaulted, name):
 			into.Field(i).Set(clone(below.Field(i)))
 		default:
 			into.Field(i).Set(mergeField(f, below.Field(i), into.Field(i)))
 		}
 	}
 	there.Tools = withoutRepeats(there.Tools)
+	maps.DeleteFunc(there.Env, func(name, _ string) bool { // a worker's variable gives way to a secret one
+		_, own := resolved.Env[name]
+		_, sensitive := resolved.SensitiveEnv[name]
+		return !own && (sensitive || slices.ContainsFunc(resolved.Secrets, func(u protocol.SecretUse) bool {
+			return u.Env == name
+		}))
+	})
 	there.Resolve()
 	return there
 }

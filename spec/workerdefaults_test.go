@@ -66,26 +66,26 @@ func onlyWorkers(s protocol.SandboxSpec) protocol.SandboxSpec {
 func TestAWorkersDefaultsAreTheLowestLayer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		defaults, said := onlyWorkers(anySpec(t, "worker")), anySpec(t, "said")
-		accepted, builtIn := Resolve(said)
+		accepted, defaulted := Resolve(said)
 		before := clone(reflect.ValueOf(accepted)).Interface()
 		want := Merge(defaults, said)
 		want.Resolve()
-		got := OnWorker(accepted, builtIn, &defaults)
+		got := OnWorker(accepted, defaulted, &defaults)
 		if d := Difference(got, want); d != nil {
 			t.Fatalf("differs in %v from one merge of all layers\ngot  %+v\nwant %+v", d, got, want)
 		}
 		if !reflect.DeepEqual(clone(reflect.ValueOf(accepted)).Interface(), before) {
 			t.Fatal("the accepted spec was changed")
 		}
-		if !Equal(OnWorker(accepted, builtIn, nil), accepted) {
+		if !Equal(OnWorker(accepted, defaulted, nil), accepted) {
 			t.Fatal("no defaults change something")
 		}
 	})
 }
 
 func TestAWorkerAddsOnlyFieldsThatAllowADefault(t *testing.T) {
-	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
-	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Image: "evil", Labels: map[string]string{"a": "b"},
+	accepted, defaulted := Resolve(protocol.SandboxSpec{Image: "i"})
+	got := OnWorker(accepted, defaulted, &protocol.SandboxSpec{Image: "evil", Labels: map[string]string{"a": "b"},
 		OnHostLoss: "fail", Command: []string{"x"}, TTL: 1})
 	if d := Difference(got, accepted); d != nil {
 		t.Errorf("differs in %v", d)
@@ -93,8 +93,8 @@ func TestAWorkerAddsOnlyFieldsThatAllowADefault(t *testing.T) {
 }
 
 func TestAToolInBothLayersAppearsOnce(t *testing.T) {
-	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i", Tools: []string{"uv", "git"}})
-	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Tools: []string{"git", "npm"}})
+	accepted, defaulted := Resolve(protocol.SandboxSpec{Image: "i", Tools: []string{"uv", "git"}})
+	got := OnWorker(accepted, defaulted, &protocol.SandboxSpec{Tools: []string{"git", "npm"}})
 	if !slices.Equal(got.Tools, []string{"git", "npm", "uv"}) {
 		t.Errorf("got %q", got.Tools)
 	}
@@ -102,9 +102,9 @@ func TestAToolInBothLayersAppearsOnce(t *testing.T) {
 
 // A spec keeps the built-in defaults of the version that accepted it, even if this version has others.
 func TestBuiltInValuesAreThoseOfTheAcceptingVersion(t *testing.T) {
-	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
+	accepted, defaulted := Resolve(protocol.SandboxSpec{Image: "i"})
 	accepted.PIDs = 7777
-	if got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{CPU: 2}); got.PIDs != 7777 || got.CPU != 2 {
+	if got := OnWorker(accepted, defaulted, &protocol.SandboxSpec{CPU: 2}); got.PIDs != 7777 || got.CPU != 2 {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -10,10 +10,12 @@ import (
 )
 
 // The worker is notified of the first output after firstOutput, and then at most once per everyOutput. When the exec
-// ends, no notice is needed, because the result has the sizes of the output.
+// ends, no notice is needed, because the result has the sizes of the output. If the stdin stays open, somebody may wait
+// for the output before they write more. The worker is then notified at once, and at most once per everyAnswer.
 const (
 	firstOutput = 5 * time.Millisecond
 	everyOutput = 10 * time.Millisecond
+	everyAnswer = 2 * time.Millisecond
 )
 
 // ending is the reason why an exec ends.
@@ -37,14 +39,21 @@ type exec struct {
 	ended chan struct{} // closed when the result was queued for the worker
 	halt  chan struct{} // closed to end the exec early
 
+	input  *input // nil: stdin is not a pipe that stays open
 	files  execFiles
 	record record
+	masks  *patterns // the texts to mask in the output; nil: none
+
+	secretFiles []string // files of secrets that are removed when the exec ends
+
+	signals sentSignals
 
 	mu             sync.Mutex
 	started        time.Time
 	startedAt      time.Duration // the time of the start, by control.Clock
 	stdout, stderr *stream
 	result         *control.Result
+	main           *child // the main process; nil: not started
 	why            ending
 	deadline       time.Time // the end of the grace period, if the exec was stopped
 
@@ -70,12 +79,18 @@ func newExec(s *supervisor, start *control.Start, files execFiles, w *control.We
 		start.OutputLimit = int64(protocol.DefaultOutputLimit)
 	}
 	start.InlineLimit = min(start.InlineLimit, control.MaxInline)
+	var in *input
+	if start.OpenStdin {
+		in = newInput(&s.heldInput)
+	}
 	return &exec{
+		input: in,
 		s:     s,
 		id:    start.ID,
 		group: s.launcher.group(),
 		keep:  start.InlineLimit,
 		files: files,
+		masks: s.secrets.masks,
 		begun: make(chan struct{}),
 		ended: make(chan struct{}),
 		halt:  make(chan struct{}),
@@ -89,10 +104,10 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.mu.Lock()
 	e.startedAt = control.Clock()
 	e.mu.Unlock()
-	p, err := e.s.launcher.start(
-		command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin},
-	)
+	p, err := e.launch(start)
 	if err != nil {
+		e.input.end(errInputEnded)
+		e.removeSecrets()
 		e.sayNotStarted(start, err)
 		result := e.finish(notStarted(err, began))
 		close(e.begun)
@@ -104,6 +119,8 @@ func (e *exec) run(start *control.Start, reply func()) {
 	close(e.begun)
 	reply()
 	e.await(p.child, start, began)
+	e.input.end(errInputEnded)
+	e.removeSecrets()
 	e.stdout.settle()
 	e.stderr.settle()
 	result := e.resultOf(p.child, began)
@@ -111,14 +128,27 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.tellEnd(e.finish(result))
 }
 
+// launch starts the command with its secrets.
+func (e *exec) launch(start *control.Start) (*process, error) {
+	env, err := e.takeSecrets(start)
+	if err != nil {
+		return nil, err
+	}
+	return e.s.launcher.start(
+		command{argv: start.Argv, env: env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin,
+			open: start.OpenStdin},
+	)
+}
+
 // follow starts to read the process's pipes.
 func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 	e.mu.Lock()
-	e.started = began
+	e.started, e.main = began, p.child
 	e.stdout = newStream(
 		p.stdout,
 		execSink(e.files.stdout, start.OutputLimit, e.keep/2),
 		start.InlineLimit,
+		e.masks.masker(),
 		e.s.files,
 		e.grew,
 	)
@@ -126,12 +156,16 @@ func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 		p.stderr,
 		execSink(e.files.stderr, start.OutputLimit, e.keep/2),
 		start.InlineLimit,
+		e.masks.masker(),
 		e.s.files,
 		e.grew,
 	)
 	e.mu.Unlock()
 	go e.stdout.pump()
 	go e.stderr.pump()
+	if p.stdin != nil {
+		e.input.open(p.stdin)
+	}
 }
 
 // await waits until the main process has ended by itself, or all processes of the exec were ended.
@@ -229,7 +263,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	if !errors.As(err, &u) {
 		return
 	}
-	text := []byte("boxfleet: " + u.message + "\n")
+	text := e.masks.masker().next([]byte("boxfleet: "+u.message+"\n"), true)
 	e.s.files.acquire()
 	k.write(text)
 	e.s.files.release()
@@ -314,7 +348,11 @@ func (e *exec) grew() {
 		return
 	}
 	e.noticeArmed = true
-	time.AfterFunc(max(firstOutput, everyOutput-time.Since(e.noticed)), func() {
+	wait := max(firstOutput, everyOutput-time.Since(e.noticed))
+	if e.input != nil {
+		wait = max(0, everyAnswer-time.Since(e.noticed))
+	}
+	time.AfterFunc(wait, func() {
 		e.noticing.Lock()
 		e.noticeArmed, e.noticed = false, time.Now()
 		e.noticing.Unlock()

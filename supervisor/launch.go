@@ -23,11 +23,13 @@ type command struct {
 	user  string
 	group uint32 // the supplementary group by which the command's processes are found
 	stdin []byte
+	open  bool // stdin is a pipe that stays open
 }
 
 // process is a started command: the main process, and the read ends of the pipes for its output.
 type process struct {
 	*child
+	stdin          *os.File // the write end, if stdin is a pipe
 	stdout, stderr *os.File
 }
 
@@ -92,7 +94,7 @@ func (l *launcher) start(c command) (*process, error) {
 func (l *launcher) fork(c command, path string, env []string, acct account) (*process, error) {
 	var pipes stdio
 	defer pipes.closeChildEnds()
-	if err := pipes.open(c.stdin, l.null); err != nil {
+	if err := pipes.open(c, l.null); err != nil {
 		pipes.closeOurEnds()
 		return nil, startError(path, err)
 	}
@@ -113,11 +115,15 @@ func (l *launcher) fork(c command, path string, env []string, acct account) (*pr
 		pipes.closeOurEnds()
 		return nil, execFailure(path, err)
 	}
-	return &process{
+	p := &process{
 		child:  child,
 		stdout: os.NewFile(uintptr(pipes.out[0]), "stdout"),
 		stderr: os.NewFile(uintptr(pipes.err[0]), "stderr"),
-	}, nil
+	}
+	if c.open {
+		p.stdin = os.NewFile(uintptr(pipes.in), "stdin")
+	}
+	return p, nil
 }
 
 // startError turns any error into an *unrunnable or a *protocol.Error.
@@ -146,7 +152,7 @@ func checkStrings(c command) error {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
 			return protocol.Invalid(
 				"spec.env",
-				"%.80q is not a name of the environment, or its value has a NUL byte",
+				"%.80q is not a name of an environment variable, or its value has a NUL byte",
 				name,
 			)
 		}
@@ -191,12 +197,13 @@ func (l *launcher) environment(over map[string]string, acct account) (env []stri
 type stdio struct {
 	stdin    int
 	ownStdin bool
+	in       int // the supervisor's end of stdin, if it is a pipe
 	out, err [2]int
 }
 
-// open creates the pipes, and a file with the bytes for stdin. A pipe for stdin would need a goroutine that writes to
-// it; a file does not.
-func (p *stdio) open(stdin []byte, null *os.File) error {
+// open creates the pipes, and a file with the bytes for stdin. A pipe for these bytes would need a goroutine that
+// writes to it; a file does not.
+func (p *stdio) open(c command, null *os.File) error {
 	p.out, p.err = [2]int{-1, -1}, [2]int{-1, -1}
 	p.stdin = int(null.Fd())
 	for _, pipe := range []*[2]int{&p.out, &p.err} {
@@ -207,9 +214,27 @@ func (p *stdio) open(stdin []byte, null *os.File) error {
 			return err
 		}
 	}
-	if len(stdin) == 0 {
-		return nil
+	switch {
+	case c.open:
+		return p.openInput()
+	case len(c.stdin) > 0:
+		return p.fillInput(c.stdin)
 	}
+	return nil
+}
+
+// openInput makes stdin a pipe.
+func (p *stdio) openInput() error {
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	p.stdin, p.ownStdin, p.in = pipe[0], true, pipe[1]
+	return unix.SetNonblock(p.in, true) // the command's end stays blocking
+}
+
+// fillInput makes stdin a file with the given bytes.
+func (p *stdio) fillInput(stdin []byte) error {
 	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
 	if err != nil {
 		return err
@@ -235,6 +260,7 @@ func (p *stdio) closeChildEnds() {
 }
 
 func (p *stdio) closeOurEnds() {
+	closeFD(p.in)
 	closeFD(p.out[0])
 	closeFD(p.err[0])
 }

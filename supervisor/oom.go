@@ -22,6 +22,42 @@ func openOOMCounter() *oomCounter {
 	return &oomCounter{}
 }
 
+// killedFirst is the highest value of oom_score_adj: of the processes in the sandbox, the kernel kills those with this
+// value first.
+const killedFirst = "1000"
+
+// oomScore makes the kernel kill a command, and not this process, when the sandbox lacks memory. If the kernel killed
+// this process, all commands would end with it, and nobody would know why: an engine that hears of the end first does
+// not say that memory was the reason.
+type oomScore struct{ file *os.File }
+
+// openOOMScore opens this process's score. If the kernel has no such score, commands get none either.
+func openOOMScore() *oomScore {
+	f, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
+	if err != nil {
+		return &oomScore{}
+	}
+	return &oomScore{f}
+}
+
+// raised calls start, so that the process which start forks inherits the highest score. It then restores the score of
+// this process. Calls must not overlap.
+func (o *oomScore) raised(start func()) {
+	if o.file == nil {
+		start()
+		return
+	}
+	var own [16]byte
+	n, err := o.file.ReadAt(own[:], 0)
+	if n == 0 && err != nil {
+		start()
+		return
+	}
+	_, _ = o.file.WriteAt([]byte(killedFirst), 0) // if the kernel refuses, the command runs with this process's score
+	start()
+	_, _ = o.file.WriteAt(own[:n], 0) // if the kernel refuses, this process and its commands have the same score
+}
+
 func (c *oomCounter) kills() int {
 	if c.file == nil {
 		return 0

@@ -119,9 +119,10 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 		})
 		return
 	}
+	masks := p.s.secrets.masks
 	streams := []*stream{
-		newStream(process.stdout, stdout, 0, p.s.files, func() { p.grew(&p.state.Stdout, stdout.size) }),
-		newStream(process.stderr, stderr, 0, p.s.files, func() { p.grew(&p.state.Stderr, stderr.size) }),
+		newStream(process.stdout, stdout, 0, masks.masker(), p.s.files, func() { p.grew(&p.state.Stdout, stdout.size) }),
+		newStream(process.stderr, stderr, 0, masks.masker(), p.s.files, func() { p.grew(&p.state.Stderr, stderr.size) }),
 	}
 	for _, s := range streams {
 		go s.pump()

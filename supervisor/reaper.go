@@ -24,6 +24,8 @@ type reaper struct {
 	// registered.
 	forking sync.Mutex
 
+	score *oomScore // used only while the lock forking is held
+
 	mu       sync.Mutex
 	children map[int]*child
 
@@ -36,14 +38,16 @@ type reaper struct {
 const idleReap = 5 * time.Second
 
 func newReaper() *reaper {
-	return &reaper{children: map[int]*child{}, wake: make(chan struct{}, 1)}
+	return &reaper{score: &oomScore{}, children: map[int]*child{}, wake: make(chan struct{}, 1)}
 }
 
 // start forks a child and registers it. group is the supplementary group by which the child's tree is found.
 func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, group uint32) (*child, error) {
 	r.forking.Lock()
 	defer r.forking.Unlock()
-	pid, err := syscall.ForkExec(path, argv, attr)
+	var pid int
+	var err error
+	r.score.raised(func() { pid, err = syscall.ForkExec(path, argv, attr) })
 	if err != nil {
 		return nil, err
 	}

@@ -71,8 +71,11 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 	var scratch []byte
 	for {
 		var c control.Command
-		if scratch, err = control.Read(r, control.MaxCommand, scratch, &c); err != nil {
+		if scratch, err = control.Read(r, control.MaxSecretsCommand, scratch, &c); err != nil {
 			return welcomed, err
+		}
+		if c.Welcome != nil || c.Start != nil && len(c.Start.Secrets) > 0 {
+			clear(scratch[:cap(scratch)]) // it had values of secrets
 		}
 		if cap(scratch) > scratchMost {
 			scratch = nil
@@ -83,12 +86,19 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 			if err != nil {
 				return welcomed, err
 			}
-			if !s.greet(c.Welcome, files, c.Until) {
-				return false, errors.New("the worker's Welcome arrived after the end of the worker's lease")
+			if err := s.greet(&c, files, box); err != nil {
+				return false, err
 			}
 			welcomed = true
 		case !welcomed:
 			return false, errors.New("the worker sent a command before the Welcome")
+		case c.Help != nil:
+			files, err := passed.take(c.Help.Files)
+			if err != nil && err != errNoRoom {
+				return welcomed, err
+			}
+			box.waitForRoom()
+			s.handleHelp(&c, files, box)
 		default:
 			files, err := passed.takeFor(c.Start)
 			if err != nil && err != errNoRoom {
@@ -112,7 +122,7 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 		box.put(&control.Notice{Reply: &r})
 	}
 	switch {
-	case (c.Start != nil || c.StopAll != nil) && late(c.Until):
+	case (c.Start != nil || c.Signal != nil || c.StopAll != nil || c.Input != nil) && late(c.Until):
 		files.close()
 		reply(control.Reply{Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost,
 			"the command reached the supervisor after the end of the worker's lease")})
@@ -124,20 +134,25 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	case c.Cancel != nil:
 		e := s.exec(c.Cancel.ID)
 		if e == nil {
-			reply(
-				control.Reply{
-					Error: protocol.Errorf(
-						protocol.NotFound,
-						"",
-						"the sandbox's supervisor does not know exec %.80q",
-						c.Cancel.ID,
-					),
-				},
-			)
+			reply(control.Reply{Error: unknownExec(c.Cancel.ID)})
 			return
 		}
 		e.stop(cancelled, c.Cancel.Grace)
 		reply(control.Reply{})
+	case c.Input != nil:
+		s.handleInput(c.Input, reply)
+	case c.Signal != nil:
+		e := s.exec(c.Signal.ID)
+		if e == nil {
+			reply(control.Reply{Error: unknownExec(c.Signal.ID)})
+			return
+		}
+		go func() { reply(control.Reply{Signal: e.signal(c.Signal)}) }()
+	case c.Processes != nil:
+		go func() {
+			table, err := s.processes()
+			reply(control.Reply{Processes: table, Error: err})
+		}()
 	case c.Forget != nil:
 		go func() {
 			s.forget(c.Forget.IDs)
@@ -152,6 +167,10 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 		reply(control.Reply{Error: protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion,
 			"the sandbox's supervisor has protocol version %d and does not know this command", control.Version)})
 	}
+}
+
+func unknownExec(id string) *protocol.Error {
+	return protocol.Errorf(protocol.NotFound, "", "the sandbox's supervisor does not know exec %.80q", id)
 }
 
 // late reports whether a command must not be carried out any more, because the worker that sent it may have lost the

@@ -110,19 +110,20 @@ type stream struct {
 	sink    *sink
 	settled bool
 
-	head    []byte // the content of the sink, while that is at most keep bytes
+	mask    *masker // nil: nothing is masked
+	head    []byte  // the content of the sink, while that is at most keep bytes
 	keep    int64
 	dropped bool // the sink has more than keep bytes, so head was dropped
 }
 
 // newStream returns a stream, which takes over the pipe. Output of up to keep bytes is also kept in memory, and can be
 // sent with the result.
-func newStream(pipe *os.File, sink *sink, keep int64, slot slots, grew func()) *stream {
+func newStream(pipe *os.File, sink *sink, keep int64, mask *masker, slot slots, grew func()) *stream {
 	raw, err := pipe.SyscallConn()
 	if err != nil {
 		panic("supervisor: " + err.Error()) // cannot happen: an open pipe has a raw connection
 	}
-	return &stream{pipe: pipe, raw: raw, sink: sink, keep: keep, slot: slot, grew: grew}
+	return &stream{pipe: pipe, raw: raw, sink: sink, keep: keep, mask: mask, slot: slot, grew: grew}
 }
 
 // pump reads until no process has the pipe's other end open. While it waits for bytes, it needs no thread and no
@@ -163,16 +164,18 @@ func (s *stream) takeLocked(fd int, buf []byte) int {
 	switch {
 	case err == unix.EAGAIN:
 		return -1
-	case err != nil || n == 0:
+	case err != nil:
 		return 0
 	}
 	if !s.settled {
-		s.store(buf[:n])
+		s.store(buf[:n], n == 0)
 	}
 	return n
 }
 
-func (s *stream) store(p []byte) {
+// store masks and stores the next bytes of the output. If end is true, no more bytes follow.
+func (s *stream) store(p []byte, end bool) {
+	p = s.mask.next(p, end)
 	before := s.sink.size
 	s.sink.write(p)
 	kept := p[:s.sink.size-before]
@@ -208,6 +211,7 @@ func (s *stream) settle() {
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.store(nil, true)
 	s.settled = true
 	s.sink.close()
 }

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,12 +56,17 @@ type supervisor struct {
 	launcher *launcher
 	primary  *primary
 	files    slots
+	secrets  secrets
+
+	heldInput atomic.Int64 // bytes of stdin that wait for processes to read
+	listing   atomic.Bool  // the processes are being listed
 
 	quiet *time.Timer // returns memory to the kernel some time after the last exec ended
 
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first Welcome arrives
 	execs    map[string]*exec
+	helpers  int            // number of helpers that run or start
 	numbers  startedNumbers // the numbers of accepted starts
 	stopping bool
 	outbox   *outbox // queue of the current connection; nil while there is no connection
@@ -112,11 +118,17 @@ func newSupervisor(config Config) (*supervisor, error) {
 		oom:     openOOMCounter(),
 		files:   make(slots, fileSlots),
 		execs:   map[string]*exec{},
+		secrets: openSecrets(protocol.SecretsDir),
 	}
+	s.reaper.score = openOOMScore()
 	if config.Privileged {
 		s.trees.mains = s.reaper.groups
 	}
-	s.quiet = time.AfterFunc(quietAfter, debug.FreeOSMemory)
+	s.quiet = time.AfterFunc(quietAfter, func() {
+		// The first collection only marks the buffers in pools as unused; the second one frees them.
+		debug.FreeOSMemory()
+		debug.FreeOSMemory()
+	})
 	var err error
 	if s.launcher, err = newLauncher(config.GroupBase, s.reaper); err != nil {
 		return nil, fmt.Errorf("supervisor: %w", err)
@@ -138,21 +150,39 @@ func newBoot() string {
 }
 
 // greet handles the Welcome of a connection, with the files that came with the Welcome. The first Welcome of this boot
-// starts the primary command. If the first Welcome arrives after until, greet refuses it and returns false.
-func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration) bool {
+// brings the container's secrets, and starts the primary command. greet returns an error if it did not accept the
+// Welcome. Only one goroutine at a time calls greet.
+func (s *supervisor) greet(c *control.Command, files []int, box *outbox) error {
+	w := c.Welcome
 	s.mu.Lock()
 	first := s.welcome == nil
-	refused := first && late(until)
-	if !refused {
-		s.welcome = w
-	}
 	s.mu.Unlock()
-	if refused || !first || len(w.Command) == 0 {
+	if first && late(c.Until) {
 		closeFiles(files)
-		return !refused
+		return errors.New("the worker's Welcome arrived after the end of the worker's lease")
+	}
+	if len(w.Secrets) > 0 {
+		var err error
+		if first {
+			err = s.takeSecrets(w)
+		}
+		w.Secrets = nil
+		box.put(&control.Notice{Reply: &control.Reply{Seq: c.Seq, Error: protocol.AsError(err)}})
+		if err != nil {
+			closeFiles(files)
+			box.flush(flushBound)
+			return err
+		}
+	}
+	s.mu.Lock()
+	s.welcome = w
+	s.mu.Unlock()
+	if !first || len(w.Command) == 0 {
+		closeFiles(files)
+		return nil
 	}
 	s.primary.begin(w, files)
-	return true
+	return nil
 }
 
 // attach puts the Hello into the outbox of a new connection, and makes that outbox the destination of all notices. It
@@ -161,12 +191,16 @@ func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	hello := control.Hello{
-		Version:    control.Version,
-		Boot:       s.boot,
-		Pid:        os.Getpid(),
-		Started:    s.started,
-		Primary:    s.primary.status(),
-		TakesFiles: true,
+		Version:      control.Version,
+		Boot:         s.boot,
+		Pid:          os.Getpid(),
+		Started:      s.started,
+		Primary:      s.primary.status(),
+		TakesFiles:   true,
+		TakesSecrets: true,
+		TakesHelp:    true,
+		TakesInput:   true,
+		Welcomed:     s.welcome != nil,
 	}
 	for _, e := range s.execs {
 		if status, begun := e.status(); begun {
@@ -231,6 +265,8 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 		return e, false, nil
 	}
 	switch {
+	case start.OnlyKnown:
+		return nil, false, unknownExec(start.ID)
 	case start.Boot != "" && start.Boot != s.boot:
 		return nil, false, anotherBoot(start.ID)
 	case s.stopping:

@@ -167,7 +167,7 @@ func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.Close(); r.Close() })
-	s := newStream(r, &sink{fd: fd, limit: limit}, 1<<20, make(slots, 1), func() {})
+	s := newStream(r, &sink{fd: fd, limit: limit}, 1<<20, nil, make(slots, 1), func() {})
 	return s, w, path
 }
 

@@ -31,7 +31,7 @@ type Config struct {
 	Name          string          // the worker's id, unique in the deployment; required
 	Build         string          // version, shown in the table of hosts
 	StateDir      string          // contains the directories of sandboxes; absolute; required
-	Hidden        []string        // absolute paths that no sandbox may mount, besides StateDir and the engine's paths
+	Hidden        []string        // further absolute paths that no sandbox may mount, like StateDir and the engine's
 	Engine        string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
 	Supervisor    string          // path of the boxfleet-supervisor binary; required
 	Slots         int             // maximum number of sandboxes; default 100

@@ -14,7 +14,7 @@
 //	   └─ mailboxes.go   a goroutine for each sandbox ──► worker/sandbox
 //	                        └─ admit.go   whether the host has room for the sandbox
 //
-//	worker/sandbox ──► worker/service ──► worker/attach
+//	worker/sandbox ──► worker/service, worker/execs ──► worker/attach
 //	      │                 └─► worker/decide (pure), worker/hostdir, worker/hostfiles, worker/output
 //	      └─► worker/network, worker/images, worker/disk, worker/treecopy, …
 //	                  └─► worker/docker, worker/firewall, worker/supervise

@@ -209,7 +209,7 @@ func (e *engineWatch) adopt(ctx context.Context) error {
 	}
 	e.findGPUs(containers)
 	w.initial.begin(slices.Collect(maps.Keys(objects)), func(left []protocol.SandboxKey) {
-		w.log.Warn("some sandboxes on the host are not settled in time; the host takes new sandboxes nevertheless",
+		w.log.Warn("some sandboxes on the host were not settled in time; the host takes new sandboxes anyway",
 			"sandboxes", left)
 	})
 	for k, found := range objects {

@@ -3,6 +3,8 @@ package worker
 import (
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/abilities"
 	"github.com/boxfleet/boxfleet/worker/kernel"
@@ -18,7 +20,17 @@ func posture(w *worker) *protocol.Posture {
 			"the kernel cannot count connections, because it lacks the module nft_connlimit: "+
 				"one sandbox can fill the host's connection table")
 	}
+	if isInMemory(w.cfg.StateDir) {
+		p.Warnings = append(p.Warnings, "the worker's directory "+w.cfg.StateDir+" is in memory (tmpfs), so what commands "+
+			"print counts against the memory limit of their sandbox: put the directory on a disk")
+	}
 	return p
+}
+
+// isInMemory reports whether the files of a directory are kept in memory.
+func isInMemory(dir string) bool {
+	var system unix.Statfs_t
+	return unix.Statfs(dir, &system) == nil && system.Type == unix.TMPFS_MAGIC
 }
 
 // logPosture logs the warnings of the host's posture when a worker starts.

@@ -21,6 +21,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/removal"
 	"github.com/boxfleet/boxfleet/worker/sandbox"
+	"github.com/boxfleet/boxfleet/worker/secrets"
 	"github.com/boxfleet/boxfleet/worker/service"
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
@@ -160,6 +161,7 @@ func (w *worker) sandboxHost() *sandbox.Host {
 			Supervisor: w.supervisor, Now: w.conn.Now, Fence: w.lock.fence, Lease: w.lock.trusted, Probe: w.cfg.Probe,
 			CrashWindow: w.cfg.CrashWindow, CrashGuard: w.cfg.CrashGuard, NameServers: w.isolation.NameServers,
 			LimitTerminals: w.limitTerminals, CheckService: w.abilities.CheckService, Track: w.disk.Track,
+			Unseal: secrets.NewAsker(w.conn.Unseal),
 		},
 		Conn: w.conn, Worker: w.cfg.Name, Token: w.lock.token, Runtime: w.info.Runtime, DryRun: w.cfg.ReapDryRun,
 		Dirs: w.dirs(), Files: w.files, Homes: &hostfiles.Homes{}, Images: w.images,

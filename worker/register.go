@@ -71,10 +71,11 @@ func (r *registration) entry() *protocol.Host {
 		Defaults: w.cfg.Defaults, Mounts: mounts, Writable: writable, Tools: w.files.Tools.Usable(),
 		Profiles: w.abilities.Profiles, ServiceProfiles: w.abilities.ServiceProfiles, Runtimes: w.abilities.Runtimes,
 		DenyNetworks: w.isolation.Denied(), AllowNetworks: w.isolation.Allowed(), Ports: w.ports.String(),
-		Registries: w.cfg.Images.Registries, Images: true, ReadsSegments: true,
+		Registries: w.cfg.Images.Registries, Images: true, ReadsSegments: true, TakesInput: true,
 
 		Posture: posture(w), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.capacity().full(),
 		CredentialsIssued: issued, CredentialsExpire: expires, LeaseTTL: w.lock.ttl(),
+		Speaks: protocol.Version, Oldest: protocol.OldestVersion,
 		StartedAt: w.started, SeenAt: now, Skew: skew,
 	}
 }

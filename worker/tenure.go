@@ -57,6 +57,11 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 		return err
 	}
 	defer stop()
+	unmeasure, err := w.conn.ServeMeasures(ctx, w.cfg.Name, w.hostID, w.measure)
+	if err != nil {
+		return err
+	}
+	defer unmeasure()
 	w.listening.begin()
 	defer w.conn.OnReconnect(w.listening.begin)()
 	defer w.conn.OnReconnect(w.recovery.Happened)()
@@ -67,6 +72,7 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return registration.keepRegistered(ctx) })
 	group.Go(func() error { return engine.run(ctx, failed == nil) })
 	group.Go(func() error { return w.images.Run(ctx, w.info.RootDir) })
+	group.Go(func() error { return w.serveStreams(ctx) })
 	group.Go(func() error {
 		return kernel.Watchers{Containers: w.mailboxes.processes, Fence: w.lock.fence, Logger: w.log}.Run(ctx)
 	})

@@ -1,5 +1,6 @@
 // Command boxfleet-supervisor is PID 1 of every sandbox. The worker mounts it into the container. It reads no
-// configuration files; see package supervisor.
+// configuration files; see package supervisor. The same program, under another name, is the helper that works on the
+// container's files; see package supervisor/files.
 package main
 
 import (
@@ -11,9 +12,16 @@ import (
 	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/supervisor"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/supervisor/files"
 )
 
 func main() {
+	if len(os.Args) == 2 && os.Args[0] == control.HelperName {
+		if err := files.Run(os.Args[1]); err != nil {
+			os.Exit(1) // the worker closed the connection, or broke the protocol; nobody reads an error
+		}
+		return
+	}
 	log := slog.New(seldom.New(slog.NewTextHandler(os.Stderr, nil)))
 	config := supervisor.Config{Logger: log}
 	groups := flag.Uint(

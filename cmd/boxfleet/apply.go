@@ -200,11 +200,15 @@ func (cmds applyCommands) carryOut(
 // create creates the sandbox of a document.
 func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wait bool) error {
 	r.Result = resultCreated
+	sealed, err := c.SealDocument(ctx, d)
+	if err != nil {
+		return r.ended(nil, err)
+	}
 	if d.Name == "" {
-		box, err := c.Create(ctx, d.Spec, sdk.WithID(d.ID), sdk.WithRequestID(applyRequest(d)), sdk.WithWait(wait))
+		box, err := c.Create(ctx, sealed, sdk.WithID(d.ID), sdk.WithRequestID(applyRequest(d)), sdk.WithWait(wait))
 		return r.ended(box, err)
 	}
-	box, err := c.Create(ctx, d.Spec, sdk.WithName(d.Name), sdk.WithWait(wait))
+	box, err := c.Create(ctx, sealed, sdk.WithName(d.Name), sdk.WithWait(wait))
 	if err == nil || protocol.AsError(err).Reason != protocol.ReasonNameTaken {
 		return r.ended(box, err)
 	}

@@ -36,6 +36,16 @@ func takes(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// takesOptional accepts an id and, optionally, a second one.
+func takesOptional(name, optional string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < 2 {
+			return takes(name)(cmd, args)
+		}
+		return takes(name, optional)(cmd, args)
+	}
+}
+
 // takesSome accepts one or more ids.
 func takesSome(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

@@ -18,8 +18,8 @@ func (cmds auditCommands) auditCommand() *cobra.Command {
 	var since, actor string
 	cmd := &cobra.Command{
 		Use: "audit", Short: "Print who asked for what, as JSON lines", Args: takes(),
-		Long: `Print the events that requests caused in the histories of the tenant's sandboxes, one JSON object per line: which
-user asked for what, when, and with what result. The events of each sandbox are in order; the sandboxes are in no
+		Long: `Print the events that requests caused in the histories of the tenant's sandboxes, one JSON object per line:
+which user asked for what, when, and with what result. The events of each sandbox are in order; the sandboxes are in no
 particular order. Deleted sandboxes are included as long as their history is kept. An event without an actor was caused
 by a client that named no user. An operator may name any tenant with --tenant, or all of them with --tenant '*', which
 prints one tenant after another.`,
@@ -152,8 +152,8 @@ func auditLineOf(e *protocol.Event, s *sdk.SandboxInfo) auditLine {
 			line.Command = e.Exec.Spec.Command
 		}
 	}
-	if e.Phase != nil && e.Phase.Spec != nil {
-		line.Image = e.Phase.Spec.Image
+	if e.Details != nil && e.Details.Spec != nil {
+		line.Image = e.Details.Spec.Image
 	}
 	return line
 }

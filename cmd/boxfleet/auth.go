@@ -18,13 +18,13 @@ type authCommands struct{ *servers }
 func (cmds authCommands) group() *cobra.Command {
 	return group("auth", "Make and revoke credentials for a NATS deployment",
 		cmds.initCommand(), cmds.addCommand(), cmds.listCommand(), cmds.showCommand(), cmds.revokeCommand(),
-		cmds.rotateCommand(), cmds.configCommand(), cmds.pushCommand())
+		cmds.rotateCommand(), cmds.secretsKeyCommand(), cmds.configCommand(), cmds.pushCommand())
 }
 
 // authority is the directory of the authority that a command works on.
 type authority struct {
 	cmds authCommands
-	dir  string // from the flag
+	dir  string // value of the flag
 }
 
 func (cmds authCommands) authority(cmd *cobra.Command) *authority {

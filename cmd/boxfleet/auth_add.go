@@ -94,7 +94,7 @@ func (cmds authCommands) add(a *auth.Authority, id rights.Identity, o auth.Issue
 	}
 	if err != nil {
 		if file != "-" {
-			_ = os.Remove(file)
+			err = errors.Join(err, os.Remove(file))
 		}
 		return err
 	}

@@ -56,9 +56,9 @@ again after each change and have each server reload its configuration.`,
 func (cmds authCommands) pushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "push", Short: "Tell running NATS servers of revocations and rotations", Args: takes(),
-		Long: `Tell the running NATS servers of all revocations and rotations, and make them refuse replaced keys whose overlap
-has passed. The servers must have a resolver directory; see boxfleet auth config. A server that is away takes the changes
-from the others when it is back.`,
+		Long: `Tell the running NATS servers of all revocations and rotations, and make them refuse replaced keys whose
+overlap has passed. The servers must have a resolver directory; see boxfleet auth config. A server that is away gets the
+changes from the other servers when it returns.`,
 		Example: "  boxfleet auth push --nats nats://nats-1:4222",
 	}
 	a := cmds.authority(cmd)

@@ -228,6 +228,42 @@ func TestWrongCredentialsAreRefusedByTheField(t *testing.T) {
 	}
 }
 
+func TestAWrongFileOfARoleIsNamedWithWhatToDo(t *testing.T) {
+	clean(t)
+	t.Chdir(t.TempDir())
+	must(t, "auth", "init", "a")
+	must(t, "auth", "add", "worker", "w1", "--host", "HOSTA", "--dir", "a", "--file", "w1.creds")
+	must(t, "auth", "add", "coordinator", "c1", "--dir", "a", "--file", "c1.creds")
+	must(t, "auth", "secrets-key", "--dir", "a", "--file", "secrets.key")
+	write(t, "tls.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+	for line, want := range map[string]string{
+		"coordinator --name c1 --creds w1.creds": "for the role worker, not coordinator: make others with boxfleet " +
+			"auth add coordinator c1",
+		"worker --name w1 --supervisor /bin/true --creds c1.creds":    "make others with boxfleet auth add worker w1",
+		"worker --name w1 --supervisor /bin/true --creds secrets.key": "secrets.key has no credentials",
+		"coordinator --name c1 --creds tls.key":                       "tls.key has no credentials",
+		"coordinator --name c1 --creds a":                             "cannot read a: is a directory",
+		"coordinator --name c1 --creds missing.creds":                 "cannot read missing.creds: no such file",
+		"coordinator --name c1 --creds c1.creds --secrets-key w1.creds": "coordinator.secrets_key: w1.creds: line 1 is not " +
+			"the seed of a curve key",
+		"coordinator --name c1 --creds c1.creds --secrets-key a":  "coordinator.secrets_key: read a: is a directory",
+		"coordinator --name c1 --creds c1.creds --tls-ca tls.key": "tls.ca: tls.key contains no certificate",
+		"coordinator --name c1 --creds c1.creds --nats tsl://n1":  `want nats, tls, ws or wss in place of "tsl"`,
+	} {
+		args := strings.Fields(line)
+		if !strings.Contains(line, "--nats") {
+			args = append(args, "--nats", "nats://127.0.0.1:1")
+		}
+		code, stdout, stderr := call(t.Context(), "", args...)
+		if code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("boxfleet %s: %d, %s%s; want %q", line, code, stdout, stderr, want)
+		}
+		if strings.Contains(stderr, "SX") && !strings.Contains(stderr, "begins with SX") || strings.Contains(stderr, "AAAA") {
+			t.Errorf("boxfleet %s shows a key: %s", line, stderr)
+		}
+	}
+}
+
 // TestTheCommandsForANewHostWorkAsPrinted runs the commands of the documentation in their order.
 func TestTheCommandsForANewHostWorkAsPrinted(t *testing.T) {
 	clean(t)

@@ -49,6 +49,7 @@ type coordinatorConfig struct {
 	ForgetAfter time.Duration
 	Defaults    string
 	Quotas      string
+	SecretsKey  string
 	Replicas    int
 	LogMaxAge   time.Duration
 	LogMaxBytes protocol.Bytes

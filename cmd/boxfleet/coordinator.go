@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"os"
 	"strings"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -10,6 +12,8 @@ import (
 
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/seal"
 )
 
 func (srv *servers) coordinatorCommand() *cobra.Command {
@@ -51,14 +55,41 @@ func (c *config) forCoordinator() (coordinator.Config, error) {
 			return coordinator.Config{}, err
 		}
 	}
+	keys, err := readSecretsKeys(k.SecretsKey)
+	if err != nil {
+		return coordinator.Config{}, err
+	}
 	return coordinator.Config{
-		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults,
+		SecretsKeys: keys,
+		Name:        k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults,
 		ReadQuotas: quotas, MaxActiveExecs: k.MaxActiveExecs, UploadMaxBytes: k.UploadMaxBytes,
 		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes,
 			MaxAge: k.HistoryMaxAge},
 		Output: coordinator.OutputBudget{Sandbox: k.OutputSandboxBytes, Tenant: k.OutputTenantBytes},
 		Assets: c.assets(),
 	}, nil
+}
+
+// readSecretsKeys reads the fleet's keys for secrets. There are none if no file is configured or the file is empty.
+func readSecretsKeys(file string) (seal.Keys, error) {
+	if file == "" {
+		return nil, nil
+	}
+	const field = "coordinator.secrets_key"
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, protocol.Invalid(field, "%v", err)
+	}
+	defer clear(content)
+	if len(bytes.TrimSpace(content)) == 0 { // the unit of systemd gives an empty file if there are no keys
+		return nil, nil
+	}
+	keys, err := seal.ParseKeys(field, content)
+	if err != nil {
+		return nil, protocol.Invalid(field, "%s: %s; boxfleet auth secrets-key writes a file with the fleet's keys", file,
+			protocol.AsError(err).Message)
+	}
+	return keys, nil
 }
 
 // assets returns the storage settings. If a setting is not set, the stream keeps its current value.

@@ -172,7 +172,7 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 		line := strings.Join(command, " ")
 		d.say("\n== %s", line)
 		err := d.step(line, func() error {
-			return d.cmds.exec(ctx, box, sdk.NewID(), "", &protocol.ExecSpec{Command: command})
+			return d.cmds.exec(ctx, box, sdk.NewID(), "", &protocol.ExecSpec{Command: command}, nil)
 		})
 		if err != nil {
 			return err

@@ -39,6 +39,9 @@ viewers of a tenant see less than operators; coordinators and workers may not ru
 			if facts.You, err = cmds.you(); err != nil {
 				return err
 			}
+			if err := cmds.examineCertificates(cmd.Context(), &facts); err != nil {
+				return err
+			}
 			err = cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				facts.You.Tenant = c.Tenant()
 				cmds.gather(ctx, c, &facts)
@@ -85,6 +88,21 @@ func (cmds doctorCommands) you() (doctor.You, error) {
 	return you, nil
 }
 
+// examineCertificates reads the certificates of the NATS servers and of the client.
+func (cmds doctorCommands) examineCertificates(ctx context.Context, f *doctor.Facts) error {
+	where, err := cmds.config.whereNATS()
+	if err != nil {
+		return err
+	}
+	if own := cmds.config.TLS.Own(); own != nil {
+		f.Own = (*doctor.Certificate)(own)
+	}
+	for _, c := range cmds.config.TLS.Certificates(ctx, cmp.Or(where.URL, sdk.DefaultURL)) {
+		f.Servers = append(f.Servers, doctor.Certificate(c))
+	}
+	return nil
+}
+
 // gather asks the fleet for facts, and waits at most pingWithin for each answer.
 func (cmds doctorCommands) gather(ctx context.Context, c *sdk.Client, f *doctor.Facts) {
 	ask := func(question func(ctx context.Context) error) *protocol.Error {
@@ -108,7 +126,10 @@ func (cmds doctorCommands) gather(ctx context.Context, c *sdk.Client, f *doctor.
 	if role := f.You.Role; role != "" && role != rights.Operator {
 		f.NoCoordinators = protocol.Errorf(protocol.PermissionDenied, "", "only operators may ask all coordinators")
 	} else {
-		f.NoCoordinators = ask(func(ctx context.Context) (err error) { f.Coordinators, err = c.Coordinators(ctx); return err })
+		f.NoCoordinators = ask(func(ctx context.Context) (err error) {
+			f.Coordinators, err = c.Coordinators(ctx)
+			return err
+		})
 	}
 	asked.Wait()
 }
@@ -169,7 +190,8 @@ func printExamination(w io.Writer, r doctor.Report) {
 	printFindings(w, r.Findings)
 }
 
-// mostShown is how many findings with one code, and how many kinds of hosts, a report for people shows.
+// mostShown limits a report for people: it shows at most this many findings with one code, and this many kinds of
+// hosts.
 const mostShown = 10
 
 func printFindings(w io.Writer, findings []doctor.Finding) {

@@ -184,18 +184,7 @@ func TestDoctorSeesHowManyReplicasAClusterHas(t *testing.T) {
 // A worker reports its host in the table of hosts and in heartbeats. Doctor reads both.
 func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	clean(t)
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	t.Setenv("BOXFLEET_NATS", server.ClientURL())
-	startCoordinator(t)
-	conn, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: server, Name: "w1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := startForWorker(t)
 	margin, skew := protocol.Duration(3*time.Second), protocol.Duration(time.Hour)
 	host := &protocol.Host{Version: protocol.Version, Worker: "w1", HostID: "h1", Instance: "i1", Build: "9.9.9", Slots: 1,
 		Healthy: true, Firewall: protocol.FirewallOff, LeaseTTL: protocol.Duration(30 * time.Second), SeenAt: time.Now(),
@@ -206,6 +195,10 @@ func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 	beat := &protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Skew: &skew,
 		LeaseMargin: &margin, DiskFree: 1 << 30, DiskSize: 10 << 30, Full: "no memory"}
 	stop := beating(t, conn, beat)
+	eventually.Holds(t, patience, "the coordinator has read the table of hosts", func() bool {
+		code, names, _ := call(t.Context(), "", "host", "list", "-q")
+		return code == 0 && strings.TrimSpace(names) == "w1"
+	})
 	expect(t, "host cordon w1", 0, "")
 	want := []string{"clock.host", "host.cordoned", "host.disk", "host.expires", "host.firewall_off", "host.full",
 		"host.lease", "host.seccomp", "version.worker"}
@@ -231,12 +224,7 @@ func TestDoctorExaminesWhatAHostReports(t *testing.T) {
 // answering starts a NATS server, and answers the given reads as a coordinator does.
 func answering(t *testing.T, reads map[string]jetstream.Endpoint) {
 	t.Helper()
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	server := startNATS(t, 0)
 	conn, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: server, Name: "c1", User: "@c1"})
 	if err != nil {
 		t.Fatal(err)

@@ -22,12 +22,15 @@ type execOptions struct {
 	env                             []string
 	cwd, user, service, id, request string
 	detach                          bool
+	secret                          secretFlags
+	sensitive                       map[string]string // values of --sensitive-env
 }
 
 func (o *execOptions) add(cmd *cobra.Command) {
 	o.execFlags.add(cmd)
 	cmd.Flags().StringArrayVarP(&o.env, "env", "e", nil,
 		"environment variable `K=V`, overrides the sandbox's; may be repeated")
+	o.secret.add(cmd.Flags())
 	cmd.Flags().StringVar(&o.cwd, "cwd", "", "working directory (default: the sandbox's)")
 	cmd.Flags().StringVar(&o.user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
 	cmd.Flags().StringVar(&o.service, "service", "",
@@ -43,12 +46,19 @@ func (o *execOptions) add(cmd *cobra.Command) {
 // spec returns the spec of the exec. If no id is given, spec chooses one: messages can then name the exec, and an
 // interrupted client can cancel the exec before a coordinator has accepted it.
 func (o *execOptions) spec(cmd *cobra.Command, stdin io.Reader) (*protocol.ExecSpec, error) {
+	o.detached = o.detach
 	spec, err := o.execFlags.spec(stdin, o.line.command)
 	if err != nil {
 		return nil, err
 	}
 	spec.Cwd, spec.User, spec.Service = o.cwd, o.user, o.service
 	if err := addPairs("--env", &spec.Env, o.env); err != nil {
+		return nil, err
+	}
+	if spec.Secrets, err = o.secret.uses(); err != nil {
+		return nil, err
+	}
+	if o.sensitive, err = o.secret.values(); err != nil {
 		return nil, err
 	}
 	if err := spec.Validate(); err != nil {
@@ -80,7 +90,8 @@ also cancel the command and end boxfleet within 2 s, with exit code 128+n if the
 Closing the output does the same, as in "boxfleet exec web cat log | head -1"; the exit code is then 141.
 
 --deadline ends only the wait, with exit code 125: the command continues, and "boxfleet execs logs --follow"
-attaches to it again. --detach does not wait at all. The command also continues if boxfleet is killed or this
+attaches to it again. --detach does not wait at all; with -i, at most 128 KiB of stdin then travel with the
+request. The command also continues if boxfleet is killed or this
 machine goes down.`,
 		ValidArgsFunction: cmds.completeSandbox,
 		Example: `  boxfleet exec web ls -l
@@ -96,11 +107,21 @@ machine goes down.`,
 			return notRun(cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {
 				cmds.warnOfStdin(o.stdin)
 				defer func() { cmds.warnOfStdin(o.stdin) }() // again at the end: a slow pipe may have data only then
-				box, do := c.Sandbox(o.line.ids[0]), cmds.exec
-				if o.detach {
-					do = cmds.startDetached
+				for name, value := range o.sensitive {
+					sealed, err := c.Seal(ctx, name, value)
+					if err != nil {
+						return err
+					}
+					if spec.SensitiveEnv == nil {
+						spec.SensitiveEnv = map[string]protocol.Sealed{}
+					}
+					spec.SensitiveEnv[name] = sealed
 				}
-				return withHint(do(ctx, box, o.id, o.request, spec), &o.line)
+				box := c.Sandbox(o.line.ids[0])
+				if o.detach {
+					return withHint(cmds.startDetached(ctx, box, o.id, o.request, spec), &o.line)
+				}
+				return withHint(cmds.exec(ctx, box, o.id, o.request, spec, o.input(cmds.stdin)), &o.line)
 			}))
 		},
 	}
@@ -153,8 +174,13 @@ func (cmds runCommands) startDetached(
 }
 
 // exec runs a command, copies its output, and returns its exit code as an error.
-func (cmds runCommands) exec(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
+// input is nil without --stdin.
+func (cmds runCommands) exec(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec,
+	input io.Reader) error {
 	opts := []sdk.ExecOption{sdk.WithID(id)}
+	if input != nil {
+		opts = append(opts, sdk.WithStdin(input))
+	}
 	if request != "" {
 		opts = append(opts, sdk.WithRequestID(request))
 	}
@@ -238,7 +264,7 @@ func (cmds runCommands) execCancellable(ctx context.Context, box *sdk.Sandbox, i
 	return result, err
 }
 
-// The function because returns the error of a wait that this client ended. If err says why the fleet has not decided
+// The function "because" returns the error of a wait that this client ended. If err says why the fleet has not decided
 // the request yet, the returned error has that reason and its message, too.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {

@@ -16,6 +16,7 @@ type execFlags struct {
 	startTimeout   time.Duration
 	outputLimit    string
 	stdin          bool
+	detached       bool // nobody stays to copy stdin, so it travels with the request
 }
 
 func (f *execFlags) add(cmd *cobra.Command) {
@@ -26,7 +27,7 @@ func (f *execFlags) add(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time between TERM and KILL when the command is ended (default 5s)")
 	cmd.Flags().StringVar(&f.outputLimit, "output-limit", "",
 		"keep at most this many `bytes` each of stdout and stderr (default 256MiB)")
-	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass stdin to the command, at most 128 KiB")
+	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass stdin to the command while it runs")
 }
 
 func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec, error) {
@@ -38,14 +39,22 @@ func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec,
 			return nil, usage("--output-limit: %v", err)
 		}
 	}
-	if f.stdin {
+	if f.stdin && f.detached {
 		if spec.Stdin, err = io.ReadAll(io.LimitReader(stdin, protocol.MaxStdin+1)); err != nil {
 			return nil, fmt.Errorf("read stdin: %w", err)
 		}
 		if len(spec.Stdin) > protocol.MaxStdin {
-			return nil, usage("--stdin: stdin has more than %s, the most that a command gets; copy a file with --copy of "+
-				"`boxfleet run` or `boxfleet sandbox create` instead", protocol.Bytes(protocol.MaxStdin))
+			return nil, usage("--stdin with --detach: stdin has more than %s, the most that travels with the request; use "+
+				"`boxfleet exec -i` without --detach instead", protocol.Bytes(protocol.MaxStdin))
 		}
 	}
 	return spec, nil
+}
+
+// input returns stdin if the command gets it while it runs, and otherwise nil.
+func (f *execFlags) input(stdin io.Reader) io.Reader {
+	if f.stdin {
+		return stdin
+	}
+	return nil
 }

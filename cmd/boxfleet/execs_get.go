@@ -64,6 +64,9 @@ func printExec(w io.Writer, x *protocol.Exec) {
 			[]any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox because it was out of memory",
 				x.OOMKills)})
 	}
+	for i := range x.Signals {
+		rows = append(rows, []any{"signal", signalRow(&x.Signals[i])})
+	}
 	if x.Reason != "" {
 		rows = append(rows, []any{"reason", x.Reason})
 	}

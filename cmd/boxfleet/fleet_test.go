@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/eventually"
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
@@ -23,20 +24,40 @@ import (
 // any free port.
 func startWithoutHosts(t *testing.T, port int) *embedded.Server {
 	t.Helper()
+	server := startNATS(t, port)
+	startCoordinator(t)
+	return server
+}
+
+// startNATS starts a NATS server to which commands connect. Port 0 means any free port.
+func startNATS(t *testing.T, port int) *embedded.Server {
+	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Port: port, SyncLazily: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Stop)
 	t.Setenv("BOXFLEET_NATS", server.ClientURL())
-	startCoordinator(t)
 	return server
+}
+
+// startForWorker runs a NATS server and a coordinator, and returns a connection with which the test acts as the worker
+// w1.
+func startForWorker(t *testing.T) *jetstream.Conn {
+	t.Helper()
+	server := startWithoutHosts(t, 0)
+	conn, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: server, Name: "w1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	return conn
 }
 
 func startCoordinator(t *testing.T, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	var stdout, stderr screen
+	var stdout, stderr eventually.Buffer
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(ctx, append([]string{"coordinator"}, args...), strings.NewReader(""), &stdout, &stderr)
@@ -61,10 +82,10 @@ func TestPingWaitsForAFleetThatStarts(t *testing.T) {
 	}
 	port := silent.Addr().(*net.TCPAddr).Port
 	ended := make(chan int, 1)
-	var stderr screen
+	var stderr eventually.Buffer
 	go func() {
 		ended <- run(t.Context(), []string{"ping", "--wait", "1m", "--nats", "nats://127.0.0.1:" + strconv.Itoa(port)},
-			strings.NewReader(""), new(screen), &stderr)
+			strings.NewReader(""), new(eventually.Buffer), &stderr)
 	}()
 	conn, err := silent.Accept() // ping has connected, and gets no answer
 	if err != nil {
@@ -85,7 +106,7 @@ func startUpWithoutEngine(t *testing.T) (stop func() string) {
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
 	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", os.Args[0])
 	ctx, cancel := context.WithCancel(context.Background())
-	var stdout, stderr screen
+	var stdout, stderr eventually.Buffer
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(ctx, []string{"up", "--engine", "unix://" + t.TempDir() + "/none"}, strings.NewReader(""), &stdout,
@@ -96,7 +117,11 @@ func startUpWithoutEngine(t *testing.T) (stop func() string) {
 		<-ended
 		return stdout.String() + stderr.String()
 	})
-	t.Cleanup(func() { stop() })
+	t.Cleanup(func() {
+		if printed := stop(); t.Failed() {
+			t.Logf("up printed:\n%s", printed)
+		}
+	})
 	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
 	eventually.Holds(t, patience, "up has written the connection file", func() bool {
 		if len(ended) > 0 {
@@ -132,7 +157,8 @@ func TestPingWaitsWhileOnlyAnotherUsersUpListens(t *testing.T) {
 	writeConnection(t, connection{URL: url})
 	ended := make(chan int, 1)
 	go func() {
-		ended <- run(t.Context(), []string{"ping", "--wait", "1m"}, strings.NewReader(""), new(screen), new(screen))
+		ended <- run(t.Context(), []string{"ping", "--wait", "1m"}, strings.NewReader(""), new(eventually.Buffer),
+			new(eventually.Buffer))
 	}()
 	link.await(2) // the second attempt shows that the first one was refused
 	if len(ended) > 0 {

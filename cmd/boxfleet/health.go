@@ -184,7 +184,7 @@ func (srv *servers) serveHealth(ctx context.Context, h *health) (stop func(), er
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
-			_ = server.Close()
+			_ = server.Close() // the process ends, and the kernel closes what is left
 		}
 	}, nil
 }

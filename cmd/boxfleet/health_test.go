@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/eventually"
-	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
 func TestALoopThatDoesNotTurnInTimeIsStuck(t *testing.T) {
@@ -58,12 +57,7 @@ func TestAProcessThatStopsIsAliveButNotReady(t *testing.T) {
 // Connections that send nothing neither use up the files of the process nor keep the page from others for long.
 func TestIdleConnectionsToTheHealthPageAreLimited(t *testing.T) {
 	clean(t)
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	startNATS(t, 0)
 	r := startRole(t, "coordinator")
 	r.await(t, http.StatusOK, "places sandboxes")
 	before := openFiles(t)
@@ -104,12 +98,7 @@ func openFiles(t *testing.T) int {
 
 func TestACoordinatorIsNotReadyWhileItsLogTakesNoWork(t *testing.T) {
 	clean(t)
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	server := startNATS(t, 0)
 	r := startRole(t, "coordinator")
 	r.await(t, http.StatusOK, "places sandboxes")
 	r.turns(t, 2)

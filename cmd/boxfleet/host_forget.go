@@ -21,7 +21,7 @@ func (cmds hostCommands) forgetCommand() *cobra.Command {
 		Long: `Give up a lost host that will not come back, and everything on it, for all tenants. Sandboxes that were
 being deleted become deleted; those with on_host_loss replace are created again elsewhere; all others, including
 stopped ones, fail with reason host_forgotten. Only a host whose lock is free can be forgotten. If the host comes
-back after all, it removes its leftovers before it takes work.`,
+back after all, it removes its leftovers before it takes work. The command asks; without a terminal it needs --yes.`,
 		Example: "  boxfleet host forget w1\n  boxfleet host forget w1 --yes",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -122,8 +123,5 @@ func securityOf(h *protocol.Host) string {
 
 // problemOf returns why a host takes no new sandboxes.
 func problemOf(h *protocol.Host) string {
-	if h.Problem != "" {
-		return h.Problem
-	}
-	return h.Full
+	return cmp.Or(h.Unsupported, h.Problem, h.Full)
 }

@@ -19,7 +19,7 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 	}
 	defer conn.Close()
 	h := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Token: 1, Healthy: true,
-		Slots: 1, Memory: 1 << 30, Cores: 2,
+		Slots: 1, Memory: 1 << 30, Cores: 2, LeaseTTL: protocol.Duration(time.Second),
 		Labels:   map[string]string{"zone": "a"},
 		Firewall: protocol.FirewallNFTables, ServiceProfiles: []string{protocol.ProfileStandard}, SeenAt: time.Now()}
 	if err := conn.RegisterHost(t.Context(), h); err != nil {

@@ -69,13 +69,15 @@ func (cl *client) handleSignals(cmd *cobra.Command) {
 	if !cl.ownsProcess {
 		return
 	}
-	signal.Ignore(syscall.SIGPIPE) // a write to a closed pipe then fails, and does not end the process
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	if !signal.Ignored(syscall.SIGHUP) {
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	go cl.endOnSignals(signals)
+	// A write to a closed pipe then fails, and does not end the process. A process that ignores SIGPIPE handles the other
+	// signals already.
+	signal.Ignore(syscall.SIGPIPE)
 }
 
 // endOnSignals cancels the context on the first signal. It ends the process on the second signal, or when leaveWithin

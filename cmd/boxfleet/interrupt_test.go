@@ -2,12 +2,9 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -23,100 +20,6 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
-
-// asProgram is an environment variable. If it is set, the test binary runs as the boxfleet program.
-const asProgram = "BOXFLEET_TEST_PROGRAM"
-
-// TestAsProgram is not a test. Other tests start the test binary with [asProgram] set; the test binary then runs the
-// program with the arguments after "--".
-func TestAsProgram(t *testing.T) {
-	if os.Getenv(asProgram) == "" {
-		t.Skip("other tests run it")
-	}
-	os.Args = append(os.Args[:1], flag.Args()...)
-	main()
-}
-
-// programCommand returns a command that runs the program with these arguments.
-func programCommand(args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], append([]string{"-test.run=^TestAsProgram$", "--"}, args...)...)
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	return cmd
-}
-
-// process is a boxfleet program that runs in its own process.
-type process struct {
-	t      *testing.T
-	cmd    *exec.Cmd
-	stdout *bufio.Reader
-	pipe   io.Closer // the end of the stdout pipe that the test reads
-	stderr bytes.Buffer
-	ended  chan struct{}
-}
-
-// startClient starts the program. Its stdout is a pipe that the test reads.
-func startClient(t *testing.T, args ...string) *process {
-	t.Helper()
-	c := &process{t: t, cmd: programCommand(args...), ended: make(chan struct{})}
-	c.cmd.Stderr = &c.stderr
-	stdin, err := c.cmd.StdinPipe() // the test never writes to stdin
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.cmd.Stdout, c.stdout, c.pipe = w, bufio.NewReader(r), r
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	go func() {
-		defer close(c.ended)
-		_ = c.cmd.Wait() // ProcessState says how the process ended
-	}()
-	t.Cleanup(func() {
-		_ = c.cmd.Process.Kill() // fails if the process has ended
-		<-c.ended
-		r.Close()
-		stdin.Close()
-	})
-	return c
-}
-
-// prints reads one line of stdout, and fails the test unless the line is want.
-func (c *process) prints(want string) {
-	c.t.Helper()
-	got, err := c.stdout.ReadString('\n')
-	if got != want+"\n" {
-		c.t.Fatalf("the client printed %q (%v), want %q; stderr: %s", got, err, want, c.stderr.String())
-	}
-}
-
-func (c *process) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) } // fails if the process has ended
-
-// ends waits until the process has ended, and returns the exit code, or -1 if a signal killed the process.
-func (c *process) ends(within time.Duration) int {
-	c.t.Helper()
-	select {
-	case <-c.ended:
-		return c.cmd.ProcessState.ExitCode()
-	case <-time.After(within):
-		c.t.Fatalf("%q did not end within %s: %s", c.cmd.Args[3:], within, c.stderr.String())
-		return 0
-	}
-}
-
-// says fails the test unless stderr contains each of these parts.
-func (c *process) says(parts ...string) {
-	c.t.Helper()
-	for _, want := range parts {
-		if !strings.Contains(c.stderr.String(), want) {
-			c.t.Errorf("%q printed %q to stderr, which lacks %q", c.cmd.Args[3:], c.stderr.String(), want)
-		}
-	}
-}
 
 // signalled is the time limit for a client to end after a signal: 2 s, plus some time for a busy machine.
 const signalled = 2*time.Second + 500*time.Millisecond
@@ -340,6 +243,7 @@ func interruptEndsFollowing(t *testing.T) {
 			}
 		}
 	}
+	interruptEndsStats(t)
 	c = startClient(t, "logs", "talker", "--follow")
 	c.prints("talk")
 	c.pipe.Close()
@@ -353,6 +257,43 @@ func interruptEndsFollowing(t *testing.T) {
 		t.Errorf("logs since a time in the future: stdout %q, stderr %s", stdout, stderr)
 	}
 	expect(t, "sandbox events talker", 0, "primary.started")
+}
+
+// interruptEndsStats reads what the sandbox uses, again and again.
+func interruptEndsStats(t *testing.T) {
+	t.Helper()
+	c := startClient(t, "sandbox", "stats", "talker", "--follow", "--interval", "200ms", "-o", "json")
+	before := protocol.Duration(0)
+	for range 3 {
+		line, err := c.stdout.ReadString('\n')
+		var shown shownStats
+		if err == nil {
+			err = json.Unmarshal([]byte(line), &shown)
+		}
+		if err != nil || len(shown.Containers) != 1 || shown.Containers[0].CPUPercent == nil ||
+			shown.Containers[0].At <= before {
+			t.Fatalf("stats printed %q: %v, %s", line, err, c.stderr.String())
+		}
+		before = shown.Containers[0].At
+	}
+	c.signal(syscall.SIGINT)
+	if code := c.ends(signalled); code != 0 {
+		t.Errorf("stats ended with %d, %s", code, c.stderr.String())
+	}
+	c = startClient(t, "sandbox", "stats", "talker", "--follow", "--interval", "200ms")
+	for tables := 0; tables < 2; {
+		line, err := c.stdout.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%v, %s", err, c.stderr.String())
+		}
+		if strings.HasPrefix(line, "CONTAINER") {
+			tables++
+		}
+	}
+	c.signal(syscall.SIGTERM)
+	if code := c.ends(signalled); code != 0 {
+		t.Errorf("stats ended with %d, %s", code, c.stderr.String())
+	}
 }
 
 func interruptedCreateContinues(t *testing.T) {
@@ -442,6 +383,9 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 		{"run", "--image", "x", "--", "ls"}}
 	end := func(what string, clients []*process) {
 		for _, c := range clients {
+			eventually.Holds(t, patience, "the client handles signals or has ended", func() bool {
+				return ignores(c.cmd.Process.Pid, syscall.SIGPIPE) || c.hasEnded()
+			})
 			c.signal(syscall.SIGTERM)
 		}
 		for _, c := range clients {
@@ -498,9 +442,6 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 	}
 
 	reading := startClient(t, "exec", "web", "-i", "--", "cat")
-	eventually.Holds(t, patience, "the client handles signals", func() bool {
-		return ignores(reading.cmd.Process.Pid, syscall.SIGPIPE)
-	})
 	end("stdin that does not end", []*process{reading})
 }
 

@@ -50,6 +50,11 @@ func (srv *servers) startLocal(ctx context.Context, dir string, server embedded.
 	if err := f.protect(&server, dir, srv.config.Insecure, kConfig.Name, wConfig.Name); err != nil {
 		return nil, err
 	}
+	if f.rights != nil {
+		if kConfig.SecretsKeys, err = f.rights.secretsKeys(); err != nil {
+			return nil, err
+		}
+	}
 	server.Dir = filepath.Join(dir, natsDir)
 	if f.server, err = embedded.Keep(server, int64(srv.config.Ballast), nil); err != nil {
 		return nil, err

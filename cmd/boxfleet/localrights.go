@@ -14,6 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/rights"
+	"github.com/boxfleet/boxfleet/seal"
 )
 
 // Directories in the data directory of a local fleet.
@@ -119,6 +120,15 @@ func localUser() string {
 	}
 	name = strings.TrimSuffix("local-"+name, "-")
 	return name[:min(len(name), 48)]
+}
+
+// secretsKeys returns the fleet's keys for secrets.
+func (r *localRights) secretsKeys() (seal.Keys, error) {
+	file, err := r.authority.SecretsKey()
+	if err != nil {
+		return nil, err
+	}
+	return readSecretsKeys(file)
 }
 
 // operators returns the operator, the accounts and their directory for the configuration of the server.

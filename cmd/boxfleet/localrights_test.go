@@ -90,7 +90,7 @@ func TestUpTakesCredentialsOfOthers(t *testing.T) {
 		anna + "sandbox list --nats-user otto":     "nats_user: is otto, but the credentials in user-blue-anna.creds are",
 		"sandbox list --nats-user @otto":           "nats_user: is @otto, but the credentials in",
 		"coordinator --name c2":                    "--creds is missing: make credentials with boxfleet auth add coordinator",
-		"coordinator --creds user-blue-anna.creds": "creds: user-blue-anna.creds has credentials of a user",
+		"coordinator --creds user-blue-anna.creds": "creds: user-blue-anna.creds has credentials for the role user",
 	} {
 		if code, _, stderr := call(t.Context(), "", strings.Fields(line)...); code == 0 || !strings.Contains(stderr, want) {
 			t.Errorf("boxfleet %s: %d, %s; want %q", line, code, stderr, want)

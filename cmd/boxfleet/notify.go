@@ -15,7 +15,7 @@ const notifyPause = 2 * time.Second
 // of systemd with Type=notify. Without a service manager, notify does nothing.
 func notify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		slog.Warn("the service manager does not learn the state of this process, and may restart it", "error", err)
+		slog.Warn("could not tell the service manager the state of this process; it may restart the process", "error", err)
 	}
 }
 

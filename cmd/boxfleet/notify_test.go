@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/eventually"
-	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
 // manager is a service manager's socket.
@@ -67,12 +66,7 @@ func (m *manager) hears(t *testing.T, text string) (told string) {
 func TestTheServiceManagerLearnsTheStateOfARole(t *testing.T) {
 	clean(t)
 	m := newManager(t)
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	startNATS(t, 0)
 	r := startRole(t, "coordinator")
 	m.hears(t, "READY=1")
 	m.hears(t, "STATUS=NATS: connected; coordinator: decides requests")

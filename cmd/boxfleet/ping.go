@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,8 +15,9 @@ import (
 )
 
 const (
-	pingWithin = 10 * time.Second       // time limit of one attempt
-	pingPause  = 100 * time.Millisecond // pause between attempts
+	pingWithin    = 10 * time.Second       // time limit of one attempt
+	pingPause     = 100 * time.Millisecond // pause between attempts while nothing answers
+	degradedPause = time.Second            // pause between attempts while a coordinator reports problems
 )
 
 type pingCommands struct{ *client }
@@ -26,7 +28,11 @@ func (cmds pingCommands) pingCommand() *cobra.Command {
 		Use: "ping", Short: "Check the fleet and show how safely it stores data", Args: takes(),
 		Long: `Check that the fleet answers, and show how safely it stores data: the replicas of every stream, whether
 they are in sync, and how much space is used. The exit code is 1 if anything is less safe than configured or
-JetStream has no leader. With --wait, retry while nothing answers, for a fleet that is still starting.`,
+JetStream has no leader. With --wait, retry while nothing answers or anything is less safe than configured, for a fleet
+that starts or gets a server back.
+
+ping does not wait for hosts; it shows how many there are. A create waits for a host by itself, for as long as its
+queue timeout says. "boxfleet host list" shows whether a host is ready.`,
 		Example: "  boxfleet ping\n  boxfleet ping -o json\n  boxfleet up & boxfleet ping --wait 1m",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if wait < 0 {
@@ -36,49 +42,64 @@ JetStream has no leader. With --wait, retry while nothing answers, for a fleet t
 				wait = min(wait, cmds.config.Deadline)
 			}
 			for until := time.Now().Add(wait); ; {
-				err := cmds.withFleet(cmd, cmds.ping)
-				if !cmds.isAway(err) || !time.Now().Add(pingPause).Before(until) {
-					return err
+				ping, took, err := cmds.ask(cmd)
+				pause := cmds.pauseAfter(err)
+				if pause == 0 || !time.Now().Add(pause).Before(until) {
+					return cmp.Or(cmds.showPing(ping, took), err)
 				}
 				select {
 				case <-cmd.Context().Done():
 					return cmds.ended(cmd.Context(), err)
-				case <-time.After(pingPause):
+				case <-time.After(pause):
 				}
 			}
 		},
 	}
-	cmd.Flags().DurationVar(&wait, "wait", 0, "retry for up to this time while nothing answers (default: try once)")
+	cmd.Flags().DurationVar(&wait, "wait", 0,
+		"retry for up to this time until a coordinator answers and the data is stored safely (default: try once)")
 	return cmd
 }
 
-// isAway reports whether a retry may succeed later, when the fleet has started. Until this user's own `up` listens, the
-// client may reach another user's `up` and be denied.
-func (cmds pingCommands) isAway(err error) bool {
-	switch protocol.CodeOf(err) {
-	case protocol.Unavailable, protocol.DeadlineExceeded:
-		return true
-	case protocol.PermissionDenied:
-		return cmds.looksForUp()
+// pauseAfter returns how long to wait before another attempt, or 0 if no later attempt may succeed. Until this user's
+// own `up` listens, the client may reach another user's `up` and be denied.
+func (cmds pingCommands) pauseAfter(err error) time.Duration {
+	switch e := protocol.AsError(err); {
+	case e == nil:
+		return 0
+	case e.Reason == protocol.ReasonStorageDegraded:
+		return degradedPause
+	case e.Code == protocol.Unavailable, e.Code == protocol.DeadlineExceeded,
+		e.Code == protocol.PermissionDenied && cmds.looksForUp():
+		return pingPause
 	}
-	return false
+	return 0
 }
 
-func (cmds pingCommands) ping(ctx context.Context, c *sdk.Client) error {
-	ctx, cancel := context.WithTimeout(ctx, pingWithin)
-	defer cancel()
-	started := time.Now()
-	ping, err := c.Ping(ctx)
-	if err != nil {
-		return err
+// ask pings the fleet once. The error storage_degraded comes with the answer of the fleet; without an answer, ping is
+// nil.
+func (cmds pingCommands) ask(cmd *cobra.Command) (ping *sdk.Ping, took time.Duration, err error) {
+	err = cmds.withFleet(cmd, func(ctx context.Context, c *sdk.Client) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, pingWithin)
+		defer cancel()
+		began := time.Now()
+		if ping, err = c.Ping(ctx); err != nil {
+			return err
+		}
+		took = time.Since(began).Round(10 * time.Microsecond)
+		if ping.Storage != nil && len(ping.Storage.Problems) > 0 {
+			return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStorageDegraded, "%s",
+				strings.Join(ping.Storage.Problems, "; "))
+		}
+		return nil
+	})
+	return ping, took, err
+}
+
+func (cmds pingCommands) showPing(ping *sdk.Ping, took time.Duration) error {
+	if ping == nil {
+		return nil
 	}
-	took := time.Since(started).Round(10 * time.Microsecond)
-	err = cmds.show(ping, func(w io.Writer) { printPing(w, ping, took) })
-	if err == nil && ping.Storage != nil && len(ping.Storage.Problems) > 0 {
-		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStorageDegraded, "%s",
-			strings.Join(ping.Storage.Problems, "; "))
-	}
-	return err
+	return cmds.show(ping, func(w io.Writer) { printPing(w, ping, took) })
 }
 
 func printPing(w io.Writer, ping *sdk.Ping, took time.Duration) {

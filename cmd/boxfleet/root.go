@@ -84,10 +84,12 @@ func (p *program) addCommands(root *cobra.Command) {
 	}{
 		{groupRun, "Run commands:", roleClient, []*cobra.Command{
 			runs.runCommand(), runs.execCommand(), execsCommands{p.client}.group(),
-			logsCommand(p.client, "boxfleet logs")}},
+			logsCommand(p.client, "boxfleet logs"), waitCommands{p.client}.waitCommand(),
+			forwardCommands{p.client}.forwardCommand()}},
 		{groupSandboxes, "Manage sandboxes:", roleClient, []*cobra.Command{
-			boxes.group(), applyCommands{p.client}.applyCommand(), specCommands{p.client}.group(),
-			boxes.listCommand("boxfleet", "ps", "ls"), boxes.deleteCommand("boxfleet", "rm")}},
+			boxes.group(), cpCommands{p.client}.cpCommand(), fsCommands{cpCommands{p.client}}.group(),
+			applyCommands{p.client}.applyCommand(), specCommands{p.client}.group(),
+			secretCommands{p.client}.group(), boxes.listCommand("boxfleet", "ps", "ls"), boxes.deleteCommand("boxfleet", "rm")}},
 		{groupHosts, "Manage hosts and images:", roleClient, []*cobra.Command{
 			hostCommands{p.client}.group(), imageCommands{p.client}.group()}},
 		{groupOperate, "Operate a fleet:", roleServer, []*cobra.Command{
@@ -95,7 +97,8 @@ func (p *program) addCommands(root *cobra.Command) {
 			storageCommands{p.servers}.group(), authCommands{p.servers}.group(), demoCommand(p.servers, runs)}},
 		{groupOperate, "", roleClient, []*cobra.Command{
 			pingCommands{p.client}.pingCommand(), doctorCommands{p.client}.doctorCommand(),
-			auditCommands{p.client}.auditCommand(), tenantCommands{p.client}.group(),
+			auditCommands{p.client}.auditCommand(), conformanceCommands{p.client}.conformanceCommand(),
+			tenantCommands{p.client}.group(),
 			versionCommand(p.console), manCommand()}},
 	} {
 		if g.title != "" {

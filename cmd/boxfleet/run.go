@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"syscall"
 	"time"
 
@@ -58,7 +59,7 @@ its id.`,
 				read := flags.stdin || box.file == "-"
 				cmds.warnOfStdin(read)
 				defer func() { cmds.warnOfStdin(read) }() // again at the end: a slow pipe may have data only then
-				return cmds.runOnce(ctx, c, d, execSpec)
+				return cmds.runOnce(ctx, c, d, execSpec, flags.input(cmds.stdin))
 			}))
 		},
 	}
@@ -71,7 +72,7 @@ its id.`,
 
 // runOnce creates a sandbox, runs a command in it, and deletes it.
 func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
-	execSpec *protocol.ExecSpec) (err error) {
+	execSpec *protocol.ExecSpec, input io.Reader) (err error) {
 	id := sdk.NewID()
 	cmds.unfinished.set("sandbox", "sandbox %s may still exist: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
@@ -85,7 +86,11 @@ func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Docu
 	if d.Name != "" {
 		opts = append(opts, sdk.WithName(d.Name))
 	}
-	box, err := c.Create(ctx, d.Spec, opts...)
+	sealed, err := c.SealDocument(ctx, d)
+	if err != nil {
+		return err
+	}
+	box, err := c.Create(ctx, sealed, opts...)
 	done()
 	if err != nil {
 		return err
@@ -103,7 +108,7 @@ func (cmds runCommands) runOnce(ctx context.Context, c *sdk.Client, d *spec.Docu
 			end(interruption(syscall.SIGINT))
 		}
 	})()
-	err = cmds.exec(owned, box, sdk.NewID(), "", execSpec)
+	err = cmds.exec(owned, box, sdk.NewID(), "", execSpec, input)
 	cmds.unfinished.done("exec") // the exec ends with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "",

@@ -16,7 +16,8 @@ func (cmds sandboxCommands) group() *cobra.Command {
 		cmds.controlCommand("stop", "Stop sandboxes, which can be resumed, and end their execs", (*sdk.Sandbox).Stop),
 		cmds.controlCommand("resume", "Start stopped sandboxes again", (*sdk.Sandbox).Resume),
 		cmds.extendCommand(), cmds.deleteCommand("boxfleet sandbox", "delete", "rm"), cmds.eventsCommand(),
-		logsCommand(cmds.client, "boxfleet sandbox logs"), cmds.explainCommand(), cmds.verifyCommand())
+		logsCommand(cmds.client, "boxfleet sandbox logs"), cmds.explainCommand(), cmds.topCommand(), cmds.statsCommand(),
+		cmds.verifyCommand())
 }
 
 // stateOf describes the state of a sandbox on one line.

@@ -41,7 +41,7 @@ func (cmds sandboxCommands) controlAll(ctx context.Context, c *sdk.Client, verb 
 	_ = group.Wait() // the goroutines store their errors in failures
 	done()
 	var last error
-	printed := map[string]bool{} // by the id of the sandbox: the arguments may contain its name and its id
+	printed := map[string]bool{} // ids of printed sandboxes: the arguments may contain a sandbox's name and its id
 	for i, id := range ids {
 		if err := failures[i]; err != nil {
 			if len(ids) > 1 {

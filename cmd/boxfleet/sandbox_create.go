@@ -85,6 +85,10 @@ func (cmds sandboxCommands) create(ctx context.Context, c *sdk.Client, d *spec.D
 	if err := cmds.upload(ctx, c, d); err != nil {
 		return err
 	}
+	sealed, err := c.SealDocument(ctx, d)
+	if err != nil {
+		return err
+	}
 	done := cmds.creating(ctx, c, d.ID, o.wait)
 	defer done()
 	cmds.unfinished.set("sandbox", "the create of sandbox %s continues if it was accepted: "+
@@ -96,7 +100,7 @@ func (cmds sandboxCommands) create(ctx context.Context, c *sdk.Client, d *spec.D
 	if d.Name != "" {
 		opts = append(opts, sdk.WithName(d.Name))
 	}
-	box, err := c.Create(ctx, d.Spec, opts...)
+	box, err := c.Create(ctx, sealed, opts...)
 	done()
 	if err != nil {
 		return cmds.notReady(box, err)

@@ -70,7 +70,7 @@ func printEvent(w io.Writer, e *protocol.Event) {
 			note("exit code %d", *d.ExitCode)
 		}
 	}
-	if d := e.Phase; d != nil {
+	if d := e.Details; d != nil {
 		if d.Phase != "" {
 			note("%s", d.Phase)
 		}

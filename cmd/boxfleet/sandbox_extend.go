@@ -14,7 +14,7 @@ import (
 
 func (cmds sandboxCommands) extendCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "extend SANDBOX DURATION", Short: "Delete a sandbox this long from now, replacing its ttl",
+		Use: "extend SANDBOX DURATION", Short: "Set when a sandbox is deleted: this long from now, instead of its ttl",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := counts(cmd, args, "SANDBOX", "DURATION"); err != nil {
 				return err

@@ -29,8 +29,8 @@ func (cmds sandboxCommands) verifyCommand() *cobra.Command {
 	v := &verification{sandboxCommands: cmds}
 	cmd := &cobra.Command{
 		Use: "verify SANDBOX", Short: "Check who wrote the history of a sandbox, by its signatures",
-		Long: "Check the signature, the writer and the place of each stored message of a sandbox's history. The exit code " +
-			"is 1 if a message is refused or missing. With --file, check saved evidence, without a connection.",
+		Long: `Check the signature, the writer and the place of each stored message of a sandbox's history. The exit code
+is 1 if a message is refused or missing. With --file, check saved evidence, without a connection.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if v.file != "" {
 				return takes()(cmd, args)
@@ -54,7 +54,8 @@ func (cmds sandboxCommands) verifyCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&v.save, "save", "", "write the evidence to this new `file`, to check it elsewhere or later")
 	cmd.Flags().StringVar(&v.file, "file", "", "check the evidence in this `file`")
-	cmd.Flags().BoolVar(&v.checksOutput, "check-output", false, "also read the stored output of all execs and check its SHA-256")
+	cmd.Flags().BoolVar(&v.checksOutput, "check-output", false,
+		"also read the stored output of all execs and check its SHA-256")
 	return cmd
 }
 

@@ -82,7 +82,8 @@ func checkRole(cfg *jetstream.Config, kind, name string) error {
 	case err != nil || !ok:
 		return err
 	case string(id.Role) != kind:
-		return protocol.Invalid("creds", "%s has credentials of a %s, not of a %s", cfg.Creds, id.Role, kind)
+		return protocol.Invalid("creds", "%s has credentials for the role %s, not %s: make others with boxfleet auth add "+
+			"%s %s", cfg.Creds, id.Role, kind, kind, name)
 	case id.Name != name:
 		return protocol.Invalid("name", "is %s, but the credentials in %s are for %s: run under that name, or make "+
 			"credentials with boxfleet auth add %s %s", name, cfg.Creds, id.Name, kind, name)

@@ -51,7 +51,8 @@ var (
 
 // settings returns every setting. Setting a value writes it to c.
 func (c *config) settings() []setting {
-	return slices.Concat(c.commonSettings(), c.loginSettings(), c.upSettings(), c.coordinatorSettings(), c.storageSettings(),
+	return slices.Concat(c.commonSettings(), c.loginSettings(), c.upSettings(), c.coordinatorSettings(),
+		c.storageSettings(),
 		c.historySettings(), c.hostSettings(), c.imageSettings(), c.accessSettings(), c.limitSettings(), c.networkSettings())
 }
 
@@ -117,6 +118,9 @@ func (c *config) loginSettings() []setting {
 			everyCommand, "", text(&c.TLS.Key)},
 		{"tls.server_name", "", "name that the certificate of each NATS server must have; default: the host in its URL",
 			everyCommand, "", text(&c.TLS.ServerName)},
+		{"tls.handshake_first", "false",
+			"true: begin each connection with the TLS handshake; needs handshake_first: true on every NATS server",
+			everyCommand, "", parsed(&c.TLS.HandshakeFirst, strconv.ParseBool)},
 	}
 }
 
@@ -164,6 +168,11 @@ func (c *config) coordinatorSettings() []setting {
 			"YAML file with the quota of each tenant; the key * stands for every tenant without an entry; read again when " +
 				"it changes; the file of the leading coordinator applies; see docs/quotas.md",
 			upAndCoordinator, "", text(&k.Quotas)},
+		{"coordinator.secrets_key", "",
+			"file with the fleet's keys for secrets, which boxfleet auth init makes; the same for every coordinator; read at " +
+				"the start; default: this coordinator serves no secrets; up uses the keys of its own authority; see " +
+				"docs/secrets.md",
+			onlyCoordinator, "", text(&k.SecretsKey)},
 		{"coordinator.max_active_execs", "1000",
 			"how many execs of one sandbox may be active, 1 to 8192; more are refused with resource_exhausted",
 			nil, "", parsed(&k.MaxActiveExecs, between(1, protocol.MaxActiveExecs))},

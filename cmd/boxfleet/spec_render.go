@@ -93,25 +93,25 @@ func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, e
 // render merges the layers; a later layer overrides the layers before it. It prints the spec that the fleet would
 // accept or, if worker is not nil, that spec with the worker's defaults.
 func (cmds specCommands) render(d *spec.Document, worker *spec.Layer, layers ...spec.Layer) error {
-	whole := spec.Document{ID: d.ID, Name: d.Name, Copies: d.Copies}
+	merged := spec.Document{ID: d.ID, Name: d.Name, Copies: d.Copies}
 	for _, layer := range layers {
-		whole.Spec = spec.Merge(whole.Spec, layer.Spec)
+		merged.Spec = spec.Merge(merged.Spec, layer.Spec)
 	}
-	if err := whole.Validate(); err != nil {
+	if err := merged.Validate(); err != nil {
 		return err
 	}
-	accepted, builtIn := spec.Resolve(whole.Spec)
-	whole.Spec = accepted
+	accepted, defaulted := spec.Resolve(merged.Spec)
+	merged.Spec = accepted
 	if worker != nil {
-		whole.Spec = spec.OnWorker(accepted, builtIn, &worker.Spec)
-		if err := whole.Validate(); err != nil {
+		merged.Spec = spec.OnWorker(accepted, defaulted, &worker.Spec)
+		if err := merged.Validate(); err != nil {
 			e := *protocol.AsError(err)
 			e.Message = "with the defaults of " + worker.Name + ": " + e.Message
 			return &e
 		}
 		layers = append([]spec.Layer{*worker}, layers...)
 	}
-	origins := spec.Origins(whole.Spec, layers...)
-	return cmds.show(rendered{whole.ID, whole.Name, whole.Spec, whole.Copies, origins},
-		func(w io.Writer) { fmt.Fprintf(w, "%s", whole.YAML(origins)) })
+	origins := spec.Origins(merged.Spec, layers...)
+	return cmds.show(rendered{merged.ID, merged.Name, merged.Spec, merged.Copies, origins},
+		func(w io.Writer) { fmt.Fprintf(w, "%s", merged.YAML(origins)) })
 }

@@ -20,6 +20,7 @@ type specFlags struct {
 	env, labels, mounts, copies, copyExclude, tools           []string
 	placement                                                 []string
 	copyOwner                                                 string
+	secret                                                    secretFlags
 
 	container containerFlags
 	network   networkFlags
@@ -36,6 +37,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 			"(default: the file's, else none)")
 	flags.StringVar(&f.image, "image", "", "image of the sandbox")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable `K=V`; may be repeated")
+	f.secret.add(flags)
 	flags.StringArrayVar(&f.labels, "label", nil, "label `K=V`; may be repeated")
 	flags.Float64Var(&f.cpu, "cpu", 0, "CPU cores (default 1)")
 	flags.StringVar(&f.memory, "memory", "", "memory, such as 512m or 4GiB (default 512MiB)")
@@ -90,6 +92,15 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 		}
 	})
 	d.Override(*given)
+	values, err := f.secret.values()
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range values {
+		if err := d.AddSensitive("--sensitive-env", name, value); err != nil {
+			return nil, err
+		}
+	}
 	if f.all.Changed("name") {
 		if strings.HasPrefix(f.name, "-") { // the value is probably the next flag
 			return nil, usage("--name: must not begin with a dash, got %.40q; the name may be missing", f.name)
@@ -133,7 +144,8 @@ func (f *specFlags) addCopies(d *spec.Document) error {
 func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
 	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, Placement: f.placement,
 		CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
-	if err := size("--memory", &s.Memory, f.memory); err != nil {
+	err := size("--memory", &s.Memory, f.memory)
+	if err != nil {
 		return nil, err
 	}
 	if f.idleTTL != "" {
@@ -142,6 +154,9 @@ func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.
 		}
 	}
 	if err := addPairs("--env", &s.Env, f.env); err != nil {
+		return nil, err
+	}
+	if s.Secrets, err = f.secret.uses(); err != nil {
 		return nil, err
 	}
 	if err := addPairs("--label", &s.Labels, f.labels); err != nil {

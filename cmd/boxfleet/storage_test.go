@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -98,5 +100,26 @@ func TestEveryRoleAndClientNamesTheMissingServerSetting(t *testing.T) {
 				t.Errorf("%s: %v ended with %d after %s: %s", name, args, code, time.Since(began), stderr)
 			}
 		}
+	}
+}
+
+func TestAPingThatWaitsPrintsTheFirstAnswerWithoutProblems(t *testing.T) {
+	clean(t)
+	var asked atomic.Int32
+	says := func(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
+		ping := &protocol.Ping{Coordinator: "c1", Time: time.Now(), Storage: &protocol.Storage{}}
+		if asked.Add(1) <= 2 {
+			ping.Storage.Problems = []string{"2 of 3 replicas are in sync"}
+		}
+		return &protocol.Reply{Ping: ping}, nil
+	}
+	answering(t, map[string]jetstream.Endpoint{"ping": says})
+	if code, stdout, stderr := call(t.Context(), "", "ping"); code != exitFailure ||
+		!strings.Contains(stderr, "2 of 3 replicas") || !strings.Contains(stdout, "answered by") {
+		t.Errorf("a ping with a problem: exit code %d: %s%s", code, stdout, stderr)
+	}
+	code, stdout, stderr := call(t.Context(), "", "ping", "--wait", "1m")
+	if code != 0 || strings.Count(stdout, "answered by") != 1 || stderr != "" || asked.Load() != 3 {
+		t.Errorf("a ping that waits, after %d questions: exit code %d: %s%s", asked.Load(), code, stdout, stderr)
 	}
 }

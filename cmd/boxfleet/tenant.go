@@ -21,8 +21,8 @@ func (cmds tenantCommands) group() *cobra.Command {
 func (cmds tenantCommands) showCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show [TENANT]", Short: "Show a tenant's quota, what it uses, and what waits for room in the quota",
-		Long: `Show a tenant's quota, what it uses, and which sandboxes wait for room in the quota. The default is the tenant of
-the configuration. A user sees only their own tenant; an operator sees every tenant.`,
+		Long: `Show a tenant's quota, what it uses, and which sandboxes wait for room in the quota. The default is the
+configured tenant. A user sees only their own tenant; an operator sees every tenant.`,
 		Example: "  boxfleet tenant show\n  boxfleet tenant show acme -o json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,30 +19,12 @@ import (
 
 const image = demoImage
 
-// screen collects the output of a program while the program runs. The test can read the output at any time.
-type screen struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (s *screen) Write(data []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.Write(data)
-}
-
-func (s *screen) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.String()
-}
-
 // startUp runs `boxfleet up` and returns when the fleet is ready. Calling stop ends that run as SIGTERM does, and
 // returns the exit code.
 func startUp(t *testing.T, args ...string) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	var stdout, stderr screen
+	var stdout, stderr eventually.Buffer
 	ended := make(chan int, 1)
 	go func() { ended <- run(ctx, append([]string{"up"}, args...), strings.NewReader(""), &stdout, &stderr) }()
 	eventually.Holds(t, patience, "up is ready", func() bool {
@@ -153,6 +135,21 @@ func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	expect(t, "execs logs web x --from-offset 100", exitFailure, "")
 	expect(t, "execs get web x", 0, "finished")
 	expect(t, "execs cancel web x", 0, "x\n")
+	expect(t, "execs kill web x", 0, "x\n")
+	expect(t, "execs kill web x --signal INT", exitFailure, "")
+	expect(t, "execs kill web x --signal FROB", exitUsage, "")
+	expect(t, "execs kill web x --tree", exitUsage, "")
+	expectOf(t, []string{"exec", "web", "--id", "signalled", "--detach", "--", "sleep", "1000"}, 0, "signalled\n")
+	expect(t, "sandbox top web", 0, "sleep 1000")
+	expect(t, "sandbox top web -o json", 0, `"exec":"signalled"`)
+	expect(t, "sandbox top web --interval 1ns", exitUsage, "")
+	expect(t, "sandbox stats web", 0, "(sandbox)")
+	expect(t, "sandbox stats web -o json", 0, `"cpu_percent":`)
+	expect(t, "sandbox stats nothing", exitFailure, "")
+	expect(t, "execs kill web signalled --signal SIGCONT --tree", 0, "SIGCONT was delivered to 1 of its processes\n")
+	expect(t, "execs kill web signalled --signal 15 -o json", 0, `"outcome":"delivered"`)
+	expect(t, "execs logs web signalled --follow", 143, "")
+	expect(t, "execs get web signalled", 0, "SIGTERM")
 	expect(t, "execs list web --state finished", 0, "echo two")
 	code, stdout, stderr := call(t.Context(), "echo from stdin", "exec", "web", "-i", "--", "sh", "-")
 	if code != 0 || stdout != "from stdin\n" {
@@ -163,7 +160,7 @@ func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	expect(t, "execs logs web seven --follow", 7, "seven\n")
 	expect(t, "execs logs web seven", 0, "seven\n")
 	if code := run(t.Context(), []string{"exec", "web", "echo", "hello"}, strings.NewReader(""), fullDisk{},
-		new(screen)); code != exitNotRun {
+		new(eventually.Buffer)); code != exitNotRun {
 		t.Errorf("exec whose output cannot be written: exit code %d", code)
 	}
 	if code, stdout, stderr := call(t.Context(), "", "exec", "--output-limit", "4", "-e", "A=12345", "web", "sh", "-c",
@@ -190,6 +187,8 @@ func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	checkDataIsHidden(t)
 	interruptedExecIsCancelled(t)
 	interruptedRunLeavesNothing(t)
+	waitPrintsTheLine(t)
+	stdinReachesARunningExec(t)
 	expect(t, "sandbox delete --label team=a", 0, "web\n")
 	if code := stop(); code != 0 {
 		t.Errorf("up ended with %d", code)
@@ -201,7 +200,7 @@ func interrupted(t *testing.T, text string, args ...string) (code int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var stdout, stderr screen
+	var stdout, stderr eventually.Buffer
 	ended := make(chan int, 1)
 	go func() { ended <- run(ctx, args, strings.NewReader(""), &stdout, &stderr) }()
 	eventually.Holds(t, patience, "the program prints "+text, func() bool {
@@ -234,6 +233,71 @@ func interruptedRunLeavesNothing(t *testing.T) {
 	expectOf(t, []string{"run", "--image", image, "--label", "team=run", "--mount", "/etc:/data", "--", "true"},
 		exitNotRun, "")
 	expect(t, "sandbox list --label team=run -o json", 0, "[]\n")
+}
+
+func waitPrintsTheLine(t *testing.T) {
+	t.Helper()
+	expect(t, "wait web", 0, "web\n")
+	expectOf(t, []string{"exec", "web", "--id", "server", "--", "sh", "-c", "echo listening on 80; exit 4"}, 4,
+		"listening on 80\n")
+	expect(t, "wait web server", 4, "")
+	expectOf(t, []string{"wait", "web", "server", "--matches", "on [0-9]+$"}, 0, "listening on 80\n")
+	expectOf(t, []string{"wait", "web", "server", "--contains", "ning", "-o", "json"}, 0, `"line":"listening on 80"`)
+	for _, tc := range []struct{ args, says string }{
+		{"web server --contains never", "ended with exit code 4"},
+		{"web server --contains a --matches b", "exclude each other"},
+		{"web server --matches (", "--matches"},
+		{"web server --contains=", "must not be empty"},
+		{"web server --service db --contains a", "leave out either"},
+		{"web --service db", "needs --contains, --matches"},
+		{"web --contains a", "no command of its own"},
+		{"web never-was", "not_found"},
+		{"web server more", `unexpected argument "more"`},
+	} {
+		code, _, stderr := call(t.Context(), "", append([]string{"wait"}, strings.Fields(tc.args)...)...)
+		if code == 0 || !strings.Contains(stderr, tc.says) {
+			t.Errorf("wait %s: exit code %d, %s; want an error with %q", tc.args, code, stderr, tc.says)
+		}
+	}
+}
+
+func stdinReachesARunningExec(t *testing.T) {
+	t.Helper()
+	large := strings.Repeat("0123456789abcdef", 1<<16) // 1 MiB, more than travels with a request
+	if code, stdout, stderr := call(t.Context(), large, "exec", "web", "-i", "wc", "-c"); code != 0 ||
+		stdout != "1048576\n" {
+		t.Errorf("a large stdin: exit code %d, %q, %s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := call(t.Context(), "hello", "run", "--image", image, "--memory", "64m", "-i", "cat"); code !=
+		0 || stdout != "hello" {
+		t.Errorf("run with stdin: exit code %d, %q, %s", code, stdout, stderr)
+	}
+	r, w := io.Pipe()
+	defer w.Close()
+	var stdout, stderr eventually.Buffer
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(t.Context(), []string{"exec", "web", "--id", "cat", "-i", "cat"}, r, &stdout, &stderr)
+	}()
+	if _, err := io.WriteString(w, "one\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually.Holds(t, patience, "the exec prints its input", func() bool { return stdout.String() == "one\n" })
+	if code, _, stderr := call(t.Context(), "two\n", "execs", "input", "web", "cat"); code != 0 {
+		t.Errorf("another client continues: exit code %d, %s", code, stderr)
+	}
+	select {
+	case code := <-ended:
+		if code != 0 || stdout.String() != "one\ntwo\n" {
+			t.Errorf("the first client ended with %d: %q, %s", code, stdout.String(), stderr.String())
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatalf("the exec did not end: %s", stderr.String())
+	}
+	if code, _, stderr := call(t.Context(), "x", "execs", "input", "web", "cat"); code == 0 ||
+		!strings.Contains(stderr, "exec_already_terminal") {
+		t.Errorf("input for an exec that has ended: exit code %d, %s", code, stderr)
+	}
 }
 
 func failedCreateNamesItsSandbox(t *testing.T) {

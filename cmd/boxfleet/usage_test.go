@@ -53,6 +53,18 @@ func TestWrongUsageEndsWithCode2AndNamesTheMistake(t *testing.T) {
 		"sandbox create --image x --name --read-only":      "the name may be missing",
 		"sandbox create -f " + spec:                        "spec.memroy: " + spec + ": line 4, column 1",
 		"sandbox create -f /nonexistent":                   "/nonexistent",
+		"fs ls web:/etc":                                   "two arguments of boxfleet fs ls: write web /etc",
+		"fs cat web:/etc/hosts":                            "two arguments of boxfleet fs cat: write web /etc/hosts",
+		"fs ls web /a /b":                                  `unexpected argument "/b"`,
+		"forward web":                                      "PORT is missing",
+		"forward web http":                                 "must be PORT, LOCAL:PORT or LOCAL:/path",
+		"forward a.b 80":                                   "SANDBOX",
+		"forward web 80 --service a.b":                     "--service",
+		"wait web --port 0":                                "--port",
+		"wait web --http 80":                               "--http",
+		"wait web --port 80 --http 80/":                    "exclude each other",
+		"wait web x --port 80":                             "leave out EXEC",
+		"wait web --port 80 --contains x":                  "--contains",
 		"sandbox create --image x --mount cache:/x":        "spec.mounts[0].source",
 		"sandbox create --image x --tmpfs /x:":             "--tmpfs",
 		"sandbox create --image x --copy-exclude *.o":      "--copy-exclude",
@@ -133,9 +145,10 @@ func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 	}
 }
 
-func TestStdinOfAnExecIsBounded(t *testing.T) {
+func TestStdinOfADetachedExecIsBounded(t *testing.T) {
 	clean(t)
-	code, _, stderr := call(t.Context(), strings.Repeat("x", protocol.MaxStdin+1), "exec", "a", "-i", "--", "cat")
+	code, _, stderr := call(t.Context(), strings.Repeat("x", protocol.MaxStdin+1), "exec", "a", "--detach", "-i", "--",
+		"cat")
 	if code != exitUsage || !strings.Contains(stderr, "stdin") {
 		t.Errorf("got %d, %q", code, stderr)
 	}
@@ -361,7 +374,8 @@ func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
 	if code != 0 || !strings.Contains(stdout, "source: ./src\n") {
 		t.Errorf("render what example prints: %d, %q, %s", code, stdout, stderr)
 	}
-	if code, again, stderr := call(t.Context(), stdout, "spec", "render", "-f", "-", "--offline"); code != 0 ||
+	unmasked := strings.ReplaceAll(stdout, protocol.Masked, "abc") // the value of a sensitive variable is not shown
+	if code, again, stderr := call(t.Context(), unmasked, "spec", "render", "-f", "-", "--offline"); code != 0 ||
 		len(again) != len(stdout) {
 		t.Errorf("render what render prints: %d, %q, %s", code, again, stderr)
 	}

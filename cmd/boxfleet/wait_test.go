@@ -130,7 +130,7 @@ func (s *natsServer) reload(t *testing.T, authorization string) {
 
 // role is a coordinator or a worker that runs during the test.
 type role struct {
-	stdout, stderr screen
+	stdout, stderr eventually.Buffer
 	stop           func()
 	ended          chan int
 	health         string // URL of /healthz and /readyz, without the path

@@ -22,12 +22,12 @@ func TestACreateThatWaitsSaysWhy(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var ended sync.WaitGroup
-	said := map[string]*screen{"made": {}, "applied": {}}
+	said := map[string]*eventually.Buffer{"made": {}, "applied": {}}
 	for id, args := range map[string][]string{
 		"made":    {"sandbox", "create", "--image", "i", "--id", "made"},
 		"applied": {"apply", "-f", file},
 	} {
-		ended.Go(func() { run(ctx, args, strings.NewReader(""), new(screen), said[id]) })
+		ended.Go(func() { run(ctx, args, strings.NewReader(""), new(eventually.Buffer), said[id]) })
 	}
 	for id, stderr := range said {
 		line := "boxfleet: sandbox " + id + " is waiting: there is no host\n"

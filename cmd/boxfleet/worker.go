@@ -16,8 +16,8 @@ import (
 func (srv *servers) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "worker --nats URL", Short: "Run the worker of a Docker host", Args: takes(),
-		Long: "Run the worker of a Docker host. Sandboxes and execs keep running when the worker ends; the next " +
-			"worker of the host adopts them.",
+		Long: `Run the worker of a Docker host. Sandboxes and execs keep running when the worker ends; the next worker of
+the host adopts them.`,
 		Example: "  boxfleet worker --nats nats://n1:4222 --mounts-allow /srv/cache --labels zone=a",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := srv.config.forWorker()

@@ -15,11 +15,12 @@ func (srv *servers) workerPurgeCommand() *cobra.Command {
 		Use: "purge", Short: "Remove everything that a worker left on this host", Args: takes(),
 		Long: `Remove everything that the workers of this machine left on their Docker host when the host leaves the fleet for
 good: the volume with the host's id, networks, firewall rules, and the workers' directory. Images stay. The command is
-refused while a worker runs on this machine, and while the engine has containers of sandboxes.
+refused while a worker runs on this machine, and while the engine has containers of sandboxes, stopped ones too. It
+says what it would remove and asks; without a terminal it needs --yes.
 
 It uses worker.engine and worker.firewall of the configuration, and worker.state_dir without --state-dir. It does not
 need NATS: forget the host with boxfleet host forget.`,
-		Example: "  boxfleet worker purge --state-dir /var/lib/boxfleet/worker",
+		Example: "  boxfleet worker purge\n  boxfleet worker purge --state-dir /var/lib/boxfleet/worker --yes",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := srv.config.forWorker()
 			if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -42,10 +43,18 @@ func TestAPurgeLeavesNothingOfAWorkerOnItsHost(t *testing.T) {
 	w.stop()
 	w.ends(t, 20*time.Second)
 	refused("use --yes")
+	for what, typed := range map[string]string{"n": "n\n", "only a new line": "\n", "the end of input": "\x04"} {
+		if code, said := answered(t, typed, "worker", "purge", "--state-dir", state); code == 0 ||
+			!strings.Contains(said, "nothing was changed") {
+			t.Errorf("a purge that is answered with %s: %d, %s", what, code, said)
+		}
+	}
 	if _, err := os.Stat(filepath.Join(state, ping.Deployment)); err != nil {
 		t.Errorf("a refused purge removed something: %v", err)
 	}
-	must(t, "worker", "purge", "--state-dir", state, "--yes")
+	if code, said := answered(t, "y\n", "worker", "purge", "--state-dir", state); code != 0 {
+		t.Errorf("a purge that is answered with y: %d, %s", code, said)
+	}
 	if _, err := os.Stat(state); err == nil {
 		t.Error("the state directory is left")
 	}
@@ -60,4 +69,16 @@ func TestAPurgeLeavesNothingOfAWorkerOnItsHost(t *testing.T) {
 	if said := must(t, "worker", "purge", "--state-dir", state, "--yes"); !strings.Contains(said, "nothing to remove") {
 		t.Errorf("a second purge says %q", said)
 	}
+}
+
+// answered runs a command at a terminal at which somebody has typed text.
+func answered(t *testing.T, typed string, args ...string) (code int, stderr string) {
+	t.Helper()
+	screen, tty := terminal(t)
+	if _, err := screen.WriteString(typed); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, tty, &out, &errs)
+	return code, errs.String()
 }

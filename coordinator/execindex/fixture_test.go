@@ -42,10 +42,10 @@ func provisioned(t *testing.T) *deployment {
 	d := &deployment{t: t, server: server, conn: conn}
 	d.appendEvents(
 		protocol.Event{Kind: protocol.SandboxAccepted,
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
 		protocol.Event{Kind: protocol.SandboxAssigned,
-			Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
-		protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
+			Details: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+		protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: "b"}})
 	return d
 }
 

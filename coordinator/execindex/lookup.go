@@ -266,7 +266,7 @@ const shareWithin = 5 * time.Minute
 
 // Store stores the execs of a sandbox as far as its history is folded.
 func (x *Index) Store(ctx context.Context, k key) error {
-	for whole := false; ; {
+	for rebuilt := false; ; {
 		x.mu.Lock()
 		e := x.sandboxes[k]
 		pending := e != nil && len(e.marks) > 0
@@ -285,12 +285,12 @@ func (x *Index) Store(ctx context.Context, k key) error {
 		}
 		add, last := e.entries(), e.marks[len(e.marks)-1]
 		x.mu.Unlock()
-		h, err := x.conn.StoreExecs(ctx, k.Tenant, k.ID, known, add, last, whole)
+		h, err := x.conn.StoreExecs(ctx, k.Tenant, k.ID, known, add, last, rebuilt)
 		switch {
 		case err == nil:
 			x.headStored(k, h)
 			return nil
-		case (err != jetstream.ErrNoIndex && err != jetstream.ErrIndexRemoved) || whole:
+		case (err != jetstream.ErrNoIndex && err != jetstream.ErrIndexRemoved) || rebuilt:
 			return err
 		}
 		if gone, err := purged(ctx, x.conn, k); gone || err != nil {
@@ -299,7 +299,7 @@ func (x *Index) Store(ctx context.Context, k key) error {
 		if err := x.rebuild(ctx, k); err != nil {
 			return err
 		}
-		whole = true
+		rebuilt = true
 	}
 }
 
@@ -342,9 +342,9 @@ func (x *Index) storedHead(ctx context.Context, k key) (*jetstream.ExecHead, err
 		if err != nil {
 			return nil, err
 		}
-		whole := *h.ExecHead
-		whole.Entries = entries
-		return &whole, nil
+		head := *h.ExecHead
+		head.Entries = entries
+		return &head, nil
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 // Images has the workers' reports about the images of their hosts, by worker name.
 type Images map[string]*protocol.HostImages
 
-// The method of returns the images that a host's current worker process has reported, or nil if this process has not
+// The method "of" returns the images that a host's current worker process has reported, or nil if this process has not
 // reported yet. The report of an earlier process may be out of date.
 func (i Images) of(h *protocol.Host) *protocol.HostImages {
 	reported := i[h.Worker]

@@ -162,27 +162,27 @@ func TestASandboxDoesNotWaitForAnImageThatNoHostWillGet(t *testing.T) {
 
 func TestAHostThatHasTheImageIsPreferredWhileItIsNearlyAsEmpty(t *testing.T) {
 	told := Images{}
-	lacks, has, silent := stocked("a", 0, told), stocked("b", 0, told, appImage), host("c", 0)
+	missing, has, silent := stocked("a", 0, told), stocked("b", 0, told, appImage), host("c", 0)
 	b := &protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "app", Memory: 1 << 20}}
 	on := func(hosts ...*protocol.Host) string {
 		chosen, _ := Place(b, hosts, told)
 		return chosen.Worker
 	}
-	if got := on(lacks, has); got != "b" {
+	if got := on(missing, has); got != "b" {
 		t.Errorf("of two empty hosts, %s is chosen, want b", got)
 	}
-	has.Slots, lacks.Slots, silent.Slots = 100, 100, 100
+	has.Slots, missing.Slots, silent.Slots = 100, 100, 100
 	has.Sandboxes = 9
-	if got := on(lacks, has); got != "b" {
+	if got := on(missing, has); got != "b" {
 		t.Errorf("with 9 of 100 slots taken on b, %s is chosen, want b", got)
 	}
 	has.Sandboxes = 11
-	if got := on(lacks, has); got != "a" {
+	if got := on(missing, has); got != "a" {
 		t.Errorf("with 11 of 100 slots taken on b, %s is chosen, want a", got)
 	}
 	b.Spec.OptionalServices = map[string]protocol.Service{"x": {Image: "app"}, "y": {Image: "nowhere"}}
 	has.Sandboxes = 8
-	if got := on(lacks, has); got != "a" {
+	if got := on(missing, has); got != "a" {
 		t.Errorf("with two of three images and 8 of 100 slots taken on b, %s is chosen, want a", got)
 	}
 	has.Sandboxes = 1

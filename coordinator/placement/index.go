@@ -176,7 +176,7 @@ func (x *Index) Place(b *protocol.Sandbox, kindName string) *protocol.Host {
 func KindOf(b *protocol.Sandbox) string {
 	name := sha256.New()
 	name.Write(protocol.Encode(checkedFields(b.AcceptedSpec())))
-	fmt.Fprintf(name, "\n%q %t", b.BuiltIn, b.Resuming)
+	fmt.Fprintf(name, "\n%q %t", b.Defaulted, b.Resuming)
 	if b.Accepted != nil {
 		name.Write(protocol.Encode(checkedFields(&b.Spec)))
 	}
@@ -217,7 +217,7 @@ func (x *Index) build(b *protocol.Sandbox) *kind {
 	for i := range k.fit {
 		k.fit[i] = math.Inf(-1)
 	}
-	k.sandbox = &protocol.Sandbox{State: b.State, Spec: *checkedFields(&b.Spec), BuiltIn: b.BuiltIn}
+	k.sandbox = &protocol.Sandbox{State: b.State, Spec: *checkedFields(&b.Spec), Defaulted: b.Defaulted}
 	if b.Accepted != nil {
 		k.sandbox.Accepted = checkedFields(b.Accepted)
 	}

@@ -63,7 +63,7 @@ func drawSandbox(t *rapid.T, hosts []Row) *protocol.Sandbox {
 	if rapid.IntRange(0, 3).Draw(t, "wants a disk") == 0 {
 		spec.Disk = 1 << 30
 	}
-	b := &protocol.Sandbox{ID: "b", State: protocol.StatePending, Spec: spec, BuiltIn: []string{"profile"}}
+	b := &protocol.Sandbox{ID: "b", State: protocol.StatePending, Spec: spec, Defaulted: []string{"profile"}}
 	if rapid.IntRange(0, 5).Draw(t, "resumes") == 0 {
 		b.Resuming, b.HostID = true, hosts[rapid.IntRange(0, len(hosts)-1).Draw(t, "host")].Host.HostID
 	}

@@ -66,7 +66,7 @@ func SpecOn(b *protocol.Sandbox, h *protocol.Host) (*protocol.SandboxSpec, error
 	case h.Defaults == nil:
 		return b.AcceptedSpec(), nil
 	}
-	resolved := spec.OnWorker(*b.AcceptedSpec(), b.BuiltIn, h.Defaults)
+	resolved := spec.OnWorker(*b.AcceptedSpec(), b.Defaulted, h.Defaults)
 	err := resolved.Validate()
 	if err != nil {
 		e := *protocol.AsError(err)
@@ -122,6 +122,8 @@ func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 		return "the stopped sandbox is on another host, " + b.Worker
 	case h.Cordoned || h.Drain != nil:
 		return closedByOperator(h)
+	case h.Unsupported != "":
+		return h.Unsupported
 	case h.State != protocol.HostReady && unregistered(h):
 		return fmt.Sprintf("the host is %s, and its offer is unknown until its worker is back", h.State)
 	case h.State != protocol.HostReady:

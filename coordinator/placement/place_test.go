@@ -72,6 +72,30 @@ func TestASandboxGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	}
 }
 
+// A host whose worker speaks no version of the coordinator gets neither new sandboxes nor those that resume.
+func TestAHostOfAnUnsupportedVersionIsRefused(t *testing.T) {
+	later, same := host("w1", 0), host("w2", 5)
+	later.Unsupported = later.VersionRefusal(2, 2)
+	b := wants(1 << 30)
+	chosen, refusals := Place(b, []*protocol.Host{later, same}, nil)
+	if chosen != same || !strings.Contains(refusals[0].Reason, "version 1 of the wire") {
+		t.Errorf("placed on %+v: %+v", chosen, refusals)
+	}
+	x := NewIndex()
+	x.SetHosts([]Row{{Host: later, Version: 1}, {Host: same, Version: 1}})
+	if chosen := x.Place(b, KindOf(b)); chosen != same {
+		t.Errorf("the index chose %+v", chosen)
+	}
+	stopped := wants(1 << 30)
+	stopped.Resuming, stopped.HostID, stopped.Worker = true, later.HostID, "w1"
+	if chosen, refusals := Place(stopped, []*protocol.Host{later, same}, nil); chosen != nil {
+		t.Errorf("a stopped sandbox resumes on %s: %+v", chosen.Worker, refusals)
+	}
+	if e := Impossible(b, []*protocol.Host{later}); e != nil {
+		t.Errorf("a sandbox is refused for good because of a worker that can be upgraded: %v", e)
+	}
+}
+
 func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 	change := func(worker string, f func(*protocol.Host)) *protocol.Host {
 		h := host(worker, 0)

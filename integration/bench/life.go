@@ -89,7 +89,7 @@ func stepsOfCreate(
 		case protocol.SandboxAssigned:
 			step = "tell"
 		case protocol.SandboxPreparing:
-			step = e.Phase.Phase
+			step = e.Details.Phase
 		case protocol.SandboxReady:
 			return took, nil
 		}

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// measurement is one line of the table: samples of one figure for Boxfleet and, if the bare Engine has the same figure,
-// samples of the Engine.
+// measurement is one line of the table: samples of one figure for Boxfleet and, if it is compared with something
+// without Boxfleet, samples of that: of the bare Engine, unless the name says otherwise.
 type measurement struct {
 	Name   string    `json:"name"`
 	Unit   string    `json:"unit"`
 	More   bool      `json:"more_is_better,omitempty"`
 	Ours   []float64 `json:"samples"`
-	Bare   []float64 `json:"engine_samples,omitempty"`
+	Bare   []float64 `json:"bare_samples,omitempty"`
 	Target target    `json:"target,omitzero"`
 
 	// judge computes the fields below.
 	P50     float64 `json:"p50"`
 	P90     float64 `json:"p90"` // nine of ten samples are at least this good
-	BareP50 float64 `json:"engine_p50,omitempty"`
-	BareP90 float64 `json:"engine_p90,omitempty"`
+	BareP50 float64 `json:"bare_p50,omitempty"`
+	BareP90 float64 `json:"bare_p90,omitempty"`
 	Ratio   float64 `json:"ratio,omitempty"` // P50 / BareP50
 	Missed  bool    `json:"missed,omitempty"`
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The load that measureNeighbour creates beside the measured sandbox.
+// The load that measureNeighbour creates in another sandbox than the measured one.
 const (
 	loudExecs   = 16
 	loudCommand = "yes 0123456789012345678901234567890123456789012345678901234567890123456789"

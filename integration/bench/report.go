@@ -42,9 +42,9 @@ func (r *report) print(w io.Writer) {
 	if m.Load > 0.5 {
 		fmt.Fprintln(w, "the machine was busy before the first sample: the figures do not represent Boxfleet")
 	}
-	fmt.Fprintln(w)
+	fmt.Fprint(w, "\nbare: the engine without Boxfleet, unless the name says otherwise\n\n")
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tUNIT\tN\tP50\tP90\tENGINE P50\tENGINE P90\tRATIO\tTARGET\t")
+	fmt.Fprintln(table, "NAME\tUNIT\tN\tP50\tP90\tBARE P50\tBARE P90\tRATIO\tTARGET\t")
 	for _, m := range r.Measurements {
 		fmt.Fprintln(table, strings.Join(m.row(), "\t"))
 	}

@@ -55,7 +55,7 @@ func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64
 		return execTrue(ctx, s)
 	})
 	if err != nil {
-		return took, fmt.Errorf("%w; the worker logged:\n%s", err, d.worker.LastWords())
+		return took, fmt.Errorf("%w; the worker logged:\n%s", err, d.worker.LogEnd())
 	}
 	return took, d.worker.Answer(ctx, new(hello))
 }

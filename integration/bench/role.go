@@ -38,8 +38,8 @@ type role struct {
 
 	Access access.Dir `json:"access,omitempty"` // empty: NATS asks for no credentials
 
-	// TCP makes the coordinator and the worker connect to NATS over TCP, as if it ran on another machine. TLS are the files
-	// with which they do so; its certificate is also that of NATS.
+	// TCP makes the coordinator and the worker connect to NATS over TCP, as if it ran on another machine. TLS are the
+	// files with which they do so; its certificate is also that of NATS.
 	TCP bool          `json:"tcp,omitempty"`
 	TLS jetstream.TLS `json:"tls,omitzero"`
 
@@ -72,18 +72,7 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	url, connect := r.URL, jetstream.Config{URL: r.URL, TLS: r.TLS, Name: "bench"}
 	if r.Server || r.NATS {
-		trusted, err := r.Access.Operators()
-		if err != nil {
-			return err
-		}
-		config := embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port, SyncLazily: r.Lazy,
-			Operators: trusted}
-		if r.TLS.Cert != "" {
-			if config.TLS, err = certs.Server(r.TLS.Cert, r.TLS.Key); err != nil {
-				return err
-			}
-		}
-		server, err := embedded.Start(config)
+		server, err := r.startServer()
 		if err != nil {
 			return err
 		}
@@ -111,6 +100,11 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 			return err
 		}
 	}
+	if r.Server && r.Worker {
+		if err := r.startBare(ctx, connect); err != nil {
+			return err
+		}
+	}
 	deployment, err := "", error(nil)
 	if !r.NATS { // a deployment exists only with a coordinator or a worker
 		deployment, err = deploymentOf(ctx, connect)
@@ -127,6 +121,33 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	}()
 	<-ctx.Done() // a failed part also ends ctx
 	return group.Wait()
+}
+
+// startBare makes this process send bare streams.
+func (r role) startBare(ctx context.Context, connect jetstream.Config) (err error) {
+	if connect.TLS.CA != "" {
+		return nil // no phase compares with a bare stream over TLS
+	}
+	if connect.Creds, err = r.Access.Unlimited(); err != nil {
+		return err
+	}
+	return sendBare(ctx, connect)
+}
+
+// startServer starts the role's NATS server in this process.
+func (r *role) startServer() (*embedded.Server, error) {
+	trusted, err := r.Access.Operators()
+	if err != nil {
+		return nil, err
+	}
+	config := embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port, SyncLazily: r.Lazy,
+		Operators: trusted}
+	if r.TLS.Cert != "" {
+		if config.TLS, err = certs.Server(r.TLS.Cert, r.TLS.Key); err != nil {
+			return nil, err
+		}
+	}
+	return embedded.Start(config)
 }
 
 // runner runs one part of the deployment. Each part has its own connection.

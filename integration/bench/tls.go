@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// link is a deployment all of whose parts reach NATS over TCP.
+// link is a deployment whose parts all reach NATS over TCP.
 type link struct {
 	name string
 	box  *sdk.Sandbox

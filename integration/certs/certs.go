@@ -27,7 +27,7 @@ type CA struct {
 // NewCA makes a certificate authority whose certificate is in dir/name.pem.
 func NewCA(dir, name string) (*CA, error) {
 	ca := &CA{File: filepath.Join(dir, name+".pem")}
-	t := template(name, 24*time.Hour)
+	t := template(name, usualAge, 24*time.Hour)
 	t.IsCA, t.BasicConstraintsValid, t.KeyUsage = true, true, x509.KeyUsageCertSign
 	der, key, err := sign(t, t, nil)
 	if err != nil {
@@ -44,8 +44,13 @@ func NewCA(dir, name string) (*CA, error) {
 // The certificate expires after life; if life is negative, it has expired. Without hosts, it is for localhost and
 // 127.0.0.1.
 func (ca *CA) Issue(dir, name string, life time.Duration, hosts ...string) (cert, key string, err error) {
+	return ca.IssueAged(dir, name, usualAge, life, hosts...)
+}
+
+// IssueAged is like [CA.Issue], for a certificate that has been valid for some time.
+func (ca *CA) IssueAged(dir, name string, age, life time.Duration, hosts ...string) (cert, key string, err error) {
 	cert, key = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
-	t := template(name, life)
+	t := template(name, age, life)
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	t.DNSNames = hosts
 	if len(hosts) == 0 {
@@ -91,10 +96,13 @@ func Server(cert, key string, clients ...*CA) (*tls.Config, error) {
 	return c, nil
 }
 
-func template(name string, life time.Duration) *x509.Certificate {
+// usualAge is how long a new certificate has been valid already, because the clocks of machines differ.
+const usualAge = 24 * time.Hour
+
+func template(name string, age, life time.Duration) *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(life), KeyUsage: x509.KeyUsageDigitalSignature}
+		NotBefore: now.Add(-age), NotAfter: now.Add(life), KeyUsage: x509.KeyUsageDigitalSignature}
 }
 
 // sign makes a key and signs its certificate, with the new key itself if parentKey is nil.

@@ -3,11 +3,13 @@ package engines
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,7 +45,9 @@ type Engine struct {
 func Default(tb testing.TB) *Engine {
 	tb.Helper()
 	socket := dockertest.Socket(tb)
-	return &Engine{Name: "default", Host: "unix://" + socket, Socket: socket, tb: tb}
+	e := &Engine{Name: "default", Host: "unix://" + socket, Socket: socket, tb: tb}
+	checkVersion(e)
+	return e
 }
 
 // Start starts an engine that runs until the test ends. name only helps people to tell engines apart; it need not be
@@ -127,26 +131,63 @@ func (e *Engine) Restart() {
 	defer log.Close()
 	// The daemon gets only a network namespace. `ip netns exec` would also create a mount namespace with a new /sys,
 	// which hides the cgroups. The flag --bridge=none would remove the bridge of the machine's own engine.
-	flags := append([]string{
-		"--net=/run/netns/" + e.namespace, "dockerd",
+	flags := slices.Concat([]string{"--net=/run/netns/" + e.namespace}, daemonCommand(), []string{
 		"--host", e.Host,
 		"--data-root", e.Data(),
 		"--exec-root", filepath.Join(e.dir, "exec"),
 		"--pidfile", filepath.Join(e.dir, "pid"),
-	}, e.Flags...)
+	}, e.Flags)
 	e.daemon = exec.Command("nsenter", flags...)
 	e.daemon.Stdout, e.daemon.Stderr = log, log
 	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C in the terminal must not reach the daemon
 	if err := e.daemon.Start(); err != nil {
 		e.tb.Fatal(err)
 	}
-	e.PID = e.daemon.Process.Pid // nsenter execs dockerd, which keeps the pid
+	e.PID = e.daemon.Process.Pid // each program execs the next one, so dockerd has this pid
 	e.exited = make(chan struct{})
 	go func(daemon *exec.Cmd, exited chan<- struct{}) {
-		_ = daemon.Wait()
+		_ = daemon.Wait() // the daemon's log says why it ended
 		close(exited)
 	}(e.daemon, e.exited)
 	e.awaitAnswer()
+	checkVersion(e)
+}
+
+// scripts/engine26 sets these variables: the directory with the programs of another engine, and the beginning of that
+// engine's version.
+const (
+	rootVariable    = "BOXFLEET_TEST_ENGINE_ROOT"
+	versionVariable = "BOXFLEET_TEST_ENGINE_VERSION"
+)
+
+// daemonCommand returns the command that execs dockerd: the machine's own, or another one with the programs that it
+// starts. Those are bound over /usr in a mount namespace that only the engine sees.
+func daemonCommand() []string {
+	root := os.Getenv(rootVariable)
+	if root == "" {
+		return []string{"dockerd"}
+	}
+	return []string{"unshare", "--mount", "--propagation", "slave", "sh", "-c",
+		`mount --bind "$1/usr" /usr && shift && exec dockerd "$@"`, "sh", root}
+}
+
+// checkVersion fails the test if the engine is not the one that scripts/engine26 promises.
+func checkVersion(e *Engine) {
+	e.tb.Helper()
+	want := os.Getenv(versionVariable)
+	if want == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	data, err := e.request(ctx, "GET", "/version", nil)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	var got struct{ Version string }
+	if err := json.Unmarshal(data, &got); err != nil || !strings.HasPrefix(got.Version, want) {
+		e.tb.Fatalf("engine %s has version %q, want %s*: %v", e.Name, got.Version, want, err)
+	}
 }
 
 func (e *Engine) awaitAnswer() {
@@ -199,11 +240,11 @@ func (e *Engine) end(signal syscall.Signal) {
 		return
 	}
 	e.Continue()
-	_ = syscall.Kill(e.PID, signal)
+	_ = syscall.Kill(e.PID, signal) // fails if the daemon has just ended
 	select {
 	case <-e.exited:
 	case <-time.After(startTimeout):
-		_ = syscall.Kill(e.PID, syscall.SIGKILL)
+		_ = syscall.Kill(e.PID, syscall.SIGKILL) // fails if the daemon has just ended
 		<-e.exited
 		e.tb.Errorf("engine %s did not end within %s of %s:\n%s", e.Name, startTimeout, signal, e.logTail())
 	}
@@ -234,11 +275,16 @@ func (e *Engine) Namespace() string { return e.namespace }
 // Data returns the engine's data directory.
 func (e *Engine) Data() string { return filepath.Join(e.dir, "data") }
 
+// Log returns what the daemon of an engine has logged.
+func Log(e *Engine) []byte {
+	data, _ := os.ReadFile(e.log()) // an engine that this package did not start has no log here
+	return data
+}
+
 func (e *Engine) log() string { return filepath.Join(e.dir, "dockerd.log") }
 
 func (e *Engine) logTail() string {
-	data, _ := os.ReadFile(e.log())
-	lines := strings.Split(string(data), "\n")
+	lines := strings.Split(string(Log(e)), "\n")
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 

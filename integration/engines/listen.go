@@ -46,7 +46,7 @@ func (e *Engine) inNamespace(f func() error) error {
 	}
 	err = f()
 	if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
-		panic(back) // the thread is in the wrong namespace, and must not end
+		panic(back) // this thread may neither continue in the wrong namespace nor end
 	}
 	runtime.UnlockOSThread()
 	return err

@@ -48,6 +48,7 @@ func (e *Engine) removeContainers() {
 		return // the caller kills their processes
 	}
 	for _, id := range ids {
+		// The caller kills the processes of a container that the engine could not remove.
 		_, _ = e.request(ctx, "DELETE", "/containers/"+id+"?force=1&v=1", nil)
 	}
 }
@@ -65,7 +66,7 @@ func (e *Engine) killAll(what string, match func(process) bool) {
 			return
 		}
 		for _, p := range rest {
-			_ = syscall.Kill(p.pid, syscall.SIGKILL)
+			_ = syscall.Kill(p.pid, syscall.SIGKILL) // fails if the process has just ended
 		}
 		select {
 		case <-tick.C:

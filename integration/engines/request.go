@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,6 +88,9 @@ func (e *Engine) open(ctx context.Context, method, path string, body io.Reader) 
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/x-tar")
+		if strings.HasSuffix(path, "/create") {
+			req.Header.Set("Content-Type", "application/json")
+		}
 	}
 	resp, err := client.Do(req)
 	if err != nil {
@@ -97,4 +102,24 @@ func (e *Engine) open(ctx context.Context, method, path string, body io.Reader) 
 		return nil, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, message)
 	}
 	return resp.Body, nil
+}
+
+// SecondNetwork makes another network with the name and the labels of a network, on another subnet.
+func (e *Engine) SecondNetwork(ctx context.Context, name, subnet, bridge string) error {
+	data, err := e.request(ctx, "GET", "/networks/"+url.PathEscape(name), nil)
+	if err != nil {
+		return err
+	}
+	var of struct{ Labels map[string]string }
+	if err := json.Unmarshal(data, &of); err != nil {
+		return err
+	}
+	body, err := json.Marshal(map[string]any{"Name": name, "CheckDuplicate": false, "Driver": "bridge",
+		"Labels": of.Labels, "IPAM": map[string]any{"Config": []map[string]string{{"Subnet": subnet}}},
+		"Options": map[string]string{"com.docker.network.bridge.name": bridge}})
+	if err != nil {
+		return err
+	}
+	_, err = e.request(ctx, "POST", "/networks/create", bytes.NewReader(body))
+	return err
 }

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -182,7 +183,7 @@ func (f remains) cleanUp() {
 			f.removeAll(address, deployment)
 		}
 	}
-	if err := os.RemoveAll(f.Dir); err != nil {
-		f.TB.Errorf("remove the fleet's directory: %v", err)
+	if err := errors.Join(os.RemoveAll(f.Dir), os.RemoveAll(f.StoreDir)); err != nil {
+		f.TB.Errorf("remove the fleet's directories: %v", err)
 	}
 }

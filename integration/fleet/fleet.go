@@ -16,11 +16,13 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/integration/access"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/seal"
 )
 
 // Image is the image that tests run; `make image` builds it.
@@ -42,18 +44,22 @@ type Options struct {
 	Coordinators int                // coordinators that Start starts, named c1, c2, …; default 1; -1 for no coordinator
 	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for no worker
 
+	// Secrets gives the coordinators a key for secrets.
+	Secrets bool
+
 	// TLS makes the servers demand TLS, with a certificate of each client. It needs one server that is not killable.
 	TLS bool
 }
 
 // Fleet is one deployment.
 type Fleet struct {
-	TB      testing.TB
-	Dir     string // the fleet's directory; removed at the end of the test
-	Servers []*embedded.Server
-	Server  *Process        // the NATS server's process, only with [Options.Killable]
-	Client  *sdk.Client     // acts as a user of the default tenant
-	Conn    *jetstream.Conn // connection of the test itself, which checks the log
+	TB       testing.TB
+	Dir      string // the fleet's directory; removed at the end of the test
+	StoreDir string // the stores of the NATS servers; removed at the end of the test
+	Servers  []*embedded.Server
+	Server   *Process        // the NATS server's process, only with [Options.Killable]
+	Client   *sdk.Client     // acts as a user of the default tenant
+	Conn     *jetstream.Conn // connection of the test itself, which checks the log
 
 	// Operator acts as an operator: it controls hosts and images.
 	Operator *sdk.Client
@@ -68,6 +74,7 @@ type Fleet struct {
 	access    access.Dir    // empty: a fleet without credentials
 	refused   refusals
 	tls       *secured // nil: no TLS
+	secrets   string   // seed of the coordinators' key for secrets; "": they keep no secrets
 
 	mayBeRefused bool // see MayBeRefused
 }
@@ -81,11 +88,20 @@ func Start(tb testing.TB, o Options) *Fleet {
 	if f.Dir, err = os.MkdirTemp("", "boxfleet-fleet-"); err != nil {
 		tb.Fatal(err)
 	}
+	if f.StoreDir, err = os.MkdirTemp(os.Getenv(eventually.StoresVariable), "boxfleet-stores-"); err != nil {
+		tb.Fatal(err)
+	}
 	if os.Getenv(access.Variable) == "" {
 		if f.access, err = access.New(f.Dir); err != nil {
 			tb.Fatal(err)
 		}
 	}
+	if o.Secrets {
+		f.makeSecretsKey()
+	}
+	// The temporary directories of the test must outlive the fleet, because the check for leaks may restart workers that
+	// use them. TempDir registers their removal when it is called first, and clean-ups run in reverse order.
+	tb.TempDir()
 	tb.Cleanup(remains{f}.cleanUp)
 	tb.Cleanup(f.checkViolations)
 	tb.Cleanup(remains{f}.checkLeaks)
@@ -104,6 +120,33 @@ func Start(tb testing.TB, o Options) *Fleet {
 		f.Worker("w1", Role{})
 	}
 	return f
+}
+
+// ReplaceSecretsKey puts a new key for secrets before the others, for coordinators that start from now on. Call the
+// returned function to take the earlier keys away, or to give them back.
+func ReplaceSecretsKey(f *Fleet) (keepEarlier func(keep bool)) {
+	f.TB.Helper()
+	earlier := f.secrets
+	f.makeSecretsKey()
+	all := f.secrets
+	return func(keep bool) {
+		if f.secrets = all; !keep {
+			f.secrets = strings.TrimSuffix(all, earlier)
+		}
+	}
+}
+
+func (f *Fleet) makeSecretsKey() {
+	f.TB.Helper()
+	key, err := seal.New()
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	seed, err := key.Seed()
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	f.secrets = string(seed) + "\n" + f.secrets
 }
 
 func (f *Fleet) startServers() {
@@ -126,9 +169,9 @@ func (f *Fleet) startServers() {
 		}
 	}
 	if servers > 1 {
-		f.Servers, err = embedded.StartClusterOf(f.Dir, servers, trusted)
+		f.Servers, err = embedded.StartClusterOf(f.StoreDir, servers, trusted)
 	} else {
-		cfg := embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1", Operators: trusted}
+		cfg := embedded.Config{Dir: filepath.Join(f.StoreDir, "nats"), Name: "n1", Operators: trusted}
 		if f.options.TLS {
 			f.startTLS()
 			cfg.TLS = f.tls.server(f.TB)

@@ -83,7 +83,7 @@ func TestLeaksFailATest(t *testing.T) {
 	sleeper := exec.Command("sleep", "1000")
 	sleeper.Env = []string{"OF=" + f.Dir}
 	check(t, sleeper.Start())
-	t.Cleanup(func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() })
+	t.Cleanup(func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() }) // Wait reports the kill
 
 	said := strings.Join(leftOf(r), "\n")
 	for what, words := range map[string]string{

@@ -138,11 +138,11 @@ func (l *Link) keep(c net.Conn) bool {
 }
 
 func (l *Link) close() {
-	_ = l.listener.Close()
+	_ = l.listener.Close() // the link is not used any more
 	l.mu.Lock()
 	l.closed = true
 	for _, c := range l.conns {
-		_ = c.Close()
+		_ = c.Close() // either side may have closed it
 	}
 	select {
 	case <-l.flowing:

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,11 +19,15 @@ import (
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/integration/halt"
 	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/seal"
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// supervisorPath is the path of the supervisor that Main built.
-var supervisorPath string
+// supervisorPath is the path of the supervisor that Main built in programDir.
+var supervisorPath, programDir string
+
+// ProgramDir returns a directory for programs that tests build once. Main removes it after the last test.
+func ProgramDir() string { return programDir }
 
 // Main is the TestMain of packages that start fleets. If the process was started for a role, Main runs that role.
 // Otherwise it builds the supervisor and runs the tests.
@@ -44,7 +49,7 @@ func withSupervisor(run func() int) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	supervisorPath = filepath.Join(dir, "boxfleet-supervisor")
+	programDir, supervisorPath = dir, filepath.Join(dir, "boxfleet-supervisor")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", supervisorPath,
 		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -60,6 +65,15 @@ func withSupervisor(run func() int) int {
 	return checked(run)
 }
 
+// tellGoroutines answers [Process.Goroutines].
+func tellGoroutines() {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	for range asked {
+		fmt.Printf(goroutinesLine+"\n", runtime.NumGoroutine())
+	}
+}
+
 // play runs a coordinator, a worker or the NATS server until SIGTERM.
 func play(encoded string) error {
 	var r Role
@@ -70,6 +84,7 @@ func play(encoded string) error {
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	slog.SetDefault(log)
+	go tellGoroutines()
 	if r.Kind == serverKind {
 		return playServer(ctx, r)
 	}
@@ -83,11 +98,18 @@ func play(encoded string) error {
 	defer conn.Close()
 	ready := func() { fmt.Println(readyLine) }
 	if r.Kind == "coordinator" {
+		var keys seal.Keys
+		if r.Secrets != "" {
+			if keys, err = seal.ParseKeys("secrets", []byte(r.Secrets)); err != nil {
+				return err
+			}
+		}
 		return coordinator.Run(ctx, coordinator.Config{
 			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
 			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates,
 				BlobMaxAge: r.BlobMaxAge},
 			Timing: r.Timing, Histories: r.Histories, Defaults: r.Defaults, OnReady: ready, Logger: log, Probe: r.probe(),
+			SecretsKeys: keys,
 		})
 	}
 	return worker.Run(ctx, worker.Config{

@@ -88,6 +88,7 @@ type Role struct {
 	LockTTL    time.Duration `json:"lock_ttl,omitempty"`
 	CleanupTTL time.Duration `json:"cleanup_ttl,omitempty"`
 	BlobMaxAge time.Duration `json:"blob_max_age,omitempty"`
+	Secrets    string        `json:"secrets,omitempty"` // seed of a coordinator's key for secrets
 	Duplicates time.Duration `json:"duplicates,omitempty"`
 }
 
@@ -96,6 +97,9 @@ const roleVariable = "BOXFLEET_TEST_ROLE"
 
 // readyLine is the line that a process prints when it is ready.
 const readyLine = "READY"
+
+// goroutinesLine is a line with a number of goroutines, which a process prints when it gets SIGUSR1.
+const goroutinesLine = "GOROUTINES %d"
 
 // Process is a coordinator, a worker or the NATS server in its own process.
 type Process struct {
@@ -106,6 +110,7 @@ type Process struct {
 	cmd  *exec.Cmd
 
 	ready  chan struct{}
+	counts chan int // answers to Goroutines
 	exited chan struct{}
 	err    error // how the process ended; valid after exited is closed
 
@@ -144,7 +149,7 @@ func (f *Fleet) Processes(role string) []*Process {
 
 func (f *Fleet) start(kind, name string, r Role) *Process {
 	f.TB.Helper()
-	r.Kind, r.Name, r.URL, r.Replicas = kind, name, f.URL(), max(len(f.Servers), 1)
+	r.Kind, r.Name, r.URL, r.Replicas, r.Secrets = kind, name, f.URL(), max(len(f.Servers), 1), f.secrets
 	if r.NATS != "" {
 		r.URL = r.NATS
 	}
@@ -160,7 +165,8 @@ func (f *Fleet) start(kind, name string, r Role) *Process {
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	p := &Process{Name: name, Role: r, role: kind, f: f, ready: make(chan struct{}), exited: make(chan struct{})}
+	p := &Process{Name: name, Role: r, role: kind, f: f, ready: make(chan struct{}),
+		counts: make(chan int, 1), exited: make(chan struct{})}
 	p.cmd = exec.Command(os.Args[0])
 	p.cmd.Env = append(os.Environ(), roleVariable+"="+string(encoded))
 	stdout, err := p.cmd.StdoutPipe()
@@ -184,6 +190,10 @@ func (p *Process) follow(stdout io.Reader) {
 	for lines.Scan() {
 		if lines.Text() == readyLine {
 			close(p.ready)
+		}
+		var n int
+		if _, err := fmt.Sscanf(lines.Text(), goroutinesLine, &n); err == nil {
+			p.counts <- n
 		}
 	}
 	p.err = p.cmd.Wait()
@@ -217,6 +227,29 @@ func (p *Process) PeakMemory() int64 {
 		p.f.TB.Fatalf("read the peak memory of %s: %v", p.Name, err)
 	}
 	return kib << 10
+}
+
+// Goroutines returns how many goroutines the process has.
+func (p *Process) Goroutines() int {
+	p.f.TB.Helper()
+	p.Signal(syscall.SIGUSR1)
+	select {
+	case n := <-p.counts:
+		return n
+	case <-time.After(20 * time.Second):
+		p.f.TB.Fatalf("%s %s does not tell its goroutines", p.role, p.Name)
+	}
+	return 0
+}
+
+// Descriptors returns how many descriptors the process has open.
+func (p *Process) Descriptors() int {
+	p.f.TB.Helper()
+	found, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Pid()))
+	if err != nil {
+		p.f.TB.Fatal(err)
+	}
+	return len(found)
 }
 
 // AwaitReady waits until the process accepts work.

@@ -27,6 +27,7 @@ const (
 func (f *Fleet) report() {
 	var all bytes.Buffer
 	f.writeHistories(&all)
+	f.logPending()
 	for _, p := range f.processes {
 		lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
 		f.TB.Logf("end of the log of %s %s:\n%s", p.role, p.Name, strings.Join(lines[max(0, len(lines)-printedLines):], "\n"))
@@ -71,5 +72,29 @@ func (f *Fleet) writeHistories(into *bytes.Buffer) {
 	fmt.Fprintf(into, "---- end of the histories (%v)\n", err)
 	for _, sandbox := range slices.Sorted(maps.Keys(newest)) {
 		fmt.Fprintf(into, "%s\n    %s\n", sandbox, strings.Join(newest[sandbox], "\n    "))
+	}
+}
+
+// logPending logs why each pending sandbox is not ready, as far as the coordinator knows.
+func (f *Fleet) logPending() {
+	if f.Client == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for s, err := range f.Client.List(ctx) {
+		if err != nil {
+			f.TB.Logf("list the sandboxes for the report: %v", err)
+			return
+		}
+		if s.Info().State != protocol.StatePending {
+			continue
+		}
+		explanation, err := s.Explain(ctx)
+		if err != nil {
+			f.TB.Logf("%s is pending; no explanation: %v", s.ID(), err)
+			continue
+		}
+		f.TB.Logf("%s is pending: %s %+v", s.ID(), explanation.Waiting, explanation.Hosts)
 	}
 }

@@ -64,6 +64,17 @@ func (f *Fleet) Options(o sdk.Options) sdk.Options {
 	return o
 }
 
+// AsViewer returns o with the fleet's servers and the credentials of a viewer of the default tenant.
+func (f *Fleet) AsViewer(o sdk.Options) sdk.Options {
+	f.TB.Helper()
+	var err error
+	o.Creds, err = f.access.Of(rights.Identity{Role: rights.Viewer, Name: "viewer", Tenant: protocol.DefaultTenant})
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	return f.Options(o)
+}
+
 // AsOperator returns o with the fleet's servers and the credentials of an operator.
 func (f *Fleet) AsOperator(o sdk.Options) sdk.Options {
 	f.TB.Helper()

@@ -20,7 +20,7 @@ func (f *Fleet) startServer() {
 		f.TB.Fatal(err)
 	}
 	f.Server = f.start(serverKind, "n1",
-		Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.Dir, "nats")})
+		Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.StoreDir, "nats")})
 }
 
 // RestartServer kills the NATS server with SIGKILL and restarts it.

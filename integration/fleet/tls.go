@@ -133,7 +133,7 @@ func (f *Fleet) Cut() {
 				return fmt.Errorf("connection %d has not ended", id)
 			}
 		}
-		missing := map[string]int{} // by user: other clients may come meanwhile
+		missing := map[string]int{} // missing connections by user; other clients may connect meanwhile
 		for _, user := range before {
 			missing[user]++
 		}

@@ -180,7 +180,7 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 			return ctx.Err()
 		}
 	}
-	return b.afterPhases(ctx, s, told, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
+	return b.afterPhases(ctx, s, told, protocol.Event{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{
 		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0",
 			64), Subnet: "10.201.0.0/28", Boot: newID(),
 	}})
@@ -220,7 +220,8 @@ func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.runs[x.ID] = true
 	go func() {
 		if err := b.exec(ctx, x.ID); err != nil && ctx.Err() == nil {
-			b.host.park.log.Warn("could not append the start or the end of an exec", "worker", b.host.name, "sandbox", b.key.id, "error",
+			b.host.park.log.Warn("could not append the start or the end of an exec", "worker", b.host.name, "sandbox", b.key.id,
+				"error",
 				err)
 		}
 		b.mu.Lock()

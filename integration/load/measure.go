@@ -50,17 +50,17 @@ func measure(ctx context.Context, o options, r *report) (err error) {
 		err := s.do(limited)
 		cancel()
 		if err != nil {
-			return fmt.Errorf("%s: %w%s", s.what, err, m.lastWords())
+			return fmt.Errorf("%s: %w%s", s.what, err, m.logEnds())
 		}
 	}
 	return nil
 }
 
-// lastWords returns the end of each coordinator's log.
-func (m *measurement) lastWords() string {
+// logEnds returns the end of each coordinator's log.
+func (m *measurement) logEnds() string {
 	words := ""
 	for name, p := range m.deciding {
-		words += "\n" + name + " says:\n" + p.LastWords()
+		words += "\n" + name + " says:\n" + p.LogEnd()
 	}
 	return words
 }

@@ -35,7 +35,7 @@ func storeRate(ctx context.Context, url, creds string) (float64, error) {
 			for time.Since(begin) < appendsFor {
 				e := protocol.Event{Sequence: 1, Kind: protocol.SandboxFailed, State: protocol.StateFailed,
 					Time:    time.Now().UTC(),
-					Request: newID(), Error: why, Reason: why.Reason, Phase: &protocol.SandboxDetails{Spec: &whole}}
+					Request: newID(), Error: why, Reason: why.Reason, Details: &protocol.SandboxDetails{Spec: &whole}}
 				b := &protocol.Batch{Version: protocol.Version, Tenant: "store", Sandbox: newID(), ID: newID(),
 					Writer: "load", Events: []protocol.Event{e}}
 				if _, err := conn.Append(ctx, b, 0); err != nil {

@@ -93,7 +93,7 @@ func (l *life) event(e *protocol.Event, at time.Time) {
 	case protocol.SandboxAccepted:
 		l.accepted = at
 	case protocol.SandboxAssigned:
-		l.assigned, l.worker, l.scheduler = at, e.Phase.Worker, e.Writer
+		l.assigned, l.worker, l.scheduler = at, e.Details.Worker, e.Writer
 		l.assignments++
 	case protocol.SandboxReady:
 		l.ready = at

@@ -76,8 +76,8 @@ func (p *Process) Write(data []byte) (int, error) {
 	return p.log.Write(data)
 }
 
-// LastWords returns the end of the process's log.
-func (p *Process) LastWords() string {
+// LogEnd returns the end of the process's log.
+func (p *Process) LogEnd() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	log := p.log.Bytes()
@@ -99,9 +99,9 @@ func (p *Process) Answer(ctx context.Context, v any) error {
 		}
 		return nil
 	case <-p.exited:
-		return fmt.Errorf("a process of the deployment ended:\n%s", p.LastWords())
+		return fmt.Errorf("a process of the deployment ended:\n%s", p.LogEnd())
 	case <-ctx.Done():
-		return fmt.Errorf("a process of the deployment does not answer: %w\n%s", ctx.Err(), p.LastWords())
+		return fmt.Errorf("a process of the deployment does not answer: %w\n%s", ctx.Err(), p.LogEnd())
 	}
 }
 

@@ -63,15 +63,15 @@ func (r *Registry) Open(l net.Listener) *Door {
 			d.pause(q, f.Delay)
 			if f.Status != 0 {
 				w.WriteHeader(f.Status)
-				_, _ = io.WriteString(w, f.Body)
+				_, _ = io.WriteString(w, f.Body) // fails if the client is gone
 				return
 			}
 			forward.ServeHTTP(w, q)
 		})}
-	go func() { _ = server.Serve(l) }()
+	go func() { _ = server.Serve(l) }() // returns when the server is closed
 	r.tb.Cleanup(func() {
 		close(d.closed)
-		_ = server.Close()
+		_ = server.Close() // the process ends soon, and the kernel closes what is left
 		transport.CloseIdleConnections()
 	})
 	return d

@@ -43,7 +43,11 @@ func Start(tb testing.TB, private bool) *Registry {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Error(err)
+		}
+	})
 	r := &Registry{tb: tb, dir: dir, socket: filepath.Join(dir, "socket")}
 	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: "+
 		"{rootdirectory: %s/data}}\nhttp: {net: unix, addr: %s}\n", dir, r.socket)
@@ -63,8 +67,8 @@ func Start(tb testing.TB, private bool) *Registry {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
+		_ = server.Process.Kill() // fails if the server has ended
+		_ = server.Wait()         // reports the kill
 		if tb.Failed() {
 			tb.Logf("the registry's log:\n%s", log.String())
 		}

@@ -30,13 +30,13 @@ func Sandbox(
 	id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error,
 ) *History {
 	h := &History{Tenant: protocol.DefaultTenant, ID: id, worker: worker, write: write}
-	whole, builtIn := spec.Resolve(asked)
+	resolved, defaulted := spec.Resolve(asked)
 	h.Message(Coordinator, protocol.Event{Kind: protocol.SandboxAccepted, Time: at, Request: id,
-		Phase: &protocol.SandboxDetails{Spec: &whole, BuiltIn: builtIn}})
+		Details: &protocol.SandboxDetails{Spec: &resolved, Defaulted: defaulted}})
 	h.Message(Coordinator, protocol.Event{Kind: protocol.SandboxAssigned, Time: at,
-		Phase: &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: 1}})
+		Details: &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: 1}})
 	h.Message(worker, protocol.Event{Kind: protocol.SandboxReady, Time: at,
-		Phase: &protocol.SandboxDetails{Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc",
+		Details: &protocol.SandboxDetails{Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc",
 			Container: container, Boot: newID()}})
 	return h
 }
@@ -63,7 +63,7 @@ func (h *History) Delete(at time.Time) {
 	h.Message(h.worker, protocol.Event{Kind: protocol.SandboxDeleted, Time: at})
 }
 
-// Err returns the first error. It returns nil if the whole history was written.
+// Err returns the first error. It returns nil if the resolved history was written.
 func (h *History) Err() error { return h.err }
 
 func newID() string { return strings.ToLower(ulid.Make().String()) }

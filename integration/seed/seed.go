@@ -1,5 +1,5 @@
 // Package seed writes histories directly into the log, for tests and benchmarks that need past execs or sandboxes.
-// Running so many execs would take hours; writing their events takes seconds.
+// Running this many execs would take hours; writing their events takes seconds.
 package seed
 
 import (

@@ -47,7 +47,7 @@ func adoptStreams(dir, account string) error {
 	to := filepath.Join(store, account)
 	// The server leaves empty directories behind. A directory that is not empty stays, and the rename then fails.
 	for _, empty := range []string{filepath.Join(to, "streams"), to} {
-		_ = os.Remove(empty)
+		_ = os.Remove(empty) // the rename reports a directory that stayed
 	}
 	err = os.Rename(filepath.Join(store, found[0]), to)
 	if err == nil {

@@ -56,7 +56,7 @@ func inStore(t *testing.T, dir string, a *auth.Authority, before []string) (now 
 		b := &protocol.Batch{Version: protocol.Version, ID: "b-" + id, Writer: "k1", Tenant: "t1", Sandbox: id}
 		b.Events = []protocol.Event{{
 			Sequence: 1, Kind: protocol.SandboxAccepted, State: protocol.StatePending, Time: time.Now().UTC(),
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}}
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}}
 		if _, err := c.Append(t.Context(), b, 0); err != nil {
 			t.Fatal(err)
 		}

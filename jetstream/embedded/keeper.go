@@ -20,7 +20,7 @@ import (
 const DefaultBallast = 64 << 20
 
 const (
-	ballastFile = "ballast" // in the store's directory
+	ballastFile = "ballast" // name of the ballast in the store's directory
 	// ballastPart limits the ballast on a small disk: the ballast is at most 1/ballastPart of the disk.
 	ballastPart = 20
 	diskPeriod  = 200 * time.Millisecond

@@ -87,7 +87,7 @@ func appendOne(ctx context.Context, c *jetstream.Conn, id string) error {
 		Tenant:  "t1",
 		Sandbox: id,
 		Events: []protocol.Event{{Sequence: 1, Kind: protocol.SandboxAccepted,
-			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}},
+			Details: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}},
 	}
 	_, err := c.Append(ctx, b, 0)
 	return err

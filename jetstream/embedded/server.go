@@ -48,7 +48,7 @@ type Config struct {
 type Server struct {
 	*server.Server
 	config  Config
-	options *server.Options // with which the server started
+	options *server.Options // the options with which the server started
 }
 
 // Start runs a server and waits up to 10 s until it accepts connections.

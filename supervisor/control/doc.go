@@ -4,7 +4,7 @@
 //	worker (listens)                          supervisor (PID 1, dials)
 //	                    <-- Hello, Hello(more) …
 //	Welcome             -->
-//	Start, Cancel, …    -->
+//	Start, Signal, …    -->
 //	                    <-- Reply, Output, Result, Primary
 //
 // Each frame is one [Command] to the supervisor or one [Notice] to the worker. A new version of the protocol may add

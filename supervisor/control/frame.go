@@ -12,6 +12,10 @@ import (
 const (
 	MaxNotice  = 1 << 20 // frames to the worker
 	MaxCommand = 2 << 20 // frames to the supervisor
+
+	// MaxSecretsCommand is the limit of a frame to a supervisor with [Hello.TakesSecrets]. A command may have
+	// protocol.MaxSecretUses values of protocol.MaxSecretValue bytes.
+	MaxSecretsCommand = MaxCommand + protocol.MaxSecretUses*protocol.MaxSecretValue
 )
 
 const headerSize = 4

@@ -11,9 +11,9 @@ const Version = 1
 
 // Names of files inside the container, and below the sandbox's directories on the host.
 const (
-	SocketName  = "worker.sock" // in the control directory
-	ExecsDir    = "execs"       // in the run directory on the host; contains the files of execs
-	PrimaryDir  = "primary"     // in the run directory on the host; contains stdout and stderr of the primary command
+	SocketName  = "worker.sock" // the worker's socket in the control directory
+	ExecsDir    = "execs"       // directory for the files of execs, in the run directory on the host
+	PrimaryDir  = "primary"     // directory for stdout and stderr of the primary command, in the run directory on the host
 	StdoutName  = "stdout"
 	StderrName  = "stderr"
 	RecordName  = "exit" // the exit record of an exec
@@ -45,15 +45,15 @@ const MaxExecs = 16384
 // [Start.InlineLimit] is larger.
 const MaxInline = 256 << 10
 
-// Command is one frame to the supervisor. Exactly one of the pointers is set. Each command except Welcome is answered
-// by a [Reply] with the same Seq.
+// Command is one frame to the supervisor. Exactly one of the pointers is set. Each command except a Welcome without
+// secrets is answered by a [Reply] with the same Seq.
 type Command struct {
 	Seq uint64 `json:"seq,omitempty"`
 
 	// Until is the time, by [Clock], until which the worker can trust that it holds the host's lock. A supervisor that
-	// was paused may read the command after Until. It then refuses a Start or a StopAll with unavailable and reason
-	// lease_lost. If the command is the first Welcome, the supervisor closes the connection and dials again. 0 means no
-	// limit; older workers send 0.
+	// was paused may read the command after Until. It then refuses a Start, a Help, a Signal or a StopAll with unavailable
+	// and reason lease_lost. If the command is the first Welcome, the supervisor closes the connection and dials again. 0
+	// means no limit; older workers send 0.
 	Until time.Duration `json:"until,omitempty"`
 
 	Welcome *Welcome `json:"welcome,omitempty"`
@@ -61,6 +61,11 @@ type Command struct {
 	Cancel  *Cancel  `json:"cancel,omitempty"`
 	Forget  *Forget  `json:"forget,omitempty"`
 	StopAll *StopAll `json:"stop_all,omitempty"`
+	Input   *Input   `json:"input,omitempty"`
+	Help    *Help    `json:"help,omitempty"`
+	Signal  *Signal  `json:"signal,omitempty"`
+
+	Processes *Processes `json:"processes,omitempty"`
 }
 
 // Notice is one frame to the worker. Exactly one of the pointers is set.
@@ -86,6 +91,13 @@ type Hello struct {
 	// TakesFiles says that this supervisor writes to the files that are sent with Welcome and Start. An older supervisor
 	// creates its own files, in a run directory that is mounted into its container.
 	TakesFiles bool `json:"takes_files,omitempty"`
+
+	// TakesSecrets says that this supervisor knows the fields Welcome.Secrets, Start.Secrets and Start.OnlyKnown. An
+	// older supervisor ignores these fields, so it must not get a command that needs them.
+	TakesSecrets bool `json:"takes_secrets,omitempty"`
+	TakesInput   bool `json:"takes_input,omitempty"` // this supervisor knows Start.OpenStdin and Command.Input
+	TakesHelp    bool `json:"takes_help,omitempty"`  // this supervisor knows Command.Help; an older one does not
+	Welcomed     bool `json:"welcomed,omitempty"`    // this boot has accepted a Welcome, so it has the container's secrets
 }
 
 // Welcome answers Hello. A supervisor starts no exec before the first Welcome of its boot. Only the first Welcome
@@ -100,6 +112,11 @@ type Welcome struct {
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
 	Files       int               `json:"files,omitempty"` // [PrimaryFiles], or 0 if the primary command already runs
+
+	// Secrets are the secrets of the container's spec. Their variables and masks apply to every command in the container,
+	// and their files belong to DefaultUser. The supervisor takes them from the first Welcome of its boot, and answers a
+	// Welcome that has secrets with a [Reply]. If the Reply has an error, the supervisor did not accept the Welcome.
+	Secrets []Secret `json:"secrets,omitempty"`
 }
 
 // Start starts an exec. A second Start with the same id starts nothing, and is answered with the exec's current status.
@@ -118,6 +135,7 @@ type Start struct {
 	Cwd         string            `json:"cwd,omitempty"`  // default: Welcome.DefaultCwd, or /
 	User        string            `json:"user,omitempty"` // "name|uid[:group|gid]"; default: Welcome.DefaultUser, or root
 	Stdin       []byte            `json:"stdin,omitempty"`
+	OpenStdin   bool              `json:"open_stdin,omitempty"`   // stdin comes with [Input]; Stdin is empty
 	Timeout     time.Duration     `json:"timeout,omitempty"`      // counted from the start of the exec; 0: no timeout
 	Grace       time.Duration     `json:"grace,omitempty"`        // time between TERM and KILL after the timeout
 	OutputLimit int64             `json:"output_limit,omitempty"` // maximum number of stored bytes of each stream
@@ -126,6 +144,14 @@ type Start struct {
 	// Files is the number of files that come with the command: [ExecFiles] or 0. If Files is 0, the supervisor keeps up
 	// to half of InlineLimit of each stream in memory, and writes no exit record to disk.
 	Files int `json:"files,omitempty"`
+
+	// Secrets are the secrets of the exec. Their files are in the directory [protocol.SecretsDir]/ID while the exec runs,
+	// and belong to the exec's user.
+	Secrets []Secret `json:"secrets,omitempty"`
+
+	// OnlyKnown makes the supervisor start nothing: it answers with the exec's status, or with not_found if it does not
+	// know the exec. The worker then asks for the exec's secrets, and sends the Start with them.
+	OnlyKnown bool `json:"only_known,omitempty"`
 }
 
 // Cancel ends an exec. The whole process tree gets TERM, and KILL after Grace. Cancel does nothing if the exec has
@@ -133,6 +159,37 @@ type Start struct {
 type Cancel struct {
 	ID    string        `json:"id"`
 	Grace time.Duration `json:"grace,omitempty"`
+}
+
+// Signal sends a signal to the main process of a running exec, or to all of its processes. An older supervisor refuses
+// it with failed_precondition and reason unsupported_version.
+type Signal struct {
+	ID     string `json:"id"`
+	Number uint64 `json:"number"` // positive, and higher for each signal to the exec; a repeated number sends nothing
+	Signal int    `json:"signal"`
+	Tree   bool   `json:"tree,omitempty"`
+}
+
+// SignalResult says what happened to a signal. A repeated [Signal] gets the result of the first one.
+type SignalResult struct {
+	Outcome   protocol.SignalOutcome `json:"outcome"`
+	Processes int                    `json:"processes,omitempty"` // how many processes got the signal
+	Error     *protocol.Error        `json:"error,omitempty"`     // why no process, or not every process, got it
+}
+
+// RememberedSignals is how many results of signals a supervisor remembers for each exec. It answers a repeated signal
+// with an older number with the outcome unknown.
+const RememberedSignals = 4 * protocol.KeptSignals
+
+// Processes asks for the processes in the container. An older supervisor refuses it with failed_precondition and reason
+// unsupported_version.
+type Processes struct{}
+
+// ProcessTable lists the processes in a container, without the supervisor, in the order of their ids: at most
+// [protocol.MaxProcesses].
+type ProcessTable struct {
+	Processes []protocol.Process `json:"processes,omitempty"`
+	More      int                `json:"more,omitempty"` // how many processes are not listed
 }
 
 // Forget makes the supervisor forget ended execs. The worker removes their files. Running and unknown execs are
@@ -152,6 +209,10 @@ type Reply struct {
 	Seq    uint64          `json:"seq"`
 	Error  *protocol.Error `json:"error,omitempty"`
 	Status *ExecStatus     `json:"status,omitempty"` // set after a Start
+	Input  *InputStatus    `json:"input,omitempty"`  // set after an Input
+	Signal *SignalResult   `json:"signal,omitempty"` // set after a Signal
+
+	Processes *ProcessTable `json:"processes,omitempty"` // set after a Processes
 }
 
 // ExecStatus is the current state of one exec.

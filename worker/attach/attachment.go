@@ -29,6 +29,7 @@ type Config struct {
 	RunDir     string // directory with the files that the supervisor writes; the worker does not trust their content
 	Home       string // directory of the container on the host
 	Welcome    control.Welcome
+	Secrets    supervise.Secrets                       // gets the container's secrets; nil: it has none
 	Lease      func() (until time.Duration, err error) // returns until when the host's lock may be trusted
 	Fence      func() error                            // returns an error if the worker does not hold the host's lock
 	Events     Events
@@ -76,7 +77,7 @@ func Listen(cfg Config) (*Attachment, error) {
 	a := &Attachment{Run: run, Home: cfg.Home, Key: cfg.Welcome.Key, cfg: cfg,
 		commands: map[string]chan control.Result{}, done: make(chan struct{})}
 	a.Link, err = supervise.Listen(supervise.Config{
-		ControlDir: cfg.ControlDir, Run: run, Welcome: cfg.Welcome, Lease: cfg.Lease, Logger: cfg.Log,
+		ControlDir: cfg.ControlDir, Run: run, Welcome: cfg.Welcome, Secrets: cfg.Secrets, Lease: cfg.Lease, Logger: cfg.Log,
 		OnConnect: a.onConnect, OnOutput: cfg.Events.Output, OnEnd: a.onEnd,
 		OnPrimary: func(p control.Primary) { cfg.Events.Primary(a, p) },
 	})
@@ -88,7 +89,7 @@ func Listen(cfg Config) (*Attachment, error) {
 }
 
 // Greet waits until the supervisor connects. pid is the supervisor's process on the host. If this process ends first,
-// Greet returns an error at once.
+// or the supervisor cannot get the container's secrets, Greet returns an error at once.
 func (a *Attachment) Greet(ctx context.Context, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -104,6 +105,9 @@ func (a *Attachment) Greet(ctx context.Context, pid int) error {
 		}
 	}()
 	hello, err := a.Link.Connected(alive)
+	if refused := a.Link.Refused(); err != nil && refused != nil {
+		return refused
+	}
 	if err != nil && alive.Err() != nil && ctx.Err() == nil {
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
 			"the container ended before its supervisor connected")

@@ -61,12 +61,17 @@ func StartedBefore(st *protocol.State, id, boot string) (number uint64, started 
 // ServiceDown fails an exec in a service that was given up. The service's container does not run, and the worker will
 // not start it again.
 func ServiceDown(st *protocol.State, id, service string) []protocol.Event {
+	why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServiceDown, "the service %s does not run", service)
+	why.Field = "spec.service"
+	return ExecUnstartable(st, id, why)
+}
+
+// ExecUnstartable fails an accepted exec that cannot start.
+func ExecUnstartable(st *protocol.State, id string, why *protocol.Error) []protocol.Event {
 	x := st.Execs[id]
 	if x == nil || x.State != protocol.ExecStateAccepted {
 		return nil
 	}
-	why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServiceDown, "the service %s does not run", service)
-	why.Field = "spec.service"
 	return failUnstarted(id, why)
 }
 

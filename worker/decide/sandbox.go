@@ -45,7 +45,7 @@ func Ready(st *protocol.State, run *PrimaryRun, made *protocol.SandboxDetails) [
 	if st.Sandbox.State != protocol.StatePending {
 		return nil
 	}
-	return append(PrimaryEvents(&st.Sandbox, run), protocol.Event{Kind: protocol.SandboxReady, Phase: made})
+	return append(PrimaryEvents(&st.Sandbox, run), protocol.Event{Kind: protocol.SandboxReady, Details: made})
 }
 
 // Resumed ends a resume.
@@ -53,7 +53,7 @@ func Resumed(st *protocol.State, boot string, ports []protocol.Port) []protocol.
 	if st.Sandbox.State != protocol.StatePending {
 		return nil
 	}
-	return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
+	return []protocol.Event{{Kind: protocol.SandboxReady, Details: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
 }
 
 // Restarted records that the container of a ready sandbox was started again, with a new supervisor.
@@ -62,7 +62,7 @@ func Restarted(st *protocol.State, reason, boot string, ports []protocol.Port) [
 		return nil
 	}
 	return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason,
-		Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
+		Details: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
 }
 
 // Waiting records why the container of a ready sandbox cannot start again yet: the host lacks something that the
@@ -130,7 +130,7 @@ func PullProgress(st *protocol.State, current string, pull *protocol.PullProgres
 		return nil
 	}
 	phase := cmp.Or(current, st.Sandbox.Phase, "image")
-	return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
+	return []protocol.Event{{Kind: protocol.SandboxPreparing, Details: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
 }
 
 // ErrSuperseded says that nothing was appended, because the events do not fit the newest state of the log.

@@ -192,7 +192,7 @@ func (w *words) decide(st *protocol.State, host string) (events []protocol.Event
 		return Stopped(st, run), true
 	case "hook":
 		return Hook(st, protocol.Event{Kind: protocol.SandboxHook, Error: w.why(),
-			Phase: &protocol.SandboxDetails{Phase: "on_delete", ExitCode: w.code()}}), true
+			Details: &protocol.SandboxDetails{Phase: "on_delete", ExitCode: w.code()}}), true
 	case "deleted":
 		return Deleted(st, run), true
 	case "failed":
@@ -201,6 +201,14 @@ func (w *words) decide(st *protocol.State, host string) (events []protocol.Event
 		return ExecStart(st, id, boot, w.duration("waited")), true
 	case "service_down":
 		return ServiceDown(st, id, "db"), true
+	case "exec_unstartable":
+		return ExecUnstartable(st, id, w.why()), true
+	case "signalled":
+		return Signalled(st, id, w.signal(), w.outcome(w.values["outcome"])), true
+	case "last_signals":
+		return LastSignals(st, id, w.outcomes(), uint64(w.number("asked"))), true
+	case "used":
+		return Used(st, w.uses()), true
 	case "exec_end":
 		return ExecEnd(st, w.result(), &protocol.ExecDetails{ID: id, ExitCode: w.code()}, w.has("ending")), true
 	case "service_ready":
@@ -229,11 +237,46 @@ func (w *words) result() *control.Result {
 		Failed: w.has("reason"), Error: w.why(), OOMKills: w.number("oom")}
 }
 
+// signal returns the sequence number of the signal in the key of.
+func (w *words) signal() uint64 { return uint64(w.number("of")) }
+
+// outcome returns the supervisor's answer to a signal.
+func (w *words) outcome(outcome string) control.SignalResult {
+	return control.SignalResult{Outcome: protocol.SignalOutcome(outcome), Processes: w.number("processes"), Error: w.why()}
+}
+
+// outcomes returns the supervisor's answers to signals: for answers=4:delivered,5:unknown those to the signals 4 and 5.
+func (w *words) outcomes() map[uint64]control.SignalResult {
+	all := map[uint64]control.SignalResult{}
+	for _, answer := range w.list("answers") {
+		of, outcome, _ := strings.Cut(answer, ":")
+		n, err := strconv.ParseUint(of, 10, 64)
+		if err != nil {
+			panic(err) // the scenario file is wrong
+		}
+		all[n] = w.outcome(outcome)
+	}
+	return all
+}
+
+// uses returns the uses of streams: for uses=dial,file one of each kind.
+func (w *words) uses() (uses []protocol.StreamUse) {
+	for _, kind := range w.list("uses") {
+		uses = append(uses, protocol.StreamUse{Kind: kind, Opened: 1})
+	}
+	return uses
+}
+
+// list returns the values of a key: a and b for key=a,b.
+func (w *words) list(key string) []string {
+	return strings.FieldsFunc(w.values[key], func(r rune) bool { return r == ',' })
+}
+
 // phases returns the phases that the worker entered: a and b for phase=a,b.
 func (w *words) phases() (events []protocol.Event) {
-	for _, phase := range strings.FieldsFunc(w.values["phase"], func(r rune) bool { return r == ',' }) {
+	for _, phase := range w.list("phase") {
 		events = append(events, protocol.Event{Kind: protocol.SandboxPreparing,
-			Phase: &protocol.SandboxDetails{Phase: phase}})
+			Details: &protocol.SandboxDetails{Phase: phase}})
 	}
 	return events
 }
@@ -258,14 +301,17 @@ func (w *words) logged() ([]protocol.Event, error) {
 		}
 		spec.Resolve()
 		box.Spec = spec
-		e.Phase = box
+		e.Details = box
 	case subject == "exec":
 		e.Exec = &protocol.ExecDetails{ID: id, Boot: w.values["boot"], ExitCode: w.code()}
+		if e.Kind == protocol.ExecSignalRequested {
+			e.Exec.Signal = &protocol.SignalDetails{Number: w.number("signal")}
+		}
 		if e.Kind == protocol.ExecAccepted {
 			e.Exec.Spec = &protocol.ExecSpec{Command: []string{"true"}, Service: w.values["service"]}
 		}
 	case subject == "sandbox":
-		e.Phase = box
+		e.Details = box
 	default:
 		return nil, fmt.Errorf("scenarios cannot have an event of this kind in the log")
 	}
@@ -291,6 +337,12 @@ func describe(e *protocol.Event) string {
 		add("boot", e.Exec.Boot)
 		code(e.Exec.ExitCode)
 		add("inline", e.Exec.Inline)
+		if g := e.Exec.Signal; g != nil {
+			add("of", g.Of)
+			add("signal", g.Number)
+			add("outcome", g.Outcome)
+			add("processes", g.Processes)
+		}
 	case e.Service != nil:
 		text = append(text, e.Service.Name)
 		add("hook", e.Service.Hook)
@@ -300,12 +352,15 @@ func describe(e *protocol.Event) string {
 		add("boot", e.Primary.Boot)
 		text = append(text, fmt.Sprintf("run=%d", e.Primary.Restarts))
 		code(e.Primary.ExitCode)
-	case e.Phase != nil:
-		add("phase", e.Phase.Phase)
-		add("boot", e.Phase.Boot)
-		add("container", e.Phase.Container)
-		add("pull", e.Phase.Pull != nil)
-		code(e.Phase.ExitCode)
+	case e.Details != nil:
+		add("phase", e.Details.Phase)
+		add("boot", e.Details.Boot)
+		add("container", e.Details.Container)
+		add("pull", e.Details.Pull != nil)
+		code(e.Details.ExitCode)
+	}
+	for _, u := range e.Streams {
+		text = append(text, u.Kind)
 	}
 	add("reason", e.Reason)
 	if e.Error != nil {

@@ -49,6 +49,7 @@ type ContainerSpec struct {
 	ReadOnlyRoot    bool
 	Tmpfs           map[string]int64 // size in bytes of each file system in memory, by target
 	Covers          map[string]int64 // like Tmpfs, with [CoverInodes]; the caller unmounts each before any command runs
+	Secrets         string           // mount options of a file system in memory at [protocol.SecretsDir]; "": none
 	ShmSize         int64            // size of /dev/shm in bytes; 0: the engine's default
 	Disk            int64            // size of the container's own layer in bytes; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
@@ -142,15 +143,7 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 		},
 	}
 	host.ReadonlyRootfs, host.ShmSize, host.Runtime = spec.ReadOnlyRoot, spec.ShmSize, spec.Runtime
-	host.Tmpfs = map[string]string{}
-	// The option exec replaces the engine's default noexec, which would break builds that compile programs below /tmp and
-	// run them.
-	for target, size := range spec.Tmpfs {
-		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
-	}
-	for target, size := range spec.Covers {
-		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777," + CoverInodes + ",size=" + strconv.FormatInt(size, 10)
-	}
+	host.Tmpfs, host.Mounts = tmpfsOf(&spec), mountsOf(spec.Binds)
 	if spec.Disk > 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
 	}
@@ -163,12 +156,6 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 	if spec.NoNewPrivileges {
 		host.SecurityOpt = []string{"no-new-privileges"}
 	}
-	for _, b := range spec.Binds {
-		host.Mounts = append(host.Mounts, mount.Mount{
-			Type: mount.TypeBind, Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly,
-			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: b.NonRecursive},
-		})
-	}
 	host.DNS = spec.DNS
 	config.ExposedPorts, host.PortBindings = published(spec.Ports)
 	networking := &network.NetworkingConfig{}
@@ -177,6 +164,33 @@ func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container
 		networking.EndpointsConfig = map[string]*network.EndpointSettings{spec.Network: {Aliases: spec.Aliases}}
 	}
 	return config, host, networking
+}
+
+// tmpfsOf returns the mount options of the container's tmpfs file systems by their paths.
+func tmpfsOf(spec *ContainerSpec) map[string]string {
+	tmpfs := map[string]string{}
+	// The option exec replaces the engine's default noexec, which would break builds that compile programs below /tmp and
+	// run them.
+	for target, size := range spec.Tmpfs {
+		tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
+	}
+	for target, size := range spec.Covers {
+		tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777," + CoverInodes + ",size=" + strconv.FormatInt(size, 10)
+	}
+	if spec.Secrets != "" {
+		tmpfs[protocol.SecretsDir] = spec.Secrets
+	}
+	return tmpfs
+}
+
+func mountsOf(binds []Bind) (mounts []mount.Mount) {
+	for _, b := range binds {
+		mounts = append(mounts, mount.Mount{
+			Type: mount.TypeBind, Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly,
+			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: b.NonRecursive},
+		})
+	}
+	return mounts
 }
 
 // StartContainer starts a container if it is not running. It fails with failed_precondition and reason start_failed if

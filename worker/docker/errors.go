@@ -97,6 +97,8 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.ResourceExhausted, ReasonPortTaken)
 	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // many kernels do not support SCTP
 		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
+	case c.verb == "start" && ambiguous.MatchString(message): // the caller removes one of the networks, and tries again
+		return fail(protocol.Unavailable, ReasonEngineError)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	case c.verb == "copy to" && copyRefused.MatchString(message):
@@ -154,6 +156,9 @@ func unanswered(err error) bool {
 
 // portRefused matches the engine's errors for a port that is in use.
 var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
+
+// ambiguous matches the engine's error for a container whose network has a name that another network has, too.
+var ambiguous = regexp.MustCompile(`network .* is ambiguous`)
 
 // startRefused reports whether no retry of a start can succeed, for example because the container's command or the
 // source of a mount is missing. Otherwise the engine itself failed. The engine may report both cases as "failed to

@@ -33,8 +33,15 @@ type Network struct {
 // networks has the methods for networks.
 type networks struct{ *connection }
 
+// createGrace is how long CreateNetwork waits for the engine's answer after its caller has gone.
+const createGrace = 5 * time.Second
+
 // CreateNetwork creates a network. It fails with already_exists if the name is taken, and with [ErrSubnetOverlap] if
 // the subnet overlaps a subnet that is in use.
+//
+// An engine goes on to make a network that nobody waits for. If ctx ends during the call, CreateNetwork therefore still
+// waits for the engine, for up to 5 s. Otherwise, the next worker of the host could make a second network with the
+// name, because the engine does not list the first one yet.
 func (ns *networks) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 	options := network.CreateOptions{Driver: "bridge", Labels: ns.labelled(spec.Labels), Options: map[string]string{}}
 	if spec.Subnet.IsValid() {
@@ -43,7 +50,13 @@ func (ns *networks) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 	if spec.Bridge != "" {
 		options.Options[bridgeOption] = spec.Bridge
 	}
-	return ns.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: ns.changeLimit()},
+	if err := ctx.Err(); err != nil {
+		return translate(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name}, err)
+	}
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(createGrace, cancel) })()
+	return ns.do(longer, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: ns.changeLimit()},
 		func(ctx context.Context) error {
 			made, err := ns.client.NetworkCreate(ctx, spec.Name, options)
 			ns.warn(ctx, "network", spec.Name, made.Warning)

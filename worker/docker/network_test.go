@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -63,5 +64,27 @@ func TestAnOverlappingSubnetHasItsOwnError(t *testing.T) {
 		if !errors.Is(err, docker.ErrSubnetOverlap) {
 			t.Errorf("creating a network with the %s subnet: got %v, want %v", name, err, docker.ErrSubnetOverlap)
 		}
+	}
+}
+
+// An engine makes a network even if the caller goes away in the middle. So the call waits for it, or another worker
+// would not find the network and make a second one.
+func TestTheCreateOfANetworkIsWaitedForWhenItsCallerEnds(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	sending := func() error { // the fence is checked when the request is sent
+		cancel()
+		return nil
+	}
+	b := newBench(t, func(c *docker.Config) { c.Fence = sending })
+	err := b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine)})
+	check(t, err)
+	networks, err := b.Networks(t.Context())
+	check(t, err)
+	if ctx.Err() == nil || len(networks) != 1 {
+		t.Errorf("the engine has the networks %+v after the call, want one", networks)
+	}
+	if err := b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("late")}); protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("a create whose caller had gone before it began: got %v, want cancelled", err)
 	}
 }

@@ -24,7 +24,11 @@ func TestAWorkerThatIsNotRootMountsNothingWritable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +46,11 @@ func unprivileged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	home, agent := filepath.Join(dir, "home"), filepath.Join(dir, "agent.sock")
 	fill(t, home, map[string]string{
 		".claude/x": "x", ".claude.json": "{}", ".codex/x": "x", ".agents/x": "x", ".config/opencode/x": "x",

@@ -21,8 +21,9 @@ type Subnets struct {
 	pool    netip.Prefix
 	ours    map[netip.Prefix]bool // subnets that this worker took; true if the engine has had a network with the subnet
 	foreign map[netip.Prefix]bool // subnets that others used at the last update; disjoint from ours
-	moved   map[netip.Prefix]bool // subnets taken or released since begin; the list for update may be wrong about them
-	next    uint32                // where the next search begins, so that a released subnet is reused as late as possible
+	// subnets taken or released since begin was called; the list that update gets may be wrong about them
+	moved map[netip.Prefix]bool
+	next  uint32 // where the next search begins, so that a released subnet is reused as late as possible
 }
 
 // poolRanges are the ranges within which a pool must lie. Loopback, link-local and multicast addresses do not work in

@@ -50,7 +50,8 @@ func newHost(t *testing.T) *Host {
 	if err := conn.Provision(t.Context(), jetstream.Assets{}); err != nil {
 		t.Fatal(err)
 	}
-	return New(Config{Conn: conn, HostID: here[0].ID, Burst: DefaultBurst, Rate: DefaultRate, Patience: time.Minute, After: time.Minute})
+	return New(Config{Conn: conn, HostID: here[0].ID, Burst: DefaultBurst, Rate: DefaultRate, Patience: time.Minute,
+		After: time.Minute})
 }
 
 func newPublishing(t *testing.T) *publishing {

@@ -9,5 +9,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	eventually.InMemory()
 	goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
 }

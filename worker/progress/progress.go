@@ -53,7 +53,7 @@ func (p *Phases) Enter(phase string, at time.Time) {
 	}
 	p.current = phase
 	p.pending = append(p.pending, protocol.Event{Kind: protocol.SandboxPreparing, Time: at,
-		Phase: &protocol.SandboxDetails{Phase: phase}})
+		Details: &protocol.SandboxDetails{Phase: phase}})
 	select {
 	case p.entered <- struct{}{}:
 	default:
@@ -89,7 +89,7 @@ func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 // log may already have pending phases if a message was stored but its acknowledgement was lost.
 func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	i := 0
-	for i < len(pending) && slices.Index(names, pending[i].Phase.Phase) <= slices.Index(names, logged) {
+	for i < len(pending) && slices.Index(names, pending[i].Details.Phase) <= slices.Index(names, logged) {
 		i++
 	}
 	return slices.Clone(pending[i:])

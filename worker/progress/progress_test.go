@@ -17,7 +17,7 @@ type log [][]string
 func (l *log) append(pending []protocol.Event) error {
 	var m []string
 	for _, e := range pending {
-		m = append(m, e.Phase.Phase)
+		m = append(m, e.Details.Phase)
 	}
 	*l = append(*l, m)
 	return nil

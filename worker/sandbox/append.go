@@ -19,13 +19,13 @@ func (h history) View(read func(st *protocol.State)) {
 // decide.ErrSuperseded if choose returns no events, or if the sandbox is no longer assigned to this host in this
 // generation.
 func (h history) Append(ctx context.Context, generation uint64, choose decide.Decision) error {
-	_, err := h.appendEvents(ctx, generation, choose)
+	_, err := h.AppendEvents(ctx, generation, choose)
 	return err
 }
 
-// appendEvents does what Append does. It also returns the events as they are stored in the log, with their sequence
+// AppendEvents does what Append does. It also returns the events as they are stored in the log, with their sequence
 // numbers.
-func (h history) appendEvents(ctx context.Context, generation uint64, choose decide.Decision) (
+func (h history) AppendEvents(ctx context.Context, generation uint64, choose decide.Decision) (
 	[]protocol.Event, error) {
 	events, err := h.s.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := h.s.host.Fence(); err != nil {
@@ -38,6 +38,9 @@ func (h history) appendEvents(ctx context.Context, generation uint64, choose dec
 	}
 	return events, err
 }
+
+// Refresh reads the events that other writers have appended.
+func (h history) Refresh(ctx context.Context) error { return h.s.journal.Refresh(ctx) }
 
 func (h history) generation() (generation uint64) {
 	h.View(func(st *protocol.State) { generation = st.Sandbox.Generation })

@@ -15,6 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
+	"github.com/boxfleet/boxfleet/worker/secrets"
 	"github.com/boxfleet/boxfleet/worker/treecopy"
 )
 
@@ -67,7 +68,7 @@ func (l containers) CopyTrees(ctx context.Context, container, service string, co
 }
 
 // containerSpec describes the sandbox's primary container to the engine.
-func (c *creation) containerSpec(gpus []string) docker.ContainerSpec {
+func (c *creation) containerSpec(gpus []string) (docker.ContainerSpec, error) {
 	s, b, d := c.s, c.b, c.dir
 	spec := docker.ContainerSpec{
 		Name: s.name(), Image: c.image.ID, Hostname: hostname(b, s.key), Network: s.name(), Labels: labels(b, s.key),
@@ -92,7 +93,9 @@ func (c *creation) containerSpec(gpus []string) docker.ContainerSpec {
 	}
 	spec.Env = environment(c.bindings.Env, b.Spec.Env)
 	hostfiles.CoverVolumes(&spec, c.volumes, b.Spec.Memory)
-	return spec
+	err := hostfiles.MountSecrets(&spec, secrets.OfSandbox(&b.Spec).Files(), mountTargets(&b.Spec, c.bindings), c.volumes,
+		b.Spec.Copies, "")
+	return spec, err
 }
 
 // environment merges the environment variables of tools and of the spec, and sorts them. The spec overrides the tools.

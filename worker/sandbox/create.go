@@ -239,7 +239,10 @@ func (c *creation) makeContainer(ctx context.Context) (id string, err error) {
 	if err != nil {
 		return "", err
 	}
-	container := c.containerSpec(gpus)
+	container, err := c.containerSpec(gpus)
+	if err != nil {
+		return "", err
+	}
 	container.Ports = ports
 	s.host.Probe("before-container-create")
 	err = s.awaitEngine(func() error {

@@ -8,7 +8,7 @@
 //	     ├─ start.go      start the container: the first time, after a stop, or after its engine ended
 //	     ├─ stop.go       end all commands, stop the containers; remove.go and strays.go remove them
 //	     ├─ primary.go    the connection to the container's supervisor, and the sandbox's own command
-//	     ├─ execs.go      a goroutine for each exec: exec.go
+//	     ├─ execs.go      a goroutine for each exec ──► worker/execs
 //	     └─ services.go   a goroutine for each service ──► worker/service
 //	           │
 //	      append.go ──► worker/decide ──► journal ──► the log
@@ -16,7 +16,10 @@
 // Each operation can be interrupted at any point and repeated. A restarted worker therefore needs no separate recovery:
 // it takes the same steps.
 //
+// A client inside the sandbox comes in through reach.go and input.go; measure.go reads what the containers use.
+//
 // The package imports protocol, jetstream, backoff, wake, supervisor/control, and of worker the packages worker/attach,
-// worker/decide, worker/disk, worker/docker, worker/firewall, worker/hostdir, worker/hosterr, worker/hostfiles,
-// worker/network, worker/output, worker/progress, worker/service, worker/supervise and worker/treecopy.
+// worker/cgroup, worker/decide, worker/disk, worker/docker, worker/execs, worker/firewall, worker/hostdir,
+// worker/hosterr, worker/hostfiles, worker/network, worker/output, worker/progress, worker/secrets, worker/service and
+// worker/treecopy.
 package sandbox

@@ -1,254 +1,46 @@
 package sandbox
 
 import (
-	"context"
-	"sync"
-	"time"
-
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/attach"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/execs"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-// execs are the sandbox's execs that have a goroutine. The type forwards the reports of supervisors to these execs, and
-// implements service.Execs.
-type execs struct {
-	s *Sandbox
-
-	mu         sync.Mutex
-	runs       map[string]*execRun
-	closed     bool                 // no new goroutine starts
-	pause      time.Duration        // last pause before a retry of execs; 0 after an exec that ended without an error
-	pauseUntil time.Time            // end of the last pause
-	unstarted  map[string]time.Time // when this worker first saw each accepted exec that has not started
-}
-
-// execRetryMost is the longest pause before execs are retried after an error. The first pause is retryFirst.
-const execRetryMost = 2 * time.Second
-
-// start starts a goroutine for each active exec without a goroutine, if the exec's supervisor is connected or its
-// container has ended. It also tells supervisors to cancel execs, if the log says so. Only the sandbox's goroutine
-// calls start.
-//
-// start reads the state under the lock. A goroutine removes its exec from runs only after the journal has the exec's
-// end. start therefore never mistakes an exec that has just ended for an active exec without a goroutine.
-func (e *execs) start(ctx context.Context) { e.startWhere(ctx, false) }
-
-// startWhere does what start does. The parameter ended is true if every container has ended.
-func (e *execs) startWhere(ctx context.Context, ended bool) {
-	e.s.host.Probe("before-execs")
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return
-	}
-	active := e.active()
-	e.rememberUnstarted(active)
-	for _, x := range active {
-		r := e.runs[x.ID]
-		if a, mustRun := e.containerOf(x, ended); r == nil && (a != nil || mustRun) {
-			r = e.run(ctx, x, a)
-		}
-		if r != nil && x.Cancelling && !r.cancelled.Swap(true) {
-			go r.cancel(x.Spec.Grace.Std())
-		}
-	}
-}
-
-func (e *execs) active() (active []*protocol.Exec) {
-	e.s.history().View(func(st *protocol.State) {
-		if st.Sandbox.ActiveExecs > 0 && st.Sandbox.HostID == e.s.host.ID {
-			active = st.Active()
-		}
+func newExecs(s *Sandbox) *execs.Execs {
+	h := s.host
+	return execs.New(execs.Config{
+		HostID: h.ID, Key: s.key, Log: s.history(), Containers: execContainers{s}, Clock: h.Conn, Output: h.Output,
+		Unseal: h.Unseal, Fence: h.Fence, Probe: h.Probe, Wake: s.wake.Wake, Reread: s.setStale, Logger: s.log,
 	})
-	return active
 }
 
-// rememberUnstarted records when this worker first saw each accepted exec. Hold e.mu.
-func (e *execs) rememberUnstarted(active []*protocol.Exec) {
-	before := e.unstarted
-	e.unstarted = nil
-	for _, x := range active {
-		if x.State != protocol.ExecStateAccepted {
-			continue
-		}
-		first, known := before[x.ID]
-		if !known {
-			first = time.Now()
-		}
-		if e.unstarted == nil {
-			e.unstarted = map[string]time.Time{}
-		}
-		e.unstarted[x.ID] = first
+// execContainers implements execs.Containers.
+type execContainers struct{ s *Sandbox }
+
+func (c execContainers) Attachment(service string) *attach.Attachment {
+	return c.s.conn.attachmentOf(service)
+}
+
+func (c execContainers) Status(service string) (a *attach.Attachment, down, givenUp bool) {
+	if service == "" {
+		found := c.s.local.Container
+		return c.s.conn.attachment(), found != decide.ContainerUnknown && found != decide.ContainerRunning, false
 	}
-}
-
-// unstartedSince returns when this worker first saw an accepted exec, or zero if the exec has started.
-func (e *execs) unstartedSince(id string) time.Time {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.unstarted[id]
-}
-
-// containerOf returns the connection to the container in which an exec runs, or nil if there is no connection. The
-// result mustRun is true if the exec needs its goroutine even without a connection: the goroutine then finds out how
-// the exec ended, or fails an exec that cannot start. The parameter ended is true if every container has ended.
-func (e *execs) containerOf(x *protocol.Exec, ended bool) (a *attach.Attachment, mustRun bool) {
-	running := x.State == protocol.ExecStateRunning
-	if x.Spec.Service == "" {
-		c := e.s.local.Container
-		return e.s.conn.attachment(), running && c != decide.ContainerUnknown && c != decide.ContainerRunning
+	if v := c.s.services.get(service); v != nil {
+		return v.Container()
 	}
-	v := e.s.services.get(x.Spec.Service)
-	if v == nil {
-		return nil, running && ended
-	}
-	a, down, givenUp := v.Container()
-	return a, running && (down || ended) || givenUp
+	return nil, false, false
 }
 
-// run starts the goroutine of an exec. Hold e.mu.
-func (e *execs) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment) *execRun {
-	ctx, stop := context.WithCancel(ctx)
-	r := newExecRun(e.s, x, stop)
-	e.runs[x.ID] = r
-	go func() {
-		defer close(r.done)
-		defer stop()
-		e.remove(ctx, r, r.run(ctx, x, a))
-	}()
-	return r
-}
+func (c execContainers) Dir(generation uint64) hostdir.Dir { return c.s.dir(generation) }
 
-// remove removes an exec from runs when its goroutine ends. After an error, the sandbox starts a new goroutine for the
-// exec.
-func (e *execs) remove(ctx context.Context, r *execRun, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.runs, r.id)
-	if err == nil || ctx.Err() != nil {
-		e.pause = 0
-		return
-	}
-	e.s.log.Warn("could not carry out the next step of an exec; retrying", "exec", r.id, "error", err)
-	e.s.mu.Lock()
-	e.s.stale = true
-	e.s.mu.Unlock()
-	e.resumeLater()
-}
+func (c execContainers) StoppedForDisk() *protocol.Error { return c.s.diskStop.now() }
 
-// resumeLater wakes the sandbox after a pause. The pause grows until an exec ends without an error. Hold e.mu.
-func (e *execs) resumeLater() {
-	now := time.Now()
-	if now.Before(e.pauseUntil) { // the end of the present pause wakes the sandbox for this exec, too
-		return
-	}
-	e.pause = min(max(2*e.pause, retryFirst), execRetryMost)
-	e.pauseUntil = now.Add(e.pause)
-	time.AfterFunc(e.pause, e.s.wake.Wake)
-}
-
-func (e *execs) any() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.runs) > 0
-}
-
-func (e *execs) list() []*execRun {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	list := make([]*execRun, 0, len(e.runs))
-	for _, r := range e.runs {
-		list = append(list, r)
-	}
-	return list
-}
-
-// await prevents new goroutines from starting, and waits until the running goroutines have ended. Call await after the
-// goroutines' contexts have ended.
-func (e *execs) await() {
-	e.mu.Lock()
-	e.closed = true
-	e.mu.Unlock()
-	for _, r := range e.list() {
-		<-r.done
-	}
-}
-
-// abandon ends the goroutines, because the sandbox no longer belongs to this host. The goroutines append nothing more.
-func (e *execs) abandon() {
-	for _, r := range e.list() {
-		r.stop()
-		<-r.done
-	}
-}
-
-// awaitEnds waits until the goroutines have appended the events that end their execs. With primaryOnly, it waits only
-// for execs in the primary container.
-func (e *execs) awaitEnds(ctx context.Context, grace time.Duration, primaryOnly bool) error {
-	ctx, cancel := context.WithTimeout(ctx, grace+10*time.Second)
-	defer cancel()
-	for _, r := range e.list() {
-		if primaryOnly && r.service != "" {
-			continue
-		}
-		select {
-		case <-r.done:
-		case <-ctx.Done():
-			return protocol.Errorf(protocol.DeadlineExceeded, "", "exec %s did not end in time", r.id)
-		}
-	}
-	return nil
-}
-
-func (e *execs) get(id string) *execRun {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.runs[id]
-}
-
-// Output passes the sizes of an exec's output to its goroutine.
-func (e *execs) Output(o control.Output) {
-	if r := e.get(o.ID); r != nil {
-		r.grow(o.Stdout, o.Stderr)
-	}
-}
-
-// Ended passes the result of an exec to its goroutine.
-func (e *execs) Ended(result control.Result) {
-	if r := e.get(result.ID); r != nil {
-		select {
-		case r.result <- result:
-		default: // the exec already has its result
-		}
-	}
-}
-
-// Restart wakes the sandbox after one of its containers has become ready for execs, or has ended. The sandbox then
-// starts the goroutines of execs.
-func (e *execs) Restart() { e.s.wake.Wake() }
-
-// Connected tells a supervisor to drop the execs that have ended according to the log. An earlier worker may have died
-// before it could tell the supervisor. Without Connected, the supervisor could reach its limit of [control.MaxExecs]
-// execs, and the files of these execs would use disk space. Connected does not drop hooks, because a dropped hook could
-// run twice.
-func (e *execs) Connected(a *attach.Attachment, h control.Hello, first bool) {
-	if !first {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var active map[string]bool
-	e.s.history().View(func(st *protocol.State) {
-		active = make(map[string]bool, st.Sandbox.ActiveExecs)
-		for _, x := range st.Active() {
-			active[x.ID] = true
-		}
-	})
-	for _, x := range h.Execs {
-		if x.Result != nil && !active[x.ID] && e.runs[x.ID] == nil && !a.Runs(x.ID) && !attach.IsHook(x.ID) {
-			a.Forget(x.ID)
-		}
-	}
+// setStale makes the sandbox read the log before its next step.
+func (s *Sandbox) setStale() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stale = true
 }

@@ -59,11 +59,17 @@ func TestAContainerIsLabelledWithItsGPUs(t *testing.T) {
 	host := &Host{Host: service.Host{NameServers: func(*protocol.SandboxSpec) []string { return nil }}}
 	s := New(host, box("a"), slog.New(slog.DiscardHandler))
 	c := &creation{s: s, b: &protocol.Sandbox{Spec: protocol.SandboxSpec{GPUs: "2"}}}
-	spec := c.containerSpec([]string{"0", "2"})
+	spec, err := c.containerSpec([]string{"0", "2"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if !slices.Equal(spec.GPUs, []string{"0", "2"}) || !slices.Equal(GPUsOf(spec.Labels), spec.GPUs) {
 		t.Errorf("the container has the GPUs %v, and its label says %q", spec.GPUs, spec.Labels[docker.LabelGPUs])
 	}
-	spec = (&creation{s: s, b: &protocol.Sandbox{}}).containerSpec(nil)
+	spec, err = (&creation{s: s, b: &protocol.Sandbox{}}).containerSpec(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, labelled := spec.Labels[docker.LabelGPUs]; labelled || len(spec.GPUs) > 0 {
 		t.Errorf("a container without GPUs has GPUs or a label for them: %+v", spec)
 	}

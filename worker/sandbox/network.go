@@ -40,6 +40,11 @@ func (m networks) make(ctx context.Context, b *protocol.Sandbox, earlier bool) (
 			continue
 		}
 		n, retry, err := m.try(ctx, n, labels, earlier)
+		if err == nil && !retry && (earlier || b.Phase != "") { // the engine may have finished the earlier try by now
+			if kept, found, lost := m.adopt(ctx); found || lost != nil {
+				return kept, lost
+			}
+		}
 		if !retry {
 			return n, err
 		}
@@ -88,9 +93,13 @@ func (m networks) try(ctx context.Context, n firewall.Network, labels map[string
 // adopt finds the network that an earlier try made, and puts the network's firewall rules in place.
 func (m networks) adopt(ctx context.Context) (n firewall.Network, found bool, err error) {
 	s := m.s
-	existing, found, err := m.find(ctx)
-	if err != nil || !found {
+	all, err := m.all(ctx)
+	if err != nil || len(all) == 0 {
 		return n, false, err
+	}
+	existing, err := m.keepOne(ctx, all)
+	if err != nil {
+		return n, true, err
 	}
 	s.host.Subnets.Use(existing.Subnet)
 	n = network.RulesOf(existing)
@@ -100,15 +109,50 @@ func (m networks) adopt(ctx context.Context) (n firewall.Network, found bool, er
 	return n, true, s.host.Network.Verify(n)
 }
 
+// keepOne removes all networks of the sandbox but one. An engine goes on to make a network whose worker was killed, and
+// does not list it yet, so the next worker makes another one with the same name. No container starts while the name of
+// its network is ambiguous.
+func (m networks) keepOne(ctx context.Context, all []docker.Network) (kept docker.Network, err error) {
+	kept = all[0]
+	for _, spare := range all[1:] {
+		err := m.removeSpare(ctx, spare)
+		if protocol.CodeOf(err) == protocol.FailedPrecondition { // it has containers, so the other one has none
+			kept, spare = spare, kept
+			err = m.removeSpare(ctx, spare)
+		}
+		if err != nil {
+			return kept, err
+		}
+	}
+	return kept, nil
+}
+
+func (m networks) removeSpare(ctx context.Context, n docker.Network) error {
+	host := m.s.host
+	if err := host.Engine.RemoveNetwork(ctx, n.ID); err != nil {
+		return err
+	}
+	m.s.log.Info("removed a second network of the sandbox, which an earlier worker began to make", "id", n.ID)
+	err := errors.Join(host.Network.Unprotect(n.Bridge), host.Network.Removed(n.Bridge))
+	host.Subnets.Release(n.Subnet)
+	return err
+}
+
 // find looks for the sandbox's network on the engine.
 func (m networks) find(ctx context.Context) (n docker.Network, found bool, err error) {
-	s := m.s
-	networks, err := s.host.Engine.Networks(ctx)
-	i := slices.IndexFunc(networks, func(n docker.Network) bool { return n.Name == s.name() })
-	if err != nil || i < 0 {
+	all, err := m.all(ctx)
+	if err != nil || len(all) == 0 {
 		return n, false, err
 	}
-	return networks[i], true, nil
+	return all[0], true, nil
+}
+
+// all lists the networks on the engine that have the name of the sandbox's network, the oldest first.
+func (m networks) all(ctx context.Context) ([]docker.Network, error) {
+	networks, err := m.s.host.Engine.Networks(ctx)
+	networks = slices.DeleteFunc(networks, func(n docker.Network) bool { return n.Name != m.s.name() })
+	slices.SortFunc(networks, func(a, b docker.Network) int { return a.Created.Compare(b.Created) })
+	return networks, err
 }
 
 // RestoreRules puts the firewall rules of the sandbox's network in place. Call it before a container of the sandbox

@@ -11,8 +11,10 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/attach"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/execs"
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/output"
+	"github.com/boxfleet/boxfleet/worker/secrets"
 )
 
 // primary is the connection to one start of the primary container, with the reports on the sandbox's own command. Each
@@ -56,6 +58,8 @@ func listenPrimary(s *Sandbox, b *protocol.Sandbox, d hostdir.Dir, secret []byte
 	}
 	p.Attachment, err = attach.Listen(attach.Config{
 		ControlDir: d.Ctl(), RunDir: d.Run(), Home: d.Sandbox(), Welcome: welcome,
+		Secrets: secrets.OfSandbox(&b.Spec).Getter(s.host.Unseal,
+			protocol.UnsealQuery{Tenant: s.key.Tenant, Sandbox: s.key.ID, Generation: b.Generation}),
 		Lease: s.host.Lease, Fence: s.host.Fence, Events: primaryEvents{s.execs, p, log}, Log: s.log,
 	})
 	if err != nil {
@@ -83,13 +87,13 @@ func newCommandLog(s *Sandbox, name string, generation uint64, in func() hostdir
 
 // primaryEvents handles the reports of the primary container's supervisor.
 type primaryEvents struct {
-	*execs
+	*execs.Execs
 	p   *primary
 	log *output.CommandLog
 }
 
 func (e primaryEvents) Connected(a *attach.Attachment, h control.Hello, first bool) {
-	e.execs.Connected(a, h, first)
+	e.Execs.Connected(a, h, first)
 	e.p.mu.Lock()
 	e.p.run.Boot = h.Boot
 	e.p.mu.Unlock()
@@ -100,7 +104,7 @@ func (e primaryEvents) Output(o control.Output) {
 		e.log.Grow(o.Stdout, o.Stderr)
 		return
 	}
-	e.execs.Output(o)
+	e.Execs.Output(o)
 }
 
 func (e primaryEvents) Primary(_ *attach.Attachment, report control.Primary) {

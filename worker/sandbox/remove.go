@@ -117,7 +117,7 @@ func (t *teardown) discard(ctx context.Context) error {
 	}
 	s.log.Info("removing a sandbox that no longer belongs on this host", "state", st.Sandbox.State,
 		"container", c.ID, "generation", s.local.Generation)
-	s.execs.abandon()
+	s.execs.Abandon()
 	if c.ID != "" {
 		if err := s.host.Engine.RemoveContainer(ctx, c.ID); err != nil && !docker.IsNotFound(err) {
 			return err

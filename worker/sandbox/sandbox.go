@@ -15,6 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/execs"
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
@@ -26,7 +27,7 @@ type Sandbox struct {
 	journal  *jetstream.Journal
 	log      *slog.Logger
 	wake     wake.Signal
-	execs    *execs
+	execs    *execs.Execs
 	services *services
 	conn     *connection
 	networks networks
@@ -59,7 +60,7 @@ func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 		host: host, key: k, log: log.With("sandbox", k.ID), wake: wake.New(), stale: true, dirty: true,
 	}
 	s.conn, s.networks, s.phases, s.diskStop = newConnection(s), networks{s}, &createPhases{s: s}, &diskStop{s: s}
-	s.execs = &execs{s: s, runs: map[string]*execRun{}}
+	s.execs = newExecs(s)
 	s.services = newServices(s)
 	s.local = &local{s: s, epoch: -1}
 	if host.Conn != nil {
@@ -187,7 +188,7 @@ func (s *Sandbox) settle(ctx context.Context) error {
 // left to do.
 func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	if background, err := s.local.inspectInBackground(ctx); background || err != nil {
-		s.execs.start(ctx)
+		s.execs.Start(ctx)
 		return true, errors.Join(err, s.conn.check(ctx))
 	}
 	if err := s.local.inspect(ctx); err != nil {
@@ -202,7 +203,7 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 		s.host.Settled(s.key)
 	}
 	s.services.keep(ctx, b, op)
-	s.execs.start(ctx)
+	s.execs.Start(ctx)
 	switch {
 	case op == decide.Discard && s.host.DryRun:
 		s.log.Warn("dry run: would remove what is left of the sandbox on this host",
@@ -221,7 +222,7 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	if err := s.do(ctx, op, b); err != nil && !errors.Is(err, decide.ErrSuperseded) {
 		return true, err
 	}
-	s.execs.start(ctx) // execs that waited for the supervisor need no new inspection to start
+	s.execs.Start(ctx) // execs that waited for the supervisor need no new inspection to start
 	return false, nil
 }
 
@@ -357,7 +358,7 @@ func (s *Sandbox) leave() {
 	s.ended = true
 	s.mu.Unlock()
 	p := s.conn.get()
-	s.execs.await()
+	s.execs.Await()
 	if p != nil {
 		p.close()
 	}
@@ -373,7 +374,7 @@ func (s *Sandbox) retire() bool {
 		b := &st.Sandbox
 		here = b.HostID == s.host.ID && b.State != protocol.StateDeleted && b.State != protocol.StateNone
 	})
-	if here || s.execs.any() || s.services.any() || s.conn.get() != nil {
+	if here || s.execs.Any() || s.services.any() || s.conn.get() != nil {
 		return false
 	}
 	s.mu.Lock()

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -165,6 +166,13 @@ func (m *services) all() []*service.Service {
 		all = append(all, v)
 	}
 	return all
+}
+
+// named returns all services by name.
+func (m *services) named() map[string]*service.Service {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.byName)
 }
 
 func (m *services) any() bool {

@@ -251,7 +251,7 @@ func (r *revivals) undo() { r.n-- }
 func (t *starter) revive(ctx context.Context) error {
 	s, b, c := t.s, t.b, t.s.local.container
 	// The goroutines of execs still read results from files of the container's last start.
-	if err := s.execs.awaitEnds(ctx, b.Spec.Grace.Std(), true); err != nil {
+	if err := s.execs.AwaitEnds(ctx, b.Spec.Grace.Std(), true); err != nil {
 		return err
 	}
 	if why := s.diskStop.noted(b.Generation); why != nil {

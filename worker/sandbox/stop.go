@@ -75,7 +75,7 @@ func (t *teardown) endAll(ctx context.Context) error {
 		return nil
 	}
 	p.awaitEnd(ctx)
-	return s.execs.awaitEnds(ctx, grace, false)
+	return s.execs.AwaitEnds(ctx, grace, false)
 }
 
 // finishExecs disconnects from a container that has ended, and waits until the events that end its execs are appended.
@@ -84,12 +84,12 @@ func (t *teardown) endAll(ctx context.Context) error {
 func (t *teardown) finishExecs(ctx context.Context) error {
 	s, grace := t.s, t.b.Spec.Grace.Std()
 	s.conn.detach()
-	if err := s.execs.awaitEnds(ctx, grace, false); err != nil {
+	if err := s.execs.AwaitEnds(ctx, grace, false); err != nil {
 		return err
 	}
 	s.local.Container = decide.ContainerExited
-	s.execs.startWhere(ctx, true)
-	return s.execs.awaitEnds(ctx, grace, false)
+	s.execs.StartAfterEnd(ctx)
+	return s.execs.AwaitEnds(ctx, grace, false)
 }
 
 // hookMargin is the time for connecting to the supervisor and for reading a hook's result. It is added to the hook's
@@ -105,14 +105,14 @@ func (t *teardown) runOnDelete(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, h.Timeout.Std()+hookMargin)
 	defer cancel()
-	e := protocol.Event{Kind: protocol.SandboxHook, Phase: &protocol.SandboxDetails{Phase: "on_delete"}}
+	e := protocol.Event{Kind: protocol.SandboxHook, Details: &protocol.SandboxDetails{Phase: "on_delete"}}
 	var err error
 	if s.conn.get() == nil { // the worker was restarted and is not connected yet
 		_, err = (&starter{s, b}).again(bounded)
 	}
 	if err == nil {
 		result, hookErr := s.conn.runHook(bounded, "on_delete", h)
-		e.Phase.ExitCode, e.Phase.Output, e.Error, err = result.ExitCode, result.Output, result.Error, hookErr
+		e.Details.ExitCode, e.Details.Output, e.Error, err = result.ExitCode, result.Output, result.Error, hookErr
 	}
 	if ctx.Err() != nil || err != nil && protocol.AsError(err).Reason == protocol.ReasonLeaseLost {
 		return cmp.Or(ctx.Err(), err) // the next worker runs the hook, or reads its outcome from the supervisor

@@ -13,6 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
+	"github.com/boxfleet/boxfleet/worker/secrets"
 )
 
 // raise makes the container of a service that starts for the first time, copies the uploaded trees into a container
@@ -106,6 +107,10 @@ func (r *raising) create(ctx context.Context) (string, error) {
 	v.cfg.Host.Probe("before-service-create")
 	spec := r.containerSpec(image)
 	hostfiles.CoverVolumes(&spec, volumes, v.spec.Memory)
+	named := secrets.OfService(&v.cfg.Sandbox, v.cfg.Name)
+	if err := hostfiles.MountSecrets(&spec, named.Files(), nil, volumes, v.cfg.Sandbox.Copies, v.cfg.Name); err != nil {
+		return "", err
+	}
 	id, err := v.cfg.Host.Engine.CreateContainer(context.WithoutCancel(ctx), spec)
 	v.cfg.Host.Probe("after-service-create")
 	return id, hosterr.WithField(err, docker.ReasonNoDiskQuota, field(v)+".disk")
@@ -169,8 +174,10 @@ func (r *raising) listen(secret []byte) (*attach.Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
+	get := secrets.OfService(&v.cfg.Sandbox, v.cfg.Name).Getter(v.cfg.Host.Unseal, protocol.UnsealQuery{
+		Tenant: v.cfg.Key.Tenant, Sandbox: v.cfg.Key.ID, Generation: v.cfg.Generation})
 	return attach.Listen(attach.Config{
-		ControlDir: r.dir.Ctl(), RunDir: r.dir.Run(), Home: r.dir.Sandbox(),
+		ControlDir: r.dir.Ctl(), RunDir: r.dir.Run(), Home: r.dir.Sandbox(), Secrets: get,
 		Welcome: control.Welcome{Grace: v.cfg.Sandbox.Grace.Std(), Key: secret, Command: defaults.Command,
 			DefaultUser: defaults.User, DefaultCwd: defaults.Cwd, StopSignal: defaults.StopSignal},
 		Lease: v.cfg.Host.Lease, Fence: v.cfg.Host.Fence, Events: events{v.cfg.Execs, v}, Log: v.log,

@@ -11,5 +11,6 @@
 // container.
 //
 // The package imports protocol, backoff, wake, supervisor/control, and of worker the packages worker/attach,
-// worker/decide, worker/docker, worker/epoch, worker/hostdir, worker/hosterr, worker/hostfiles and worker/output.
+// worker/decide, worker/docker, worker/epoch, worker/hostdir, worker/hosterr, worker/hostfiles, worker/output and
+// worker/secrets.
 package service

@@ -13,6 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/epoch"
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/output"
+	"github.com/boxfleet/boxfleet/worker/secrets"
 )
 
 // Host is what services need from their worker. All fields are required.
@@ -28,6 +29,8 @@ type Host struct {
 	Fence func() error                            // returns an error if the worker does not hold the host's lock
 	Lease func() (until time.Duration, err error) // returns the time since boot until which the host's lock may be trusted
 	Probe func(point string)                      // called at named points, where tests can crash the worker
+
+	Unseal *secrets.Asker // asks coordinators for the values behind fields of specs
 
 	// A command is in a crash loop if it exits again and again, and no run within CrashWindow lasts for CrashGuard.
 	CrashWindow, CrashGuard time.Duration

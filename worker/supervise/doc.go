@@ -19,5 +19,8 @@
 // The files of an exec form a set. If an exec has written nothing to its set, the next exec uses the set. The file
 // run/execs/.sets tells to which exec each set belongs. The previous version named the files after the exec.
 //
-// The package imports protocol and supervisor/control.
+// A helper in the container works on its files. [Link.Files] returns a session of package worker/files, which starts
+// helpers through the link.
+//
+// The package imports protocol, supervisor/control, supervisor/packet and worker/files.
 package supervise

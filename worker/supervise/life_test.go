@@ -350,16 +350,20 @@ func TestMemory_AnIdleSupervisorIsSmall(t *testing.T) {
 	for range 50 {
 		s.sh("head -c 100000 /dev/zero")
 	}
-	s.poll("a resident size of at most 7 MiB", func() bool {
+	const most = 8_000_000 // bytes; about 4.4 MiB of it is the program, whose pages all sandboxes of a host share
+	var resident int
+	s.poll("a resident size of at most 8 MB", func() bool {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/status")
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, rest, _ := strings.Cut(string(status), "VmRSS:")
 		kib, err := strconv.Atoi(strings.Fields(rest)[0])
-		return err == nil && kib <= 7<<10
+		resident = kib << 10
+		return err == nil && resident <= most
 	})
-	if info, _ := os.Stat(binary); info.Size() > 5<<20 {
-		t.Errorf("the supervisor's binary has %d bytes, want at most 5 MiB", info.Size())
+	t.Logf("%d bytes are resident", resident)
+	if info, _ := os.Stat(binary); info.Size() > 5_000_000 {
+		t.Errorf("the supervisor's binary has %d bytes, want at most 5 MB", info.Size())
 	}
 }

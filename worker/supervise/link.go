@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/supervisor/packet"
 )
 
 // heldMost limits how many connections are held until [Link.Expect] is called.
@@ -20,6 +21,9 @@ const heldMost = 16
 
 // helloWithin limits how long a supervisor may take to send its Hello.
 const helloWithin = 10 * time.Second
+
+// Secrets gets the values of secrets. It must return within seconds.
+type Secrets = func(ctx context.Context) ([]control.Secret, error)
 
 // Config configures a [Link].
 //
@@ -35,6 +39,10 @@ type Config struct {
 	// because the worker may have been paused before. The command carries the time, because the supervisor may be
 	// paused before it reads the command.
 	Lease func() (until time.Duration, err error)
+
+	// Secrets gets the secrets of the container's spec. The link calls it during the handshake with a supervisor that has
+	// not had a Welcome yet. It is nil if the spec names no secrets.
+	Secrets Secrets
 
 	OnConnect    func(control.Hello) // called after the handshake; the Hello lists all execs
 	OnDisconnect func()              // called after the connection has ended; a supervisor that still runs dials again
@@ -53,6 +61,8 @@ type Link struct {
 	listener *net.UnixListener
 	calls    *calls
 	running  sync.WaitGroup
+	open     context.Context // ends with Close
+	end      context.CancelFunc
 
 	mu      sync.Mutex
 	closed  bool
@@ -61,6 +71,7 @@ type Link struct {
 	pending *session        // the newest accepted connection
 	current *session        // the connection whose handshake is done
 	hello   control.Hello
+	refused error         // why the newest handshake failed, if the container's secrets were the reason
 	changed chan struct{} // closed and replaced when current or closed changes
 
 	prepared map[string]*prepared // prepared files, by exec
@@ -92,6 +103,7 @@ func Listen(config Config) (*Link, error) {
 		changed:  make(chan struct{}),
 		prepared: map[string]*prepared{},
 	}
+	l.open, l.end = context.WithCancel(context.Background())
 	l.running.Go(l.calls.run)
 	l.running.Go(l.accept)
 	return l, nil
@@ -178,7 +190,7 @@ func (l *Link) accept() {
 		l.mu.Lock()
 		switch {
 		case l.closed, l.pid == 0 && len(l.held) >= heldMost:
-			conn.Close() // a supervisor will dial again
+			packet.Release(conn) // a supervisor will dial again
 			refused++
 		case l.pid == 0:
 			l.held = append(l.held, conn)
@@ -196,7 +208,7 @@ func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	if err != nil || pid != l.pid {
 		l.config.Logger.Warn("refused a connection on the supervisor's socket: the process is not the supervisor",
 			"pid", pid, "expected", l.pid)
-		conn.Close()
+		packet.Release(conn) // any process of the container may have connected, and sent anything
 		return false
 	}
 	if l.pending != nil {
@@ -230,7 +242,13 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 // serve runs a session from the handshake to its end.
 func (l *Link) serve(s *session) {
 	defer s.end()
-	hello, err := s.handshake(l.config.Welcome, l.files)
+	hello, err := s.handshake(l.open, l.config.Welcome, l.files, l.config.Secrets)
+	if refused := (*refusal)(nil); errors.As(err, &refused) {
+		l.mu.Lock()
+		l.refused = refused.error
+		l.signal()
+		l.mu.Unlock()
+	}
 	if err != nil {
 		l.config.Logger.Warn("the handshake with the supervisor failed; the supervisor will dial again", "error", err)
 		return
@@ -253,7 +271,7 @@ func (l *Link) install(s *session, hello control.Hello) bool {
 	if l.current != nil { // uninstall skips this call for the older session, which is no longer current
 		l.calls.add(l.config.OnDisconnect)
 	}
-	l.pending, l.current, l.hello = nil, s, hello
+	l.pending, l.current, l.hello, l.refused = nil, s, hello, nil
 	for i := range hello.Execs {
 		if hello.Execs[i].Result != nil {
 			l.files.sets.ended(hello.Execs[i].ID)
@@ -298,10 +316,17 @@ func (l *Link) dispatch(n *control.Notice) {
 }
 
 // Connected waits until the supervisor is connected, and returns its latest Hello. The error is unavailable if ctx ends
-// first or the link is closed.
+// first or the link is closed. If the supervisor could not get the container's secrets, Connected returns the reason.
 func (l *Link) Connected(ctx context.Context) (control.Hello, error) {
 	_, hello, err := l.session(ctx)
 	return hello, err
+}
+
+// Refused returns why the supervisor could not get the container's secrets, or nil.
+func (l *Link) Refused() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.refused
 }
 
 // Up reports whether the supervisor is connected now.
@@ -314,13 +339,15 @@ func (l *Link) Up() bool {
 func (l *Link) session(ctx context.Context) (*session, control.Hello, error) {
 	for {
 		l.mu.Lock()
-		s, hello, closed, changed := l.current, l.hello, l.closed, l.changed
+		s, hello, closed, refused, changed := l.current, l.hello, l.closed, l.refused, l.changed
 		l.mu.Unlock()
-		if closed {
+		switch {
+		case closed:
 			return nil, hello, errLinkClosed
-		}
-		if s != nil {
+		case s != nil:
 			return s, hello, nil
+		case refused != nil:
+			return nil, hello, refused
 		}
 		select {
 		case <-changed:
@@ -338,14 +365,15 @@ func (l *Link) Close() {
 		l.closed = true
 		l.signal()
 	}
-	l.listener.Close()
+	l.end()
+	packet.Release(l.listener) // closes the connections that wait, too
 	for _, s := range []*session{l.pending, l.current} {
 		if s != nil {
 			s.conn.Close()
 		}
 	}
 	for _, conn := range l.held {
-		conn.Close()
+		packet.Release(conn)
 	}
 	l.held = nil
 	l.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
@@ -20,6 +21,8 @@ import (
 //   - failed_precondition with reason sandbox_stopping after [Link.StopAll]
 //   - the error of [Config.Lease] if Lease does not allow the command at the moment when the command is written
 //   - unavailable with reason lease_lost if the supervisor reads the command too late
+//   - not_found with [control.Start.OnlyKnown] if the supervisor does not know the exec
+//   - failed_precondition with reason unsupported if the supervisor is too old for secrets or for an open stdin
 //
 // The exec's files are created first. A repeated Start uses the same files. If they cannot be created, for example
 // because the disk is full, the exec runs anyway, and less of its output is stored; see [control.Start].
@@ -40,6 +43,36 @@ func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStat
 func (l *Link) Cancel(ctx context.Context, execID string, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{Cancel: &control.Cancel{ID: execID, Grace: grace}})
 	return err
+}
+
+// Signal sends a signal to a running exec. The supervisor sends a signal with the same number only once, and answers
+// every repetition with the first result. Errors: not_found if this boot of the supervisor does not know the exec;
+// failed_precondition with reason unsupported_version if the supervisor is too old; the error of [Config.Lease];
+// unavailable, with reason lease_lost if the supervisor reads the command too late.
+func (l *Link) Signal(ctx context.Context, signal control.Signal) (control.SignalResult, error) {
+	reply, err := l.ask(ctx, control.Command{Signal: &signal})
+	if err != nil {
+		return control.SignalResult{}, err
+	}
+	if reply.Signal == nil {
+		return control.SignalResult{}, protocol.Errorf(protocol.Internal, protocol.ReasonSupervisorUnhealthy,
+			"the supervisor's answer to a signal has no result")
+	}
+	return *reply.Signal, nil
+}
+
+// Processes lists the processes in the container. Errors: resource_exhausted if the supervisor is still listing them
+// for another call; failed_precondition with reason unsupported_version if the supervisor is too old; unavailable.
+func (l *Link) Processes(ctx context.Context) (*control.ProcessTable, error) {
+	reply, err := l.ask(ctx, control.Command{Processes: &control.Processes{}})
+	if err != nil {
+		return nil, err
+	}
+	if reply.Processes == nil {
+		return nil, protocol.Errorf(protocol.Internal, protocol.ReasonSupervisorUnhealthy,
+			"the supervisor's answer has no list of processes")
+	}
+	return reply.Processes, nil
 }
 
 // Forget makes the supervisor forget ended execs. It removes their files even if the supervisor does not answer. The
@@ -126,6 +159,12 @@ func (l *Link) ask(ctx context.Context, c control.Command) (*control.Reply, erro
 		s, hello, err := l.session(ctx)
 		if err != nil {
 			return nil, err
+		}
+		if c.Start != nil && !hello.TakesSecrets && (c.Start.OnlyKnown || len(c.Start.Secrets) > 0) {
+			return nil, errTooOld
+		}
+		if !hello.TakesInput && (c.Input != nil || c.Start != nil && c.Start.OpenStdin) {
+			return nil, errTooOldForInput
 		}
 		if c.Start != nil && hello.TakesFiles && files == nil {
 			var made bool

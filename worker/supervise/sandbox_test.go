@@ -21,14 +21,17 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/boxfleet/boxfleet/eventually"
+	"github.com/boxfleet/boxfleet/protocol"
 	_ "github.com/boxfleet/boxfleet/supervisor" // built by TestMain; the import makes old test results invalid
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-const (
-	busyboxImage = "boxfleet-test/supervisor:busybox"
-	emptyImage   = "boxfleet-test/supervisor:empty"
+// The images of this run. Other runs of these tests on the same engine have images of their own, because each run
+// removes its images at its end.
+var (
+	busyboxImage = "boxfleet-test/supervisor:busybox-" + rand.Text()
+	emptyImage   = "boxfleet-test/supervisor:empty-" + rand.Text()
 )
 
 // binary is the path of the supervisor's binary, which is built with the options of a release.
@@ -150,7 +153,8 @@ type sandbox struct {
 	key       []byte
 	run       *os.Root
 
-	link *supervise.Link
+	link    *supervise.Link
+	secrets supervise.Secrets
 
 	mu      sync.Mutex
 	changed chan struct{}
@@ -167,12 +171,21 @@ type option struct {
 	args    []string
 	onEnd   func(control.Result)
 	lease   func() (time.Duration, error)
+	secrets supervise.Secrets // the container's secrets; the container then has the directory for their files
 
 	privileged bool   // execs that run as root keep capabilities, as with the profile "standard"
 	disk       string // size of the disk with the execs' files; "" if it is not limited
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
+	t.Helper()
+	s := unconnected(t, o, o.secrets)
+	s.connected()
+	return s
+}
+
+// unconnected returns a sandbox whose supervisor may not have connected yet.
+func unconnected(t testing.TB, o option, secrets supervise.Secrets) *sandbox {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bfsbx")
 	if err != nil {
@@ -199,10 +212,14 @@ func newSandbox(t testing.TB, o option) *sandbox {
 	}
 	t.Cleanup(func() { s.run.Close() })
 	o.welcome.Key = s.key
+	if o.secrets != nil {
+		o.args = append(o.args, "--tmpfs", fmt.Sprintf("%s:mode=0755,gid=%d,size=%d,noexec,nosuid,nodev",
+			protocol.SecretsDir, control.SecretsGroup, control.SecretsSize))
+	}
+	s.secrets = secrets
 	s.listenLeased(o.welcome, o.onEnd, o.lease)
 	t.Cleanup(func() { s.link.Close() })
 	s.boot(o)
-	s.connected()
 	return s
 }
 
@@ -221,6 +238,7 @@ func (s *sandbox) listenLeased(w control.Welcome, onEnd func(control.Result), le
 		ControlDir:   filepath.Join(s.dir, "ctl"),
 		Run:          s.run,
 		Welcome:      w,
+		Secrets:      s.secrets,
 		Lease:        lease,
 		OnConnect:    func(h control.Hello) { s.note(func() { s.hellos = append(s.hellos, h) }) },
 		OnDisconnect: func() { s.note(func() { s.gone++ }) },

@@ -3,8 +3,10 @@ package supervise
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +39,9 @@ type queued struct {
 	files *passed
 }
 
+// secret reports whether the command has values of secrets.
+func (q queued) secret() bool { return q.Start != nil && len(q.Start.Secrets) > 0 }
+
 func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)) *session {
 	s := &session{
 		conn:    conn,
@@ -49,12 +54,54 @@ func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)
 	return s
 }
 
-// handshake reads the Hello, which may have several frames, and answers with the Welcome. If the Welcome may start the
-// primary command, the files for that command's output are sent with the Welcome.
-func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, error) {
+// handshake reads the Hello and answers with the Welcome. If the Welcome may start the primary command, the files for
+// that command's output are sent with the Welcome. If this boot of the supervisor does not have the container's secrets
+// yet, they are sent too.
+func (s *session) handshake(ctx context.Context, w control.Welcome, files *outFiles,
+	secrets Secrets) (control.Hello, error) {
 	s.conn.SetDeadline(time.Now().Add(helloWithin))
 	defer s.conn.SetDeadline(time.Time{})
-	var hello control.Hello
+	hello, err := s.readHello()
+	if err != nil {
+		return hello, err
+	}
+	if secrets != nil && !hello.Welcomed {
+		err := errTooOld
+		if hello.TakesSecrets {
+			w.Secrets, err = secrets(ctx)
+		}
+		if err != nil {
+			return hello, &refusal{err}
+		}
+		defer control.Wipe(w.Secrets)
+		s.conn.SetDeadline(time.Now().Add(helloWithin))
+	}
+	if err := s.welcome(&hello, w, files); err != nil || len(w.Secrets) == 0 {
+		return hello, err
+	}
+	var n control.Notice
+	switch err := s.next(&n); {
+	case err != nil:
+		return hello, err
+	case n.Reply == nil:
+		return hello, errors.New("supervise: the supervisor did not answer the Welcome")
+	case n.Reply.Error != nil:
+		return hello, &refusal{n.Reply.Error}
+	}
+	return hello, nil
+}
+
+// refusal is the error of a supervisor that cannot start its commands, because it cannot get their secrets.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
+// errTooOld is the error of a command with secrets for a supervisor that an older worker started.
+var errTooOld error = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported,
+	"the container's supervisor was started by an older worker and takes no secrets; create the sandbox again")
+
+// readHello reads the Hello, which may have several frames.
+func (s *session) readHello() (hello control.Hello, err error) {
 	for {
 		var n control.Notice
 		if err := s.next(&n); err != nil {
@@ -69,9 +116,13 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 			return hello, fmt.Errorf("supervise: the Hello has more than %d execs", control.MaxExecs)
 		}
 		if !hello.More {
-			break
+			return hello, nil
 		}
 	}
+}
+
+// welcome sends the Welcome.
+func (s *session) welcome(hello *control.Hello, w control.Welcome, files *outFiles) error {
 	c := control.Command{Welcome: &w}
 	if s.lease != nil {
 		// If the lease has ended, Until is a time in the past, so the supervisor does not start the primary command.
@@ -79,17 +130,22 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 		until, _ := s.lease()
 		c.Until = control.Until(until)
 	}
-	if !hello.TakesFiles || hello.Primary != nil || len(w.Command) == 0 {
-		_, err := s.conn.Write(control.Append(nil, &c))
-		return hello, err
+	var passed *passed
+	if hello.TakesFiles && hello.Primary == nil && len(w.Command) > 0 {
+		var err error
+		if passed, err = files.command(); err != nil {
+			return err
+		}
+		defer passed.release()
 	}
-	passed, err := files.command()
-	if err != nil {
-		return hello, err
+	w.Files = passed.count()
+	frame := control.Append(nil, &c)
+	defer clear(frame) // it may have values of secrets
+	if passed == nil {
+		_, err := s.conn.Write(frame)
+		return err
 	}
-	defer passed.release()
-	w.Files = len(passed.fds)
-	return hello, s.writeWith(control.Append(nil, &c), passed.fds)
+	return s.writeWith(frame, passed.fds)
 }
 
 // writeWith writes frames, and sends the files that belong to the last frame.
@@ -154,6 +210,10 @@ func (s *session) write() {
 		s.mu.Unlock()
 		var err error
 		buf, err = s.send(buf[:0], commands)
+		if slices.ContainsFunc(commands, queued.secret) {
+			clear(buf[:cap(buf)])
+			buf = nil
+		}
 		for _, c := range commands {
 			c.files.release()
 		}
@@ -173,7 +233,8 @@ func (s *session) write() {
 func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	for i := range commands {
 		c := &commands[i].Command
-		if s.lease != nil && (c.Start != nil || c.StopAll != nil) {
+		changes := c.Start != nil || c.Help != nil || c.Signal != nil || c.StopAll != nil || c.Input != nil
+		if s.lease != nil && changes {
 			until, refused := s.lease()
 			if refused != nil {
 				s.answer(&control.Reply{Seq: c.Seq, Error: protocol.AsError(refused)})
@@ -181,11 +242,15 @@ func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 			}
 			c.Until = control.Until(until)
 		}
+		most := control.MaxCommand
+		if commands[i].secret() {
+			most = control.MaxSecretsCommand
+		}
 		framed := control.Append(buf, c)
-		if size := len(framed) - len(buf); size > control.MaxCommand {
+		if size := len(framed) - len(buf); size > most {
 			s.answer(
 				&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-					"the command to the supervisor has %d bytes, at most %d are allowed", size, control.MaxCommand)},
+					"the command to the supervisor has %d bytes, at most %d are allowed", size, most)},
 			)
 			continue
 		}

@@ -1,0 +1,13 @@
+package execs
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/boxfleet/boxfleet/eventually"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed()))
+}
