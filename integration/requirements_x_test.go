@@ -213,7 +213,10 @@ func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	s := f.Create("x9")
 	begin := time.Now()
-	r, err := s.Exec(ctx, script("sleep 100 & echo started; (sleep 100; echo never) & exit 4"))
+	// The main process ends only once both background processes run: the second one starts in a shell of its own.
+	r, err := s.Exec(ctx, script(`sleep 100 & echo started; (sleep 100; echo never) &
+		until [ "$(ps -o args | grep -c '^sleep 100')" = 2 ]; do :; done
+		exit 4`))
 	if err != nil || code(r) != "4" || string(r.Stdout) != "started\n" {
 		t.Errorf("got %v, exit code %s, %q", err, code(r), r.Stdout)
 	}

@@ -144,6 +144,38 @@ func TestAFollowerWaitingForPurgedMessagesCatchesUp(t *testing.T) {
 	receive(t, 10*time.Second, "the call of caughtUp", caughtUp)
 }
 
+// A cluster may lose the first request for the messages of a new consumer.
+func TestALostFirstRequestForMessagesIsRepeatedSoon(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	p := throughProxy(t, d)
+	c := d.connTo(t, p.url())
+	must(t, c.Open(t.Context()))
+	lost := make(chan struct{})
+	var once sync.Once
+	lose := func(said []byte) []byte {
+		const request, unknown = "PUB $JS.API.CONSUMER.MSG.NEXT.", "PUB $JS.API.CONSUMER.MSG.NONE."
+		if bytes.Contains(said, []byte(request)) {
+			once.Do(func() {
+				said = bytes.ReplaceAll(said, []byte(request), []byte(unknown))
+				close(lost)
+			})
+		}
+		return said
+	}
+	p.fromClient.Store(&lose)
+	heard := make(chan time.Time, 10)
+	background(t, func(ctx context.Context) error {
+		return c.FollowEvents(ctx, 0, func(*protocol.Batch) { heard <- time.Now() }, func() {})
+	})
+	receive(t, 10*time.Second, "the loss of the first request", lost)
+	began := time.Now()
+	readySandbox(t, d.opened(t), d.tenant, "s1")
+	if late := receive(t, 10*time.Second, "the first batch", heard).Sub(began); late > 1500*time.Millisecond {
+		t.Errorf("the first batch arrived %s after the request was lost; two missing heartbeats take 2 s", late)
+	}
+}
+
 // The consumer's replica may be behind. If the replica lacks messages, it does not count them as pending.
 func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package jetstream_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -13,8 +14,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// able waits until NATS makes a consumer of the queue and stores a request. It tries both ten times a second, and
-// returns the time at which both had succeeded.
+// able waits until NATS makes a consumer of the queue, answers for the queue's own consumer, and stores a request. In a
+// cluster the servers elect a leader for each of the three, and the queue's consumer may get its leader last. able tries
+// each ten times a second, and returns the time at which all had succeeded.
 func (d *deployment) able(t *testing.T, id string) time.Time {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
@@ -37,6 +39,13 @@ func (d *deployment) able(t *testing.T, id string) time.Time {
 				InactiveThreshold: time.Minute,
 			},
 		)
+		return err
+	})
+	try("the leader of the queue's consumer answers", func(ctx context.Context) error {
+		_, err := js.Consumer(ctx, protocol.StreamRequests, "coordinators")
+		if errors.Is(err, natsjs.ErrConsumerNotFound) { // a single server has lost it, and no election holds up a new one
+			return nil
+		}
 		return err
 	})
 	try("a request is stored", func(ctx context.Context) error {

@@ -2,7 +2,7 @@ package jetstream
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -19,17 +19,27 @@ type puller struct {
 	connection *connection
 	doing      string // what the caller does, for errors
 	subject    string // subject of requests to the consumer
+	opening    []byte // the request that is sent, and repeated, until the server says anything
 	request    []byte
-	batch      int // messages of one request
-	wanted     int // messages that were requested, and have not arrived
+	batch      int  // messages of one request
+	wanted     int  // messages that were requested, and have not arrived
+	heard      bool // whether the server has answered a request
 	sub        *nats.Subscription
 	arrived    chan *nats.Msg
 }
 
 // pullHeartbeat is how often the server sends a heartbeat while a request for messages is open. After two missing
-// heartbeats, the request is repeated. In a cluster, about one in a hundred new consumers loses its first request,
-// because the server that the client is connected to does not know the consumer yet.
+// heartbeats, the request is repeated.
 const pullHeartbeat = time.Second
+
+// In a cluster, about one in a hundred new consumers loses its first request, because the server that the client is
+// connected to does not know the consumer yet. The first request is therefore a small one, with heartbeats that come
+// sooner, and it is repeated soon. If the server receives all copies, it delivers a few messages more at once.
+const (
+	openingBatch     = 32
+	openingHeartbeat = pullHeartbeat / 4
+	openingExpires   = 2 * pullHeartbeat
+)
 
 // pull begins to read a consumer. Each request asks for batch messages, and stays open for the duration in expires. Up
 // to twice as many messages may wait in memory. The caller must call stop.
@@ -39,13 +49,15 @@ func (c *connection) pull(stream, consumer string, batch int, expires time.Durat
 		subject: "$JS.API.CONSUMER.MSG.NEXT." + stream + "." + consumer,
 		arrived: make(chan *nats.Msg, 2*batch+64), // with room for statuses in addition to the messages
 	}
+	p.opening = pullRequest(min(batch, openingBatch), openingExpires, openingHeartbeat)
+	p.request = pullRequest(batch, expires, pullHeartbeat)
 	var err error
-	p.request, err = json.Marshal(map[string]any{"batch": batch, "expires": expires, "idle_heartbeat": pullHeartbeat})
-	if err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "%s: %v", p.doing, err)
-	}
 	p.sub, err = c.nc.ChanSubscribe(c.nc.NewInbox(), p.arrived)
 	return p, translate(err, p.doing)
+}
+
+func pullRequest(batch int, expires, heartbeat time.Duration) []byte {
+	return fmt.Appendf(nil, `{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, batch, expires, heartbeat)
 }
 
 // stop ends the delivery of messages. Messages that have arrived can still be read from p.arrived.
@@ -57,14 +69,19 @@ var errSilent = protocol.Errorf(protocol.Unavailable, "", "the server sends no h
 // next waits for the next message. Errors: the error of ctx; errSilent; unavailable if the consumer does not exist or
 // the server cannot answer.
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
+	began := time.Now()
 	for {
 		if err := p.ask(ctx); err != nil {
 			return nil, err
 		}
 		m, err := p.receive(ctx)
+		if err == errSilent && !p.heard && time.Since(began) < 2*pullHeartbeat {
+			continue // repeat the first request
+		}
 		if err != nil {
 			return nil, err
 		}
+		p.heard = true
 		if !isStatus(m) {
 			p.wanted--
 			return m, nil
@@ -96,15 +113,23 @@ func (p *puller) ask(ctx context.Context) error {
 	if p.wanted > p.batch/2 {
 		return nil
 	}
-	if err := p.connection.nc.PublishRequest(p.subject, p.sub.Subject, p.request); err != nil {
+	request, batch := p.request, p.batch
+	if !p.heard {
+		request, batch = p.opening, min(p.batch, openingBatch)
+	}
+	if err := p.connection.nc.PublishRequest(p.subject, p.sub.Subject, request); err != nil {
 		return translate(err, p.doing)
 	}
-	p.wanted += p.batch
+	p.wanted += batch
 	return nil
 }
 
 func (p *puller) receive(ctx context.Context) (*nats.Msg, error) {
-	silent := time.NewTimer(2 * pullHeartbeat)
+	heartbeat := pullHeartbeat
+	if !p.heard {
+		heartbeat = openingHeartbeat
+	}
+	silent := time.NewTimer(2 * heartbeat)
 	defer silent.Stop()
 	select {
 	case m := <-p.arrived:
