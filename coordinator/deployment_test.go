@@ -92,19 +92,32 @@ func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *prot
 	inbox, answer, stop := answers.Expect(id)
 	defer stop()
 	r.Version = protocol.Version
-	// The server drops a repeated message while it remembers the first message, so repeat the request until an answer
-	// comes.
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	// An answer is lost with a coordinator that a test stops, so the request is repeated. It is not repeated sooner: if
+	// two copies are decided at once, the second one's answer, which says that it changed nothing, may come first.
+	for deadline := time.Now().Add(30 * time.Second); ; {
 		if err := d.conn.Submit(d.t.Context(), "default", verb, sandbox, id, inbox, protocol.Encode(&r)); err != nil {
 			d.t.Fatal(err)
 		}
+		if reply := outcomeWithin(answer, 2*time.Second); reply != nil {
+			return reply
+		}
+		if time.Now().After(deadline) {
+			d.t.Fatalf("a %s of sandbox %s is not answered", verb, sandbox)
+		}
+	}
+}
+
+// outcomeWithin returns the outcome of a request, or nil if it does not arrive in time. Interim replies, which say why a
+// request waits, are not outcomes.
+func outcomeWithin(answer <-chan *protocol.Reply, within time.Duration) *protocol.Reply {
+	for timeout := time.After(within); ; {
 		select {
 		case reply := <-answer:
-			return reply
-		case <-time.After(200 * time.Millisecond):
-			if time.Now().After(deadline) {
-				d.t.Fatalf("a %s of sandbox %s is not answered", verb, sandbox)
+			if !reply.Interim() {
+				return reply
 			}
+		case <-timeout:
+			return nil
 		}
 	}
 }
