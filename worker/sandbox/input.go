@@ -16,7 +16,7 @@ const unknownFor = time.Second
 // the errors of Reach if the sandbox is not here.
 func (s *Sandbox) ExecInput(ctx context.Context, id string) (service string, started bool, err error) {
 	for until := time.Now().Add(unknownFor); ; {
-		if err := s.reachable(""); err != nil {
+		if err := reachableNow(ctx, s, ""); err != nil {
 			return "", false, err
 		}
 		known := false
