@@ -139,7 +139,9 @@ func TestUpRunsAFleetOnOneMachine(t *testing.T) {
 	expect(t, "execs kill web x --signal INT", exitFailure, "")
 	expect(t, "execs kill web x --signal FROB", exitUsage, "")
 	expect(t, "execs kill web x --tree", exitUsage, "")
-	expectOf(t, []string{"exec", "web", "--id", "signalled", "--detach", "--", "sleep", "1000"}, 0, "signalled\n")
+	expectOf(t, []string{"exec", "web", "--id", "signalled", "--detach", "--", "sh", "-c", "echo up; exec sleep 1000"}, 0,
+		"signalled\n")
+	expect(t, "wait web signalled --contains up", 0, "up\n") // --detach does not wait for the start
 	expect(t, "sandbox top web", 0, "sleep 1000")
 	expect(t, "sandbox top web -o json", 0, `"exec":"signalled"`)
 	expect(t, "sandbox top web --interval 1ns", exitUsage, "")
