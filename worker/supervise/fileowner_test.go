@@ -227,7 +227,7 @@ func (s *sandbox) hostileHelper(file *os.File) *files.Session {
 	return f
 }
 
-func connectionOf(t *testing.T, fd int) *net.UnixConn {
+func connectionOf(t testing.TB, fd int) *net.UnixConn {
 	t.Helper()
 	file := os.NewFile(uintptr(fd), "socket")
 	defer file.Close()
