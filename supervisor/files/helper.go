@@ -34,8 +34,8 @@ type helper struct {
 	link *packet.Conn
 	cwd  string // where relative paths begin
 
-	buf   []byte // buffer for copies; one call at a time uses it
-	gives bool   // the worker sets owners during this call, see [control.Give]
+	buf    []byte // buffer for copies; one call at a time uses it
+	owners giver
 
 	// closed is called when the worker has closed the connection during a call.
 	closed func()
@@ -107,7 +107,7 @@ func (h *helper) receive() (*control.FileCall, error) {
 
 // run carries out one call. The error is that of the connection.
 func (h *helper) run(c *control.FileCall) error {
-	h.gives = c.Gives
+	h.owners = giver{link: h.link, gives: c.Gives}
 	switch {
 	case c.Write != nil:
 		return h.upload(func(in *input) (*control.FileReply, error) { return h.write(in, c.Write) })

@@ -10,6 +10,12 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/packet"
 )
 
+// giver gives files away during one call.
+type giver struct {
+	link  *packet.Conn
+	gives bool // the worker sets owners, see [control.Give]
+}
+
 // special are the mode bits that a file loses when it gets another owner, see chown(2).
 const special = unix.S_ISUID | unix.S_ISGID
 
@@ -31,7 +37,7 @@ func ownerOf(owner string) (uid, gid int, err error) {
 // describe sets the owner and the mode of an open file that belongs to the user. An empty owner and a mode of nil
 // change nothing. If the kernel does not let the user give the file away, and the worker sets owners, describe sets the
 // mode only, and returns a function that asks the worker. Afterwards the user can change the file's mode no more.
-func (h *helper) describe(fd int, owner string, mode *uint32) (ask func() error, err error) {
+func (g *giver) describe(fd int, owner string, mode *uint32) (ask func() error, err error) {
 	uid, gid, err := ownerOf(owner)
 	if err != nil {
 		return nil, err
@@ -41,7 +47,7 @@ func (h *helper) describe(fd int, owner string, mode *uint32) (ask func() error,
 		return nil, err
 	}
 	if !given {
-		if !h.gives {
+		if !g.gives {
 			return nil, notGiven(owner)
 		}
 		if mode != nil && *mode&special != 0 {
@@ -51,7 +57,7 @@ func (h *helper) describe(fd int, owner string, mode *uint32) (ask func() error,
 			e.Field = "mode"
 			return nil, e
 		}
-		ask = func() error { return h.ask(fd, uid, gid) }
+		ask = func() error { return g.ask(fd, uid, gid) }
 	}
 	if mode == nil {
 		return ask, nil
@@ -87,12 +93,12 @@ func notGiven(owner string) error {
 }
 
 // ask makes the worker set the owner of an open file, and waits until it has done so.
-func (h *helper) ask(fd, uid, gid int) error {
+func (g *giver) ask(fd, uid, gid int) error {
 	give := &control.Give{UID: uint32(uid), GID: uint32(gid), Answer: true}
-	if err := h.link.SendMessage(&control.FileReply{Give: give}, fd); err != nil {
+	if err := g.link.SendMessage(&control.FileReply{Give: give}, fd); err != nil {
 		return err
 	}
-	kind, body, file, err := h.link.Receive()
+	kind, body, file, err := g.link.Receive()
 	packet.Discard(file)
 	if err != nil {
 		return err
@@ -113,6 +119,6 @@ func (h *helper) ask(fd, uid, gid int) error {
 
 // request asks the worker to set the owner of an open file, and does not wait. If the worker cannot, it ends the
 // operation.
-func (h *helper) request(fd, uid, gid int) error {
-	return h.link.SendMessage(&control.FileReply{Give: &control.Give{UID: uint32(uid), GID: uint32(gid)}}, fd)
+func (g *giver) request(fd, uid, gid int) error {
+	return g.link.SendMessage(&control.FileReply{Give: &control.Give{UID: uint32(uid), GID: uint32(gid)}}, fd)
 }

@@ -21,7 +21,7 @@ const fillable = 0o300
 // unpacking writes one tar stream below a directory. Package os opens each name step by step, and refuses links that
 // lead out of the directory, also those that another process makes meanwhile.
 type unpacking struct {
-	h        *helper
+	owners   *giver
 	r        *protocol.FileUnpack
 	byWorker bool // the worker sets owners, because the kernel does not let the user do so
 	root     *os.Root
@@ -41,6 +41,8 @@ func (h *helper) unpack(in *input, r *protocol.FileUnpack) (*control.FileReply, 
 	if err != nil {
 		return nil, err
 	}
+	var old unix.Stat_t
+	missing := unix.Stat(at, &old) == unix.ENOENT
 	if err := makeAll(at); err != nil {
 		return nil, err
 	}
@@ -49,8 +51,13 @@ func (h *helper) unpack(in *input, r *protocol.FileUnpack) (*control.FileReply, 
 		return nil, failure(r.Path, err)
 	}
 	defer root.Close()
-	u := &unpacking{h: h, r: r, root: root, in: in, buf: h.buf}
-	u.byWorker = h.gives && !mayChown() && (r.Owner != "" || r.KeepOwner)
+	u := &unpacking{owners: &h.owners, r: r, root: root, in: in, buf: h.buf}
+	u.byWorker = h.owners.gives && !mayChown() && (r.Owner != "" || r.KeepOwner)
+	if missing {
+		if err := u.own(); err != nil {
+			return nil, err
+		}
+	}
 	stream := tar.NewReader(in)
 	for {
 		header, err := stream.Next()

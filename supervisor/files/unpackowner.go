@@ -71,7 +71,7 @@ func (u *unpacking) giveOpen(file *os.File, uid, gid int) error {
 	if err != nil || given {
 		return err
 	}
-	return u.h.request(int(file.Fd()), uid, gid)
+	return u.owners.request(int(file.Fd()), uid, gid)
 }
 
 // later remembers a directory that gets its mode and its owner at the end.
@@ -82,6 +82,19 @@ func (u *unpacking) later(d deferred) error {
 	}
 	u.deferred = append(u.deferred, d)
 	return nil
+}
+
+// own gives away the directory itself, which the operation has made. The owner in the stream is not known yet, and
+// concerns its entries only.
+func (u *unpacking) own() error {
+	if u.r.Owner == "" {
+		return nil
+	}
+	uid, gid, err := protocol.FileOwner("owner", u.r.Owner)
+	if err != nil {
+		return err
+	}
+	return u.later(deferred{".", defaultDirectoryMode, uid, gid})
 }
 
 // complete sets the mode and the owner of a directory that has its content.

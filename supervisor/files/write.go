@@ -172,7 +172,7 @@ func (t *target) describe(fd int, mode *uint32, owner string) (ask func() error,
 	case t.exists:
 		bits = t.stat.Mode & 0o7777
 	}
-	return t.h.describe(fd, owner, &bits)
+	return t.h.owners.describe(fd, owner, &bits)
 }
 
 // keepsOthersFiles reports whether the directory lets nobody rename the files of another user there, not even the user
@@ -227,7 +227,7 @@ func (t *target) appendTo(in io.Reader, r *protocol.FileWrite) error {
 	if kind := typeOf(stat.Mode); kind != protocol.FileRegular {
 		return notRegular(t.asked, kind)
 	}
-	ask, err := t.h.describe(fd, r.Owner, r.Mode)
+	ask, err := t.h.owners.describe(fd, r.Owner, r.Mode)
 	if err != nil {
 		return err
 	}
@@ -298,7 +298,7 @@ func (h *helper) mkdir(r *protocol.FileMkdir) (*control.FileReply, error) {
 			return nil, failure(r.Path, err)
 		}
 	}
-	if err := h.describeDirectory(p, r); err != nil {
+	if err := p.describeDirectory(&h.owners, r); err != nil {
 		return nil, failure(r.Path, err)
 	}
 	var stat unix.Stat_t
@@ -311,7 +311,7 @@ func (h *helper) mkdir(r *protocol.FileMkdir) (*control.FileReply, error) {
 
 // describeDirectory sets the owner and the mode of a directory, if the request has them. Only a directory that may have
 // existed before may be a link.
-func (h *helper) describeDirectory(p *place, r *protocol.FileMkdir) error {
+func (p *place) describeDirectory(owners *giver, r *protocol.FileMkdir) error {
 	if r.Owner == "" && r.Mode == nil {
 		return nil
 	}
@@ -324,7 +324,7 @@ func (h *helper) describeDirectory(p *place, r *protocol.FileMkdir) error {
 		return err
 	}
 	defer unix.Close(fd)
-	ask, err := h.describe(fd, r.Owner, r.Mode)
+	ask, err := owners.describe(fd, r.Owner, r.Mode)
 	if err != nil || ask == nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func (s *Session) mayChange() error {
 
 // simple carries out an operation whose result is in the reply alone.
 func (s *Session) simple(ctx context.Context, changes bool, c control.FileCall) (*control.FileReply, error) {
-	g, err := s.givingOf(&c, nil)
+	g, err := givingOf(s, &c, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (h *helper) send(ctx context.Context, r io.Reader, sent *atomic.Int64) (fro
 // it then drops the rest. If r can be interrupted, the reply does not wait for a Read of r.
 func (s *Session) upload(ctx context.Context, c control.FileCall, r io.Reader) (*control.FileReply, error) {
 	sent := &atomic.Int64{}
-	g, err := s.givingOf(&c, sent)
+	g, err := givingOf(s, &c, sent)
 	if err != nil {
 		return nil, err
 	}

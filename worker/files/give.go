@@ -40,7 +40,7 @@ const tarEntry = 512
 
 // givingOf returns what an operation may give away. An operation without an owner may give nothing away. sent counts
 // the bytes of the operation's stream.
-func (s *Session) givingOf(c *control.FileCall, sent *atomic.Int64) (*giving, error) {
+func givingOf(s *Session, c *control.FileCall, sent *atomic.Int64) (*giving, error) {
 	g := &giving{s: s, most: func() int64 { return 1 }}
 	owner := ""
 	switch {

@@ -42,6 +42,7 @@ func asking(give control.Give, fds ...int) func(c *packet.Conn) {
 				}
 			}
 		}
+		// Without the reply, the operation fails.
 		_ = c.SendMessage(&control.FileReply{File: &protocol.FileInfo{}, Count: &protocol.FileCount{}}, -1)
 		for err := error(nil); err == nil; { // until the session ends
 			_, _, _, err = c.Receive()

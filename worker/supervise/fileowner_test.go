@@ -273,3 +273,26 @@ func TestFiles_AFileOfTheHostIsNotGivenToTheContainer(t *testing.T) {
 		}
 	}
 }
+
+// A directory that exists keeps its owner, and one that an operation makes gets the owner of its tree.
+func TestFiles_ADirectoryThatWasMadeBelongsToTheOwnerOfItsTree(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]option{
+		"hardened": {}, "standard": {privileged: true, args: []string{"--cap-add", "CHOWN"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSandbox(t, o)
+			s.mustSh("mkdir /tmp/old")
+			f, tree := s.fileSession("0"), archive([]file{{name: "f", kind: '0', mode: 0o600}})
+			for _, path := range []string{"/tmp/old", "/tmp/new"} {
+				if _, err := f.Unpack(fileContext(t), protocol.FileUnpack{Path: path, Owner: "1000"},
+					bytes.NewReader(tree)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ownedBy(t, f, "0:0 755", "/tmp/old")
+			ownedBy(t, f, "1000:1000 755", "/tmp/new")
+		})
+	}
+}
