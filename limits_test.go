@@ -46,7 +46,6 @@ var larger = map[string]struct {
 
 	"stream: Conn": {26, "the methods of net.Conn, and those of half-closes, resets and limits"},
 
-	"stream: machine": {60, "one state machine; its parts share the numbers of frames"},
 	"coordinator: coordinator": {46,
 		"decisions of the leader, in files by subject; they share the scheduler and the log"},
 	"coordinator: workingState": {43, "indexes over the same sandboxes, which one lock keeps in step"},

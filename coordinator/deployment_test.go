@@ -107,8 +107,8 @@ func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *prot
 	}
 }
 
-// outcomeWithin returns the outcome of a request, or nil if it does not arrive in time. Interim replies, which say why a
-// request waits, are not outcomes.
+// outcomeWithin returns the outcome of a request, or nil if it does not arrive in time. An interim reply, which says
+// why the request waits, is not an outcome.
 func outcomeWithin(answer <-chan *protocol.Reply, within time.Duration) *protocol.Reply {
 	for timeout := time.After(within); ; {
 		select {

@@ -3,6 +3,8 @@ package jetstream_test
 import (
 	"bytes"
 	"context"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -114,6 +116,42 @@ func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 			receive(t, 7*time.Second, "the new batch", heard)
 		})
 	}
+}
+
+// A process follows many streams. A lost connection is one line of its log, not one line for each stream.
+func TestAFollowerWarnsOnlyIfItsConnectionIsNotTheCause(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	p := throughProxy(t, d)
+	var log eventually.Buffer
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: p.url(),
+		Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	must(t, err)
+	t.Cleanup(c.Close)
+	must(t, c.Open(t.Context()))
+	begun := make(chan struct{})
+	background(t, func(ctx context.Context) error {
+		return c.FollowEvents(ctx, 0, func(*protocol.Batch) {}, func() { close(begun) })
+	})
+	receive(t, 5*time.Second, "the start of a follower", begun)
+	says := func(level string) bool {
+		return strings.Contains(log.String(), "level="+level+` msg="following a stream was interrupted`)
+	}
+	p.cut()
+	eventually.Holds(t, 20*time.Second, "the follower resumes", func() bool { return says("DEBUG") || says("WARN") })
+	if says("WARN") {
+		t.Errorf("a lost connection has a line for each stream:\n%s", log.String())
+	}
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), protocol.StreamEvents)
+	must(t, err)
+	eventually.Holds(t, 20*time.Second, "the log warns of consumers that the server lost", func() bool {
+		for name := range stream.ConsumerNames(t.Context()).Name() {
+			_ = stream.DeleteConsumer(t.Context(), name) // the follower may have replaced it
+		}
+		return says("WARN")
+	})
 }
 
 // Messages that expire or are purged before their delivery never arrive.

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,6 +42,7 @@ func (f *follower) run(ctx context.Context) error {
 		}
 	}
 	for begun := false; ; {
+		reconnects := s.nc.Stats().Reconnects
 		err := f.check(ctx)
 		if err == nil {
 			var consumer jetstream.Consumer
@@ -55,7 +57,13 @@ func (f *follower) run(ctx context.Context) error {
 		case !begun || s.nc.IsClosed() || IsRewound(err):
 			return err
 		}
-		s.log.Warn("following a stream was interrupted; resuming after the last handled message",
+		level := slog.LevelWarn
+		if !s.nc.IsConnected() || s.nc.Stats().Reconnects != reconnects {
+			// The log already says that the connection was lost. A process follows many streams, and a line for each of them
+			// would hide that one.
+			level = slog.LevelDebug
+		}
+		s.log.Log(ctx, level, "following a stream was interrupted; resuming after the last handled message",
 			"stream", f.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()

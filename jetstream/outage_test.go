@@ -14,9 +14,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// able waits until NATS makes a consumer of the queue, answers for the queue's own consumer, and stores a request. In a
-// cluster the servers elect a leader for each of the three, and the queue's consumer may get its leader last. able tries
-// each ten times a second, and returns the time at which all had succeeded.
+// able waits until NATS makes a consumer of the queue, answers for the queue's own consumer, and stores a request. In
+// a cluster the servers elect a leader for each of the three, and the queue's consumer may get its leader last. able
+// tries each ten times a second, and returns the time at which all had succeeded.
 func (d *deployment) able(t *testing.T, id string) time.Time {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))

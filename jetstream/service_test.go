@@ -411,11 +411,14 @@ func (r refusing) Dial(network, address string) (net.Conn, error) {
 
 func (c refusedConn) Read(data []byte) (int, error) {
 	n, err := c.Conn.Read(data)
+	if err != nil {
+		return n, err // the client has closed the connection, and reads until a read fails
+	}
 	select {
 	case <-c.from:
 		return copy(data, "-ERR 'Failed Account Registration'\r\n"), nil
 	default:
-		return n, err
+		return n, nil
 	}
 }
 

@@ -41,10 +41,10 @@ type asking struct {
 var errGone = protocol.Errorf(protocol.Unavailable, protocol.ReasonStreamLost,
 	"the worker does not have the stream any more: it restarted; open the stream again")
 
-// suspect plans the first question, because a ping was sent.
-func (m *machine) suspect(now time.Time) {
-	if m.cfg.Ask != nil && m.askAt.IsZero() {
-		m.askAt = now.Add(askAfter)
+// suspect plans the first question, because a ping was sent, if this end can ask.
+func (a *asking) suspect(canAsk bool, now time.Time) {
+	if canAsk && a.askAt.IsZero() {
+		a.askAt = now.Add(askAfter)
 	}
 }
 
@@ -63,19 +63,20 @@ func (m *machine) answered(a Answer, now time.Time) {
 	case Unknown, Open:
 		m.interrupted(now)
 	case Gone:
-		m.seemsLost(errGone, now)
+		m.owes.ping = m.seemsLost(errGone, now) || m.owes.ping
 	case Reached:
 		if quiet := now.Sub(m.quietSince); m.cfg.Silence > 0 && quiet >= m.cfg.Silence {
-			m.seemsLost(silentFor(now.Sub(m.heardAt)), now)
+			m.owes.ping = m.seemsLost(silentFor(now.Sub(m.heardAt)), now) || m.owes.ping
 		}
 	}
 }
 
-// seemsLost asks the other end for a last sign of life.
-func (m *machine) seemsLost(why *protocol.Error, now time.Time) {
-	if m.lastAt.IsZero() {
-		m.lastAt, m.why, m.owes.ping = now.Add(lastWord), why, true
+// seemsLost plans the end of a stream whose other end shows no last sign of life. It reports whether to ask for one.
+func (a *asking) seemsLost(why *protocol.Error, now time.Time) (first bool) {
+	if first = a.lastAt.IsZero(); first {
+		a.lastAt, a.why = now.Add(lastWord), why
 	}
+	return first
 }
 
 // ask acts when a time has come while the other end is silent: it ends a stream that seems lost, or asks again.

@@ -76,10 +76,10 @@ type lent struct {
 }
 
 // borrow counts the bytes that this end has at first. Its window was taken from the budget by [Budget.Window].
-func (m *machine) borrow() {
-	if m.allowed = m.cfg.MaxWindow; m.cfg.Budget != nil {
-		m.lent.grants = max(0, m.cfg.Window-leastWindow)
-		m.allowed = min(leastWindow, m.cfg.MaxWindow)
+func (s *sending) borrow() {
+	if s.allowed = s.cfg.MaxWindow; s.cfg.Budget != nil {
+		s.lent.grants = max(0, s.cfg.Window-leastWindow)
+		s.allowed = min(leastWindow, s.cfg.MaxWindow)
 	}
 }
 
@@ -88,35 +88,35 @@ func (m *machine) borrow() {
 const aheadMost = 2
 
 // makeRoom tries to make room for a whole frame, and reports whether write would keep a byte.
-func (m *machine) makeRoom() bool {
-	lacks := min(m.cfg.Frame-m.room(), m.cfg.MaxWindow-m.allowed)
-	if lacks > 0 && m.cfg.Budget != nil && m.end < m.credit+uint64(aheadMost*m.cfg.Frame) {
-		more := m.cfg.Budget.take(lacks)
-		m.allowed, m.lent.keeps = m.allowed+more, m.lent.keeps+more
+func (s *sending) makeRoom() bool {
+	lacks := min(s.cfg.Frame-s.room(), s.cfg.MaxWindow-s.allowed)
+	if lacks > 0 && s.cfg.Budget != nil && s.end < s.credit+uint64(aheadMost*s.cfg.Frame) {
+		more := s.cfg.Budget.take(lacks)
+		s.allowed, s.lent.keeps = s.allowed+more, s.lent.keeps+more
 	}
-	return m.room() > 0
+	return s.room() > 0
 }
 
 // isShort reports whether this end must ask for an acknowledgement, because it has sent everything that the budget lets
 // it keep. The other end does not know about this lack of room: it acknowledges at once only after a large part of its
 // own window.
-func (m *machine) isShort() bool {
-	return m.cfg.Budget != nil && m.room() <= 0 && m.allowed < m.cfg.MaxWindow && m.askedFor != m.sent &&
-		m.cursor == len(m.queue) && m.sent > m.ackedBy
+func (s *sending) isShort() bool {
+	return s.cfg.Budget != nil && s.room() <= 0 && s.allowed < s.cfg.MaxWindow && s.lent.askedFor != s.sent &&
+		s.cursor == len(s.queue) && s.sent > s.ackedBy
 }
 
 // giveRoom gives back room that is not used. If everything is acknowledged, this end keeps no memory.
-func (m *machine) giveRoom() {
-	if m.cfg.Budget == nil {
+func (s *sending) giveRoom() {
+	if s.cfg.Budget == nil {
 		return
 	}
-	surplus := m.room() - spareMost*m.cfg.Frame
-	if len(m.queue) == 0 {
-		surplus, m.spare = m.lent.keeps, nil
+	surplus := s.room() - spareMost*s.cfg.Frame
+	if len(s.queue) == 0 {
+		surplus, s.spare = s.lent.keeps, nil
 	}
-	if surplus = min(surplus, m.lent.keeps); surplus > 0 {
-		m.cfg.Budget.give(surplus)
-		m.allowed, m.lent.keeps = m.allowed-surplus, m.lent.keeps-surplus
+	if surplus = min(surplus, s.lent.keeps); surplus > 0 {
+		s.cfg.Budget.give(surplus)
+		s.allowed, s.lent.keeps = s.allowed-surplus, s.lent.keeps-surplus
 	}
 }
 

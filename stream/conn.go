@@ -240,7 +240,7 @@ func (c *Conn) awaitBytesLocked() error {
 		switch m := c.m; {
 		case m.closed:
 			return errClosed
-		case m.deaf:
+		case m.drops:
 			return errReadClosed
 		case c.readEnd.hasPassed():
 			return errDeadline
@@ -385,7 +385,7 @@ func (c *Conn) CloseRead() error {
 	if c.m.closed {
 		return errClosed
 	}
-	c.m.deaf = true
+	c.m.drops = true
 	c.m.dropUnread()
 	c.readers.Broadcast()
 	c.flushLocked()

@@ -24,9 +24,7 @@ type machine struct {
 	owes     owed            // frames to send in addition to data
 	err      *protocol.Error // the stream was reset or lost
 	resetOwn bool            // this end reset the stream, so it answers frames with a reset
-	closed   bool            // the program called Close: bytes that arrive are dropped
-	deaf     bool            // the program called CloseRead: bytes that arrive are dropped
-	endedAt  time.Time       // when the stream ended; zero while it is open
+	closed   bool            // the program called Close
 }
 
 // owed are frames to send. Each of them says the present state, so one of each is enough.
@@ -39,6 +37,8 @@ type owed struct {
 func newMachine(cfg Config, now time.Time) *machine {
 	cfg.setDefaults()
 	m := &machine{cfg: cfg}
+	m.sending.cfg, m.receiving.cfg, m.timing.cfg = &m.cfg, &m.cfg, &m.cfg
+	m.sending.lent, m.receiving.lent, m.receiving.owes = &m.lent, &m.lent, &m.owes
 	m.credit = uint64(cfg.PeerWindow)
 	m.window, m.granted = cfg.Window, uint64(cfg.Window)
 	m.heardAt, m.opened, m.quietSince = now, now, now
@@ -127,6 +127,7 @@ func (m *machine) receive(frame []byte, now time.Time) {
 		return
 	}
 	m.heard(now)
+	m.spokenTo(now)
 	m.settle(now)
 }
 
@@ -234,15 +235,12 @@ func (m *machine) reset(e *protocol.Error, now time.Time) {
 	m.resetOwn, m.owes.reset, m.toldEndAt = true, true, now
 }
 
-// isOver reports whether the stream ended, properly or not.
-func (m *machine) isOver() bool { return !m.endedAt.IsZero() }
-
 // close says that the program neither reads nor writes any more.
 func (m *machine) close(now time.Time) {
 	if m.closed {
 		return
 	}
-	m.closed, m.eofWritten = true, true
+	m.closed, m.drops, m.eofWritten = true, true, true
 	m.dropUnread()
 	m.settle(now)
 }

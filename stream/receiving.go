@@ -8,8 +8,13 @@ import (
 
 // receiving holds the bytes that one end has received and the program has not read.
 type receiving struct {
+	cfg  *Config // of the machine
+	lent *lent   // of the machine
+	owes *owed   // of the machine
+
 	unread   [][]byte
 	buffered int    // bytes in unread
+	drops    bool   // the program reads no more: bytes that arrive are dropped
 	window   int    // how much may be unread
 	consumed uint64 // how many bytes the program has read or dropped
 	granted  uint64 // how many bytes the other end was told that it may send
@@ -34,103 +39,103 @@ type receiving struct {
 const ackDelay = 40 * time.Millisecond
 
 // acceptData takes a data frame.
-func (m *machine) acceptData(frame []byte, now time.Time) *protocol.Error {
+func (r *receiving) acceptData(frame []byte, now time.Time) *protocol.Error {
 	n := len(frame) - dataHeader
-	if n < 1 || n > m.cfg.TakeFrame {
-		return violation("a data frame has %d bytes, 1 to %d are allowed", n, m.cfg.TakeFrame)
+	if n < 1 || n > r.cfg.TakeFrame {
+		return violation("a data frame has %d bytes, 1 to %d are allowed", n, r.cfg.TakeFrame)
 	}
 	offset := word(frame, 0)
-	if offset > offsetsMost || offset+uint64(n) > m.granted {
-		return violation("%d bytes at offset %d exceed the %d bytes that were granted", n, offset, m.granted)
+	if offset > offsetsMost || offset+uint64(n) > r.granted {
+		return violation("%d bytes at offset %d exceed the %d bytes that were granted", n, offset, r.granted)
 	}
 	end := offset + uint64(n)
-	if m.eofReceived {
-		if end > m.length {
-			return violation("data at offset %d follows the end at %d", offset, m.length)
+	if r.eofReceived {
+		if end > r.length {
+			return violation("data at offset %d follows the end at %d", offset, r.length)
 		}
-		m.owes.window = true
+		r.owes.window = true
 		return nil
 	}
 	switch {
-	case end <= m.received:
-		m.owes.window = true // the acknowledgement was lost
-	case offset > m.received:
-		m.gap(now)
+	case end <= r.received:
+		r.owes.window = true // the acknowledgement was lost
+	case offset > r.received:
+		r.gap(now)
 	default:
-		m.take(frame[dataHeader:], int(m.received-offset), now)
+		r.take(frame[dataHeader:], int(r.received-offset), now)
 	}
 	return nil
 }
 
 // take stores data without its first skip bytes, which were received before.
-func (m *machine) take(data []byte, skip int, now time.Time) {
+func (r *receiving) take(data []byte, skip int, now time.Time) {
 	n := len(data) - skip
-	m.received += uint64(n)
-	m.framesUnacked++
-	if m.ackAt.IsZero() {
-		m.ackAt = now.Add(ackDelay)
+	r.received += uint64(n)
+	r.framesUnacked++
+	if r.ackAt.IsZero() {
+		r.ackAt = now.Add(ackDelay)
 	}
-	if m.closed || m.deaf {
-		m.consumed += uint64(n)
+	if r.drops {
+		r.consumed += uint64(n)
 	} else {
-		m.keep(data, skip)
+		r.keep(data, skip)
 	}
-	m.grant()
+	r.grant()
 }
 
 // gatherMost is the size in bytes up to which data is copied behind the data before it. Otherwise a small piece of a
 // message would hold the memory of the whole message.
 const gatherMost = 4 << 10
 
-func (m *machine) keep(data []byte, skip int) {
+func (r *receiving) keep(data []byte, skip int) {
 	fresh := data[skip:]
-	m.buffered += len(fresh)
+	r.buffered += len(fresh)
 	if len(fresh) > gatherMost && skip <= len(fresh) {
-		m.unread = append(m.unread, fresh[:len(fresh):len(fresh)])
+		r.unread = append(r.unread, fresh[:len(fresh):len(fresh)])
 		return
 	}
 	for len(fresh) > 0 {
-		last := len(m.unread) - 1
-		if last < 0 || len(m.unread[last]) == cap(m.unread[last]) {
+		last := len(r.unread) - 1
+		if last < 0 || len(r.unread[last]) == cap(r.unread[last]) {
 			size := leastChunk
 			if last >= 0 {
 				size = gatherMost
 			}
-			m.unread = append(m.unread, make([]byte, 0, max(size, min(len(fresh), 2*gatherMost))))
+			r.unread = append(r.unread, make([]byte, 0, max(size, min(len(fresh), 2*gatherMost))))
 			last++
 		}
-		into := m.unread[last]
+		into := r.unread[last]
 		n := min(len(fresh), cap(into)-len(into))
-		m.unread[last] = append(into, fresh[:n]...)
+		r.unread[last] = append(into, fresh[:n]...)
 		fresh = fresh[n:]
 	}
 }
 
 // acceptEOF takes the end of what the other end sends.
-func (m *machine) acceptEOF(offset uint64, now time.Time) *protocol.Error {
+func (r *receiving) acceptEOF(offset uint64, now time.Time) *protocol.Error {
 	switch {
-	case m.eofReceived && offset == m.length:
-		m.owes.window = true // the acknowledgement was lost
-	case m.eofReceived:
-		return violation("the end is at %d and at %d", m.length, offset)
-	case offset < m.received:
-		return violation("the end is at %d, but %d bytes were received", offset, m.received)
-	case offset > m.granted:
-		return violation("the end is at %d, but only %d bytes were granted", offset, m.granted)
-	case offset > m.received:
-		m.gap(now)
+	case r.eofReceived && offset == r.length:
+		r.owes.window = true // the acknowledgement was lost
+	case r.eofReceived:
+		return violation("the end is at %d and at %d", r.length, offset)
+	case offset < r.received:
+		return violation("the end is at %d, but %d bytes were received", offset, r.received)
+	case offset > r.granted:
+		return violation("the end is at %d, but only %d bytes were granted", offset, r.granted)
+	case offset > r.received:
+		r.gap(now)
 	default:
-		m.eofReceived, m.length = true, offset
-		m.received++
-		m.owes.window = true
+		r.eofReceived, r.length = true, offset
+		r.received++
+		r.owes.window = true
 	}
 	return nil
 }
 
 // gap asks for the frames that are missing, once for each gap, and again only if they do not come.
-func (m *machine) gap(now time.Time) {
-	if m.gapTold.IsZero() || m.gapAt != m.received || now.Sub(m.gapTold) >= m.cfg.Retry {
-		m.gapAt, m.gapTold, m.owes.again = m.received, now, true
+func (r *receiving) gap(now time.Time) {
+	if r.gapTold.IsZero() || r.gapAt != r.received || now.Sub(r.gapTold) >= r.cfg.Retry {
+		r.gapAt, r.gapTold, r.owes.again = r.received, now, true
 	}
 }
 
@@ -149,10 +154,10 @@ func (m *machine) read(p []byte, now time.Time) (n int) {
 }
 
 // lend returns the next bytes that were received. The program has read them when it calls used.
-func (m *machine) lend() []byte {
-	p := m.unread[0]
-	m.unread[0] = nil
-	m.unread = m.unread[1:]
+func (r *receiving) lend() []byte {
+	p := r.unread[0]
+	r.unread[0] = nil
+	r.unread = r.unread[1:]
 	return p
 }
 
@@ -180,50 +185,48 @@ const creditRounds = 2
 // grow doubles the window if the program keeps up with the other end, and the other end has used up the window in about
 // one round trip. It has then waited for credit. Otherwise a larger window would only hold more bytes, which delay
 // those of others.
-func (m *machine) grow(now time.Time) {
-	if m.eofReceived || m.window >= m.cfg.MaxWindow {
+func (r *receiving) grow(now time.Time) {
+	if r.eofReceived || r.window >= r.cfg.MaxWindow {
 		return // if nothing more comes, the end may have given back its budget
 	}
-	if m.roundAt.IsZero() {
-		m.roundAt = now
+	if r.roundAt.IsZero() {
+		r.roundAt = now
 	}
-	if m.consumed-m.roundFrom < uint64(m.window) {
+	if r.consumed-r.roundFrom < uint64(r.window) {
 		return
 	}
-	took := now.Sub(m.roundAt)
-	m.roundFrom, m.roundAt = m.consumed, now
-	if m.cfg.measuresRoundTrip() && m.trip.isMissing(now, m.cfg.Retry) {
-		m.trip, m.owes.ping = roundTrip{}, true
+	took := now.Sub(r.roundAt)
+	r.roundFrom, r.roundAt = r.consumed, now
+	if r.cfg.measuresRoundTrip() && r.trip.isMissing(now, r.cfg.Retry) {
+		r.trip, r.owes.ping = roundTrip{}, true
 	}
-	if m.buffered > m.window/2 || m.window >= pipeline*m.cfg.TakeFrame && took > creditRounds*m.trip.shortest {
+	if r.buffered > r.window/2 || r.window >= pipeline*r.cfg.TakeFrame && took > creditRounds*r.trip.shortest {
 		return
 	}
-	most := m.cfg.MaxWindow
-	if m.window < pipeline*m.cfg.TakeFrame {
-		most = min(most, pipeline*m.cfg.TakeFrame)
+	most := r.cfg.MaxWindow
+	if r.window < pipeline*r.cfg.TakeFrame {
+		most = min(most, pipeline*r.cfg.TakeFrame)
 	}
-	more := m.cfg.Budget.take(min(m.window, most-m.window))
-	m.window += more
-	m.lent.grants += more
+	more := r.cfg.Budget.take(min(r.window, most-r.window))
+	r.window += more
+	r.lent.grants += more
 }
 
 // limit returns how many bytes the other end may send now. It never decreases.
-func (m *machine) limit() uint64 { return max(m.granted, m.consumed+uint64(m.window)) }
+func (r *receiving) limit() uint64 { return max(r.granted, r.consumed+uint64(r.window)) }
 
 // grant sends credit and acknowledges received bytes, once either is worth a frame. Credit also acknowledges, and
 // follows soon if the program reads, so an acknowledgement alone waits for twice as many bytes.
-func (m *machine) grant() {
-	quarter := uint64(m.window / 4)
-	credit := !m.eofReceived && m.limit()-m.granted >= quarter
-	if credit || m.received-m.acked >= 2*quarter || m.framesUnacked >= ackEvery {
-		m.owes.window = true
+func (r *receiving) grant() {
+	quarter := uint64(r.window / 4)
+	credit := !r.eofReceived && r.limit()-r.granted >= quarter
+	if credit || r.received-r.acked >= 2*quarter || r.framesUnacked >= ackEvery {
+		r.owes.window = true
 	}
 }
 
-func (m *machine) dropUnread() {
-	m.consumed += uint64(m.buffered)
-	m.unread, m.buffered = nil, 0
-	if m.err == nil {
-		m.grant()
-	}
+func (r *receiving) dropUnread() {
+	r.consumed += uint64(r.buffered)
+	r.unread, r.buffered = nil, 0
+	r.grant()
 }

@@ -6,6 +6,9 @@ import (
 
 // sending holds the bytes that one end has to send, and those that the other end has not acknowledged.
 type sending struct {
+	cfg  *Config // of the machine
+	lent *lent   // of the machine
+
 	queue   []*chunk // chunks that are not acknowledged, in order
 	cursor  int      // the first chunk to send
 	spare   [][]byte // the memory of acknowledged chunks, to be used again
@@ -42,55 +45,55 @@ const (
 )
 
 // write keeps as much of p as fits and returns its length.
-func (m *machine) write(p []byte) (n int) {
+func (s *sending) write(p []byte) (n int) {
 	for len(p) > 0 {
-		if !m.makeRoom() {
+		if !s.makeRoom() {
 			return n
 		}
-		room := m.room()
-		c := m.growing(len(p))
-		k := min(len(p), room, m.cfg.Frame-(len(c.frame)-dataHeader))
+		room := s.room()
+		c := s.growing(len(p))
+		k := min(len(p), room, s.cfg.Frame-(len(c.frame)-dataHeader))
 		c.frame = append(c.frame, p[:k]...)
-		m.end += uint64(k)
+		s.end += uint64(k)
 		p, n = p[k:], n+k
 	}
 	return n
 }
 
 // growing returns the last chunk, if it was not sent yet and has room, or a new chunk for this many bytes.
-func (m *machine) growing(bytes int) *chunk {
-	if k := len(m.queue); k > m.cursor {
-		if c := m.queue[k-1]; !c.sent && len(c.frame) < m.cfg.Frame+dataHeader {
+func (s *sending) growing(bytes int) *chunk {
+	if k := len(s.queue); k > s.cursor {
+		if c := s.queue[k-1]; !c.sent && len(c.frame) < s.cfg.Frame+dataHeader {
 			return c
 		}
 	}
-	return m.add(m.memory(bytes)[:dataHeader])
+	return s.add(s.memory(bytes)[:dataHeader])
 }
 
 // add puts a new chunk at the end. Its frame has room for the header, and may have data.
-func (m *machine) add(frame []byte) *chunk {
-	c := &chunk{frame: frame, offset: m.end}
+func (s *sending) add(frame []byte) *chunk {
+	c := &chunk{frame: frame, offset: s.end}
 	putDataHeader(c.frame, c.offset)
-	m.queue = append(m.queue, c)
-	m.end += uint64(len(frame) - dataHeader)
+	s.queue = append(s.queue, c)
+	s.end += uint64(len(frame) - dataHeader)
 	return c
 }
 
 // adopt puts a frame with data at the end. Small data is copied, so that it does not keep the memory of a whole frame.
-func (m *machine) adopt(frame []byte) {
+func (s *sending) adopt(frame []byte) {
 	if len(frame) < cap(frame)/2 {
-		m.write(frame[dataHeader:])
+		s.write(frame[dataHeader:])
 		return
 	}
-	m.add(frame)
+	s.add(frame)
 }
 
 // memory returns memory for the frame of a chunk of this many bytes.
-func (m *machine) memory(bytes int) []byte {
-	need := min(bytes, m.cfg.Frame) + dataHeader
-	if k := len(m.spare); k > 0 {
-		frame := m.spare[k-1]
-		m.spare[k-1], m.spare = nil, m.spare[:k-1]
+func (s *sending) memory(bytes int) []byte {
+	need := min(bytes, s.cfg.Frame) + dataHeader
+	if k := len(s.spare); k > 0 {
+		frame := s.spare[k-1]
+		s.spare[k-1], s.spare = nil, s.spare[:k-1]
 		if cap(frame) >= need {
 			return frame
 		}
@@ -99,7 +102,7 @@ func (m *machine) memory(bytes int) []byte {
 }
 
 // room returns how many bytes write would keep.
-func (m *machine) room() int { return m.allowed - int(m.end-min(m.ackedBy, m.end)) }
+func (s *sending) room() int { return s.allowed - int(s.end-min(s.ackedBy, s.end)) }
 
 // nextData returns the next data frame or the eof, if the other end takes it now.
 func (m *machine) nextData(now time.Time) []byte {
@@ -132,27 +135,27 @@ func (m *machine) nextData(now time.Time) []byte {
 // mayFollow reports whether the other end takes the chunk at the cursor. A chunk that exceeds the credit is cut
 // only if nothing else is under way. If something is, its acknowledgement will bring more credit, and cutting would
 // only make frames small.
-func (m *machine) mayFollow() bool {
-	c := m.queue[m.cursor]
-	if c.end() <= m.credit {
-		return c.sent || m.cursor < unackedMost
+func (s *sending) mayFollow() bool {
+	c := s.queue[s.cursor]
+	if c.end() <= s.credit {
+		return c.sent || s.cursor < unackedMost
 	}
-	if c.offset >= m.credit || m.cursor > 0 {
+	if c.offset >= s.credit || s.cursor > 0 {
 		return false
 	}
-	m.split(c, int(m.credit-c.offset))
+	s.split(c, int(s.credit-c.offset))
 	return true
 }
 
 // split leaves n bytes in the chunk at the cursor and moves the others to a new chunk behind it.
-func (m *machine) split(c *chunk, n int) {
+func (s *sending) split(c *chunk, n int) {
 	rest := &chunk{frame: make([]byte, len(c.frame)-n), offset: c.offset + uint64(n), sent: c.sent}
 	putDataHeader(rest.frame, rest.offset)
 	copy(rest.frame[dataHeader:], c.frame[dataHeader+n:])
 	c.frame = c.frame[:dataHeader+n]
-	m.queue = append(m.queue, nil)
-	copy(m.queue[m.cursor+2:], m.queue[m.cursor+1:])
-	m.queue[m.cursor+1] = rest
+	s.queue = append(s.queue, nil)
+	copy(s.queue[s.cursor+2:], s.queue[s.cursor+1:])
+	s.queue[s.cursor+1] = rest
 }
 
 // acknowledge takes the other end's numbers: how much it has received, and how much it grants.
@@ -176,23 +179,23 @@ func (m *machine) acknowledge(s state, now time.Time) {
 }
 
 // recycle keeps the memory of an acknowledged chunk, unless the chunk is just being sent again.
-func (m *machine) recycle(c *chunk) {
-	if c != m.using && len(m.spare) < spareMost {
-		m.spare = append(m.spare, c.frame)
+func (s *sending) recycle(c *chunk) {
+	if c != s.using && len(s.spare) < spareMost {
+		s.spare = append(s.spare, c.frame)
 	}
 }
 
 // rewind sends again everything that the other end has not received.
-func (m *machine) rewind(received uint64) {
-	if received < m.ackedBy {
+func (s *sending) rewind(received uint64) {
+	if received < s.ackedBy {
 		return // an old frame
 	}
-	m.cursor = 0
-	m.eofSent = m.eofSent && m.eofAcked()
+	s.cursor = 0
+	s.eofSent = s.eofSent && s.eofAcked()
 }
 
 // eofAcked reports whether the other end has acknowledged all bytes and the eof.
-func (m *machine) eofAcked() bool { return m.eofWritten && m.ackedBy == m.end+1 }
+func (s *sending) eofAcked() bool { return s.eofWritten && s.ackedBy == s.end+1 }
 
 // awaits reports whether this end waits for an acknowledgement, for credit or for the answer to its greeting.
 func (m *machine) awaits() bool {
@@ -200,8 +203,8 @@ func (m *machine) awaits() bool {
 }
 
 // hasRoom reports whether write would keep a byte.
-func (m *machine) hasRoom() bool { return m.room() > 0 }
+func (s *sending) hasRoom() bool { return s.room() > 0 }
 
-func (m *machine) dropUnsent() {
-	m.queue, m.spare, m.cursor = nil, nil, 0
+func (s *sending) dropUnsent() {
+	s.queue, s.spare, s.cursor = nil, nil, 0
 }

@@ -8,6 +8,8 @@ import (
 
 // timing holds the times at which one end acts by itself, without a frame or a call.
 type timing struct {
+	cfg *Config // of the machine
+
 	opened  time.Time
 	heardAt time.Time // when the last frame of the other end arrived
 	spoke   bool      // at least one frame of the other end has arrived
@@ -15,13 +17,17 @@ type timing struct {
 
 	retryAt   time.Time // when to ask for an acknowledgement or credit; zero: nothing is awaited
 	retries   int       // how often this was asked without progress
+	endedAt   time.Time // when the stream ended; zero while it is open
 	toldEndAt time.Time // when the other end was last told of the end
 }
 
+// isOver reports whether the stream ended, properly or not.
+func (t *timing) isOver() bool { return !t.endedAt.IsZero() }
+
 // wait begins to wait for an acknowledgement or for credit.
-func (m *machine) wait(now time.Time) {
-	if m.retryAt.IsZero() {
-		m.retryAt, m.retries = now.Add(m.cfg.Retry), 0
+func (t *timing) wait(now time.Time) {
+	if t.retryAt.IsZero() {
+		t.retryAt, t.retries = now.Add(t.cfg.Retry), 0
 	}
 }
 
@@ -33,10 +39,8 @@ func (m *machine) progressed(now time.Time) {
 	}
 }
 
-func (m *machine) heard(now time.Time) {
-	m.heardAt, m.missed, m.spoke = now, 0, true
-	m.spokenTo(now)
-}
+// heard notes that a frame of the other end has arrived.
+func (t *timing) heard(now time.Time) { t.heardAt, t.missed, t.spoke = now, 0, true }
 
 // reconnected makes both ends send again the frames that may be lost.
 func (m *machine) reconnected(now time.Time) {
@@ -71,14 +75,14 @@ func (m *machine) wake() time.Time {
 }
 
 // silentAt returns when the other end is pinged or given up if it stays silent.
-func (m *machine) silentAt() time.Time { return m.heardAt.Add(time.Duration(m.missed+1) * m.cfg.Ping) }
+func (t *timing) silentAt() time.Time { return t.heardAt.Add(time.Duration(t.missed+1) * t.cfg.Ping) }
 
 // firstAt returns the time by which the first frame must have arrived.
-func (m *machine) firstAt() time.Time {
-	if m.spoke || m.cfg.FirstFrame <= 0 {
+func (t *timing) firstAt() time.Time {
+	if t.spoke || t.cfg.FirstFrame <= 0 {
 		return time.Time{}
 	}
-	return m.opened.Add(m.cfg.FirstFrame)
+	return t.opened.Add(t.cfg.FirstFrame)
 }
 
 // lingersUntil returns the time until which an ended stream answers frames that were under way. An end that was reset
@@ -122,7 +126,7 @@ func (m *machine) retry(now time.Time) {
 		return
 	}
 	m.owes.ping = true
-	m.suspect(now)
+	m.suspect(m.cfg.Ask != nil, now)
 	m.retries++
 	m.retryAt = now.Add(min(m.cfg.Retry<<min(m.retries, 10), m.cfg.Ping))
 }
@@ -134,5 +138,5 @@ func (m *machine) silent(now time.Time) {
 	}
 	m.missed++
 	m.owes.ping = true
-	m.suspect(now)
+	m.suspect(m.cfg.Ask != nil, now)
 }
