@@ -26,6 +26,7 @@ var phases = []struct {
 	{"files", measureFiles},
 	{"streams", measureStreams},
 	{"tunnels", measureTunnels},
+	{"environments", measureEnvironments},
 	{"stream-memory", measureStreamMemory},
 	{"replay", measureReplay},
 	{"restart", measureRestart},

@@ -81,8 +81,9 @@ func (c measured) read(u *protocol.ContainerUsage) *protocol.Error {
 	return nil
 }
 
-// listWithin limits how long the supervisors of a sandbox may take to list their processes.
-const listWithin = time.Second
+// listWithin limits how long the supervisors of a sandbox may take to list their processes. It is half of the time that
+// the coordinator waits for the worker's answer, so that a busy worker can still say which container did not answer.
+const listWithin = 750 * time.Millisecond
 
 // Processes asks the supervisors of the sandbox for the processes in their containers. A supervisor that does not
 // answer delays the answer by listWithin, and the other containers are listed anyway.
