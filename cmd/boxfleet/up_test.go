@@ -43,11 +43,12 @@ const patience = 30 * time.Second
 func fleetOfOne(t *testing.T) {
 	t.Helper()
 	clean(t)
-	supervisor := filepath.Join(t.TempDir(), "boxfleet-supervisor")
-	build := exec.Command("go", "build", "-o", supervisor, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	supervisor := os.Getenv(supervisorVariable)
+	if supervisor == "" { // the command line names tests
+		supervisor = filepath.Join(t.TempDir(), "boxfleet-supervisor")
+		if err := buildSupervisor(supervisor); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", supervisor)
 	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")

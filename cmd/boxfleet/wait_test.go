@@ -42,6 +42,10 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
+	flag.Parse()
+	if isWholePackage() {
+		os.Exit(eachApart())
+	}
 	goleak.VerifyTestMain(m)
 }
 
