@@ -26,8 +26,8 @@ func tree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-var want = Counters{CPU: 1500 * time.Millisecond, Memory: 3000, MemoryLimit: 8192, PIDs: 4, PIDsLimit: 100, DiskKnown: true,
-	Read: 4106, Written: 8212}
+var want = Counters{CPU: 1500 * time.Millisecond, Memory: 3000, MemoryLimit: 8192, PIDs: 4, PIDsLimit: 100,
+	DiskKnown: true, Read: 4106, Written: 8212}
 
 func TestVersion2(t *testing.T) {
 	dir := tree(t, map[string]string{
@@ -75,14 +75,17 @@ func TestDiskIsCountedByProcessOrUnknown(t *testing.T) {
 	v2 := func(more ...string) string {
 		return with(map[string]string{"proc/7/cgroup": "0::/a\n", "sys/a/cpu.stat": "usage_usec 0\n"}, more...)
 	}
+	procs := "7\n8\n9\n" // the second one has ended
 	first, second := "rchar: 9\nread_bytes: 4000\nwrite_bytes: 8000\n", "read_bytes: 96\nwrite_bytes: 192\n"
 	unknown, counted := Counters{}, Counters{DiskKnown: true, Read: 4096, Written: 8192}
 	for name, c := range map[string]struct {
 		dir  string
 		want Counters
 	}{
-		"version 1":                             {v1("sys/cpuacct/a/cgroup.procs", "7\n8\n9\n", "proc/7/io", first, "proc/9/io", second), counted},
-		"version 2":                             {v2("sys/a/cgroup.procs", "7\n8\n9\n", "proc/7/io", first, "proc/9/io", second), counted},
+		"version 1": {v1("sys/cpuacct/a/cgroup.procs", procs,
+			"proc/7/io", first, "proc/9/io", second), counted},
+		"version 2": {v2("sys/a/cgroup.procs", procs,
+			"proc/7/io", first, "proc/9/io", second), counted},
 		"version 1, and no count of processes":  {v1("sys/cpuacct/a/cgroup.procs", "7\n"), unknown},
 		"version 2, and no count of processes":  {v2("sys/a/cgroup.procs", "7\n"), unknown},
 		"version 2, and a count that is unread": {v2("sys/a/cgroup.procs", "7\n", "proc/7/io/directory", ""), unknown},

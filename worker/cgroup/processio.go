@@ -36,8 +36,8 @@ func (g *Group) ioOfProcesses() (read, written int64, known bool) {
 	return read, written, known
 }
 
-// countsIO reports whether the kernel counts the input and output of control groups of version 1. Newer kernels count it
-// only where a rate is limited. The root group has the sum of all groups.
+// countsIO reports whether the kernel counts the input and output of control groups of version 1. Newer kernels count
+// it only where a rate is limited. The root group has the sum of all groups.
 func (g *Group) countsIO() bool {
 	data, err := readFile(filepath.Join(g.blkioRoot, ioCounters))
 	return err == nil && field(data, "Total") > 0
