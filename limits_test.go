@@ -48,7 +48,6 @@ var larger = map[string]struct {
 
 	"coordinator: coordinator": {46,
 		"decisions of the leader, in files by subject; they share the scheduler and the log"},
-	"coordinator: workingState": {43, "indexes over the same sandboxes, which one lock keeps in step"},
 	"coordinator: projection":   {27, "the read model and its snapshots, which change together under one lock"},
 	"coordinator: hosts":        {28, "the table of hosts; its entries and indexes change together under one lock"},
 	"jetstream: connection":     {32, "the life of one connection; calls, waits and health depend on the same state"},

@@ -90,7 +90,7 @@ func (h *hosts) mayHave(worker, hostID string) bool {
 	h.mu.Lock()
 	known := h.ids[hostID]
 	h.mu.Unlock()
-	assigned := h.projection.work.workerOn(hostID)
+	assigned := h.projection.work.hosts.workerOn(hostID)
 	if (known == "" || known == worker || known == hostID) && (assigned == "" || assigned == worker) {
 		return true
 	}
@@ -229,7 +229,7 @@ func (h *hosts) list() []*protocol.Host {
 // rows returns every host with its state, usage and version, ordered by worker name. It also returns the table's
 // version.
 func (h *hosts) rows() ([]placement.Row, uint64) {
-	used, workers := h.projection.work.usages()
+	used, workers := h.projection.work.hosts.usages()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for hostID, worker := range workers { // add the hosts that are known only from their sandboxes

@@ -18,7 +18,7 @@ func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
 	if w != nil && w.Forget != nil && w.Forget.Done { // inspect the sandboxes after the intent is recorded
 		defer func() {
 			work := h.projection.work
-			work.inspectBy(h.now(), work.on(hostID)...)
+			work.inspectBy(h.now(), work.hosts.on(hostID)...)
 		}()
 	}
 	h.mu.Lock()
@@ -101,7 +101,7 @@ func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protoc
 			w.log.Info("a host that was forgotten is back", "worker", intent.Worker, "host", intent.HostID)
 			err = w.removeForget(ctx, intent)
 		case f.Done && w.conn.Now().Sub(intent.Time) > w.cfg.Timing.Keep &&
-			len(w.projection.work.on(intent.HostID)) == 0:
+			len(w.projection.work.hosts.on(intent.HostID)) == 0:
 			err = w.removeForget(ctx, intent)
 		case !f.Done:
 			err = w.forget(ctx, intent, hosts[intent.HostID])
@@ -255,13 +255,13 @@ func (w *watchdog) inspectIntended(hosts map[string]*protocol.Host, round int) {
 	now, work := w.conn.Now(), w.projection.work
 	for id, h := range hosts {
 		if h.Drain != nil {
-			work.inspectBy(now, work.on(id)...)
+			work.inspectBy(now, work.hosts.on(id)...)
 		}
 	}
 	for _, id := range w.hosts.allForgotten() {
-		keys := work.pendingOn(id)
+		keys := work.hosts.pendingOn(id)
 		if round%lostRounds == 0 {
-			keys = work.on(id)
+			keys = work.hosts.on(id)
 		}
 		work.inspectBy(now, keys...)
 	}

@@ -96,7 +96,7 @@ func TestANewLeaderChoosesNoHostBeforeItHasFoldedTheLog(t *testing.T) {
 			d.mustCreateAs("acme", fmt.Sprint("a", i), small())
 		}
 		d.eventually("all sandboxes have a host", func() bool {
-			return first.projection.work.used("acme").Sandboxes == limit
+			return first.projection.work.tenants.used("acme").Sandboxes == limit
 		})
 	})
 	defer stop()
@@ -121,7 +121,7 @@ func TestANewLeaderChoosesNoHostBeforeItHasFoldedTheLog(t *testing.T) {
 	release()
 	d.leads(second)
 	d.schedulerPassed(second)
-	if u := second.projection.work.used("acme"); u.Sandboxes != limit || u.Waiting != 1 {
+	if u := second.projection.work.tenants.used("acme"); u.Sandboxes != limit || u.Waiting != 1 {
 		t.Errorf("after the new leader has folded the log, the tenant uses %+v", u)
 	}
 }

@@ -39,7 +39,7 @@ func (n *notifier) notifyRegistered(ctx context.Context) error {
 	var due []notification
 	return n.eachScan(ctx, func() {
 		for worker, host := range n.hosts.takeChanged() {
-			for _, k := range n.projection.work.on(host) {
+			for _, k := range n.projection.work.hosts.on(host) {
 				due = append(due, notification{worker, k})
 			}
 		}

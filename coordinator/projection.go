@@ -94,7 +94,7 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	p.execs.Applied(k, s, b) // before the read model retires a deleted sandbox
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.work.landClaimsLocked(k, b.Events)
+	p.work.tenants.landClaimsLocked(k, b.Events)
 	if p.putLocked(k, &handle, b.Record) {
 		p.schedulerDue.Store(true)
 	}
@@ -109,7 +109,7 @@ func (p *projection) opened(k key, s *protocol.State, record uint64) {
 	p.execs.Restored(k, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.work.landClaimsInLocked(k, s)
+	p.work.tenants.landClaimsInLocked(k, s)
 	p.putLocked(k, &handle, record)
 }
 

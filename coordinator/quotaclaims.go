@@ -52,12 +52,12 @@ func shareOfClaim(c *protocol.QuotaClaim) share {
 // take claims room for a request, until the log shows what the request did. A repeated claim replaces the earlier one.
 // uploads is the size of the tenant's stored uploads. If a limit leaves no room, take returns an error that names the
 // limit. It returns nil if the claim succeeded.
-func (w *workingState) take(
+func (t *tenantShares) take(
 	c *protocol.QuotaClaim, quota protocol.Quota, uploads protocol.Bytes, until time.Duration,
 ) *protocol.Error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	t, name := &w.tenants, nameOfClaim(c)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	name := nameOfClaim(c)
 	used := share{uploads: uploads}
 	for _, sum := range []*share{t.sums[c.Tenant], t.claimed[c.Tenant]} {
 		if sum != nil {
@@ -76,54 +76,53 @@ func (w *workingState) take(
 		return quotaError(protocol.ReasonQuotaUploads, c.Tenant, "uploads", quota.Uploads.String(),
 			used.uploads.String(), need.uploads.String())
 	}
-	w.claimLocked(name, claim{need, until})
+	t.claimLocked(name, claim{need, until})
 	return nil
 }
 
 // claimLocked stores a claim in place of an earlier one with the same name.
-func (w *workingState) claimLocked(name claimName, c claim) {
-	w.dropClaimLocked(name)
-	w.tenants.claims[name] = c
-	sumOf(w.tenants.claimed, name.key.Tenant).add(c.share, 1)
+func (t *tenantShares) claimLocked(name claimName, c claim) {
+	t.dropClaimLocked(name)
+	t.claims[name] = c
+	sumOf(t.claimed, name.key.Tenant).add(c.share, 1)
 }
 
 // drop ends a claim, so that others can take its room.
-func (w *workingState) drop(name claimName) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.dropClaimLocked(name)
+func (t *tenantShares) drop(name claimName) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.dropClaimLocked(name)
 }
 
 // dropExpired ends a claim unless it was renewed.
-func (w *workingState) dropExpired(name claimName, now time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.tenants.claims[name].until < now {
-		w.dropClaimLocked(name)
+func (t *tenantShares) dropExpired(name claimName, now time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.claims[name].until < now {
+		t.dropClaimLocked(name)
 	}
 }
 
 // expire records that nobody uses a claim any more. The claim still counts until it is dropped.
-func (w *workingState) expire(name claimName) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if c, claimed := w.tenants.claims[name]; claimed {
+func (t *tenantShares) expire(name claimName) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c, claimed := t.claims[name]; claimed {
 		c.until = 0
-		w.tenants.claims[name] = c
+		t.claims[name] = c
 	}
 }
 
 // found counts an unfinished upload that a new leader has found in the store, unless the upload has a claim.
-func (w *workingState) found(name claimName, bytes protocol.Bytes) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if _, claimed := w.tenants.claims[name]; !claimed {
-		w.claimLocked(name, claim{share: share{uploads: bytes}})
+func (t *tenantShares) found(name claimName, bytes protocol.Bytes) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, claimed := t.claims[name]; !claimed {
+		t.claimLocked(name, claim{share: share{uploads: bytes}})
 	}
 }
 
-func (w *workingState) dropClaimLocked(name claimName) {
-	t := &w.tenants
+func (t *tenantShares) dropClaimLocked(name claimName) {
 	c, claimed := t.claims[name]
 	if !claimed {
 		return
@@ -137,34 +136,34 @@ func (w *workingState) dropClaimLocked(name claimName) {
 
 // landClaimsLocked ends the claims of the requests that a folded batch accepts. From now on, the sandbox's share counts
 // what these requests use.
-func (w *workingState) landClaimsLocked(k key, events []protocol.Event) {
-	if len(w.tenants.claims) == 0 {
+func (t *tenantShares) landClaimsLocked(k key, events []protocol.Event) {
+	if len(t.claims) == 0 {
 		return
 	}
 	for i := range events {
 		switch e := &events[i]; {
 		case e.Kind == protocol.SandboxAccepted:
-			w.dropClaimLocked(claimName{key: k})
+			t.dropClaimLocked(claimName{key: k})
 		case e.Kind == protocol.ExecAccepted && e.Exec != nil:
-			w.dropClaimLocked(claimName{key: k, exec: e.Exec.ID})
+			t.dropClaimLocked(claimName{key: k, exec: e.Exec.ID})
 		}
 	}
 }
 
 // landClaimsInLocked ends the claims of all requests that are accepted in a history, after the whole history was read.
-func (w *workingState) landClaimsInLocked(k key, s *protocol.State) {
-	for name := range w.tenants.claims {
+func (t *tenantShares) landClaimsInLocked(k key, s *protocol.State) {
+	for name := range t.claims {
 		if name.key == k && name.upload == "" && (name.exec == "" || s.Execs[name.exec] != nil) {
-			w.dropClaimLocked(name)
+			t.dropClaimLocked(name)
 		}
 	}
 }
 
 // expired returns the claims that no coordinator may use any more.
-func (w *workingState) expired(now time.Duration) (names []claimName) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	for name, c := range w.tenants.claims {
+func (t *tenantShares) expired(now time.Duration) (names []claimName) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for name, c := range t.claims {
 		if c.until < now {
 			names = append(names, name)
 		}
@@ -174,9 +173,9 @@ func (w *workingState) expired(now time.Duration) (names []claimName) {
 
 // forgetClaims drops all claims. A coordinator calls it when it begins to lead, because claims from an earlier
 // leadership are void.
-func (w *workingState) forgetClaims() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	clear(w.tenants.claims)
-	clear(w.tenants.claimed)
+func (t *tenantShares) forgetClaims() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.claims)
+	clear(t.claimed)
 }

@@ -234,7 +234,7 @@ func (p *pass) leave(appended bool, err error) {
 		return
 	}
 	if p.by != nil {
-		p.c.projection.work.drop(nameOfClaim(&p.claim))
+		p.c.projection.work.tenants.drop(nameOfClaim(&p.claim))
 		return
 	}
 	if err := p.c.conn.TellLeader(&protocol.LeaderQuery{Release: &p.claim}); err != nil {
@@ -256,7 +256,7 @@ func (l *leader) admit(ctx context.Context) error {
 	if err := l.awaitLog(ctx); err != nil {
 		return err
 	}
-	l.projection.work.forgetClaims()
+	l.projection.work.tenants.forgetClaims()
 	a := &admitter{leader: l, uploads: newUploadUsage()}
 	defer l.admitter.Store(nil)
 	group, ctx := errgroup.WithContext(ctx)
@@ -314,17 +314,17 @@ func (a *admitter) claim(c *protocol.QuotaClaim) *protocol.LeaderReply {
 		}
 		uploads = a.uploads.of(c.Tenant, c.Upload, a.conn.Now())
 	}
-	over := a.projection.work.take(c, a.quota(c.Tenant), uploads, now+lasts)
+	over := a.projection.work.tenants.take(c, a.quota(c.Tenant), uploads, now+lasts)
 	return &protocol.LeaderReply{Error: over, Lasts: protocol.Duration(lasts)}
 }
 
 // release ends a claim whose request needs it no longer.
 func (a *admitter) release(ctx context.Context, name claimName) {
 	if name.upload == "" {
-		a.projection.work.drop(name)
+		a.projection.work.tenants.drop(name)
 		return
 	}
-	a.projection.work.expire(name)
+	a.projection.work.tenants.expire(name)
 	_ = a.dropUpload(ctx, name) // dropExpired tries again
 }
 
@@ -333,7 +333,7 @@ func (a *admitter) release(ctx context.Context, name claimName) {
 func (a *admitter) drop(ctx context.Context, names []claimName, now time.Duration) {
 	for _, name := range names {
 		if name.upload == "" {
-			a.projection.work.dropExpired(name, now)
+			a.projection.work.tenants.dropExpired(name, now)
 		}
 	}
 	for _, name := range names {
@@ -348,7 +348,7 @@ func (a *admitter) drop(ctx context.Context, names []claimName, now time.Duratio
 func (a *admitter) dropExpired(ctx context.Context) error {
 	for {
 		now := a.conn.SinceBoot()
-		if names := a.projection.work.expired(now); len(names) > 0 {
+		if names := a.projection.work.tenants.expired(now); len(names) > 0 {
 			if err := a.awaitLog(ctx); err != nil {
 				return err
 			}

@@ -429,7 +429,7 @@ func TestAClaimCountsUntilItsEventIsFolded(t *testing.T) {
 	}
 	take := func(c *protocol.QuotaClaim, want string) {
 		t.Helper()
-		over := p.work.take(c, quota, 0, time.Minute)
+		over := p.work.tenants.take(c, quota, 0, time.Minute)
 		if over == nil && want != "" || over != nil && over.Reason != want {
 			t.Errorf("claim %+v: %v, want %q", c, over, want)
 		}
@@ -438,22 +438,22 @@ func TestAClaimCountsUntilItsEventIsFolded(t *testing.T) {
 	take(exec("x"), "")
 	take(exec("y"), "")
 	take(exec("z"), protocol.ReasonQuotaExecs)
-	p.work.drop(nameOfClaim(exec("y")))
+	p.work.tenants.drop(nameOfClaim(exec("y")))
 	take(exec("z"), "")
 	folded := handle("s", protocol.StateReady)
 	folded.ActiveExecs = 1
 	p.mu.Lock()
-	p.work.landClaimsLocked(key{Tenant: "t", ID: "s"}, []protocol.Event{{Kind: protocol.ExecAccepted,
+	p.work.tenants.landClaimsLocked(key{Tenant: "t", ID: "s"}, []protocol.Event{{Kind: protocol.ExecAccepted,
 		Exec: &protocol.ExecDetails{ID: "x"}}})
 	p.mu.Unlock()
 	p.put(folded, 1)
 	take(exec("v"), protocol.ReasonQuotaExecs) // x is in the log, and z is claimed
-	if names := p.work.expired(time.Hour); len(names) != 1 || names[0].exec != "z" {
+	if names := p.work.tenants.expired(time.Hour); len(names) != 1 || names[0].exec != "z" {
 		t.Errorf("the expired claims are %v", names)
 	}
 	take(&protocol.QuotaClaim{Tenant: "t", Sandbox: "a"}, "")
 	take(&protocol.QuotaClaim{Tenant: "t", Sandbox: "b"}, protocol.ReasonQuotaWaiting)
-	p.work.forgetClaims()
+	p.work.tenants.forgetClaims()
 	take(&protocol.QuotaClaim{Tenant: "t", Sandbox: "b"}, "")
 	if n := len(p.work.tenants.claimed); n != 1 {
 		t.Errorf("claims of %d tenants are counted", n)

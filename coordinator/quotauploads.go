@@ -142,7 +142,7 @@ func (a *admitter) followUploads(ctx context.Context) error {
 		group.Go(func() error {
 			return a.conn.FollowUploads(ctx, func(s jetstream.StoredUpload) {
 				a.uploads.set(s)
-				a.projection.work.drop(nameOfUpload(s.Tenant, s.Digest, s.ID))
+				a.projection.work.tenants.drop(nameOfUpload(s.Tenant, s.Digest, s.ID))
 			}, read.give)
 		})
 		group.Go(func() error {
@@ -163,7 +163,7 @@ func (a *admitter) findUnfinished(ctx context.Context) error {
 		return err
 	}
 	for _, u := range unfinished {
-		a.projection.work.found(nameOfUpload(u.Tenant, u.Digest, u.ID), protocol.Bytes(u.Bytes))
+		a.projection.work.tenants.found(nameOfUpload(u.Tenant, u.Digest, u.ID), protocol.Bytes(u.Bytes))
 	}
 	a.uploads.caughtUp()
 	return nil
@@ -182,7 +182,7 @@ func (a *admitter) dropUpload(ctx context.Context, name claimName) error {
 			return err
 		}
 	}
-	a.projection.work.dropExpired(name, now)
+	a.projection.work.tenants.dropExpired(name, now)
 	return nil
 }
 

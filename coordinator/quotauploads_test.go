@@ -271,7 +271,7 @@ func TestUploadsOfAKilledCoordinatorCountUntilTheirChunksAreRemoved(t *testing.T
 	}
 	work := c1.projection.work
 	eventually.Holds(t, 30*time.Second, "the claims of the dead uploads have expired", func() bool {
-		return len(work.expired(c1.conn.SinceBoot())) == dead
+		return len(work.tenants.expired(c1.conn.SinceBoot())) == dead
 	})
 	d.schedulerPassed(c1)
 	if n := d.chunks(); n != 2*dead {

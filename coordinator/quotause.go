@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -11,6 +12,8 @@ import (
 // tenantShares counts what each tenant uses. The counts are sums over the sandboxes in memory, which are folded from
 // the log. Each fold replaces the share of one sandbox, so the counts cannot differ from the log.
 type tenantShares struct {
+	mu *sync.RWMutex // the projection's lock
+
 	of   map[key]share     // by sandbox; a sandbox that uses nothing has no entry
 	sums map[string]*share // by tenant
 
@@ -32,9 +35,9 @@ func (s *share) add(v share, sign int) {
 	s.uploads += protocol.Bytes(sign) * v.uploads
 }
 
-func newTenantShares() tenantShares {
+func newTenantShares(mu *sync.RWMutex) tenantShares {
 	return tenantShares{
-		of: map[key]share{}, sums: map[string]*share{}, claims: map[claimName]claim{}, claimed: map[string]*share{},
+		mu: mu, of: map[key]share{}, sums: map[string]*share{}, claims: map[claimName]claim{}, claimed: map[string]*share{},
 	}
 }
 
@@ -153,11 +156,11 @@ var freeing = map[string]string{
 }
 
 // used returns what a tenant uses, from memory.
-func (w *workingState) used(tenant string) protocol.TenantUse {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
+func (t *tenantShares) used(tenant string) protocol.TenantUse {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	s := share{}
-	if sum := w.tenants.sums[tenant]; sum != nil {
+	if sum := t.sums[tenant]; sum != nil {
 		s = *sum
 	}
 	return protocol.TenantUse{
@@ -174,10 +177,10 @@ func (w *workingState) over(k key, l load, quota protocol.Quota) *protocol.Error
 }
 
 // addTenants adds the tenants that use something to names.
-func (w *workingState) addTenants(names map[string]struct{}) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	for tenant := range w.tenants.sums {
+func (t *tenantShares) addTenants(names map[string]struct{}) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for tenant := range t.sums {
 		names[tenant] = struct{}{}
 	}
 }

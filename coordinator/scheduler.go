@@ -74,7 +74,7 @@ func (s *scheduler) updateIndex() {
 	}
 	// Also read the table once per scan, because a host that falls silent reports no change.
 	if s.hosts.changedSince(s.version) || time.Since(s.updated) > s.cfg.Timing.Scan {
-		s.projection.work.takeChangedUsages() // discarded: the rows include these usages
+		s.projection.work.hosts.takeChanged() // discarded: the rows include these usages
 		rows, version := s.hosts.rows()
 		if version != s.version {
 			clear(s.never)
@@ -83,7 +83,7 @@ func (s *scheduler) updateIndex() {
 		s.index.SetHosts(rows)
 		return
 	}
-	for host, u := range s.projection.work.takeChangedUsages() {
+	for host, u := range s.projection.work.hosts.takeChanged() {
 		s.index.SetUsage(host, u)
 	}
 }

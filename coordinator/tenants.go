@@ -15,7 +15,7 @@ import (
 
 // tenant returns the quota and the use of a tenant. waiting returns the sandboxes that wait for a host, by tenant.
 func (c *coordinator) tenant(tenant string, waiting func() map[string][]*protocol.Sandbox) *protocol.Tenant {
-	t := &protocol.Tenant{Tenant: tenant, Quota: c.quota(tenant), Used: c.projection.work.used(tenant)}
+	t := &protocol.Tenant{Tenant: tenant, Quota: c.quota(tenant), Used: c.projection.work.tenants.used(tenant)}
 	if k := c.output.Load(); k != nil {
 		t.Used.Output = k.of(tenant)
 	}
@@ -53,7 +53,7 @@ func (c *coordinator) tenants(q *protocol.Query) (page []*protocol.Tenant, next 
 		return nil, "", errStillReadingDeleted()
 	}
 	names := c.projection.read.tenantNames()
-	c.projection.work.addTenants(names)
+	c.projection.work.tenants.addTenants(names)
 	for tenant := range c.allQuotas() {
 		names[tenant] = struct{}{}
 	}

@@ -34,7 +34,7 @@ func (w *watchdog) watchHosts(ctx context.Context) error {
 			isLost := h.State == protocol.HostLost
 			if isLost != lost[id] || isLost && round%lostRounds == 0 {
 				lost[id] = isLost
-				w.projection.work.inspectBy(w.conn.Now(), w.projection.work.on(id)...)
+				w.projection.work.inspectBy(w.conn.Now(), w.projection.work.hosts.on(id)...)
 			}
 		}
 	})

@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -22,25 +21,14 @@ type workingState struct {
 	schedulerWake wake.Signal // something changed that concerns the scheduler
 	deadlineWake  wake.Signal // the time of the next deadline has changed
 
-	hosts     map[string]*hostLoad // by host id
-	assigned  map[key]reservedOn   // the host of each sandbox, and the resources that it takes there
-	waiting   waitQueue            // sandboxes without a host, the oldest first
+	hosts     hostLoads
+	assigned  map[key]reservedOn // the host of each sandbox, and the resources that it takes there
+	waiting   waitQueue          // sandboxes without a host, the oldest first
 	pending   map[key]struct{}
-	active    map[key]struct{}    // sandboxes with execs that have not ended
-	inFlight  map[key]reservedOn  // assignments that are being appended
-	changed   map[string]struct{} // hosts whose load changed since the last takeChangedUsages
+	active    map[key]struct{}   // sandboxes with execs that have not ended
+	inFlight  map[key]reservedOn // assignments that are being appended
 	deadlines deadlines
 	tenants   tenantShares
-}
-
-// hostLoad is the load of a host: its sandboxes, and the resources that they take. A sandbox also takes resources while
-// it is being created or deleted.
-type hostLoad struct {
-	worker    string // the worker named in the newest assignment
-	used      load
-	sandboxes map[key]struct{}
-	preparing map[key]struct{} // assigned and not ready yet; placed on another host if this host is lost
-	pending   map[key]struct{} // sandboxes for which the host's worker has something to do
 }
 
 // reservedOn is a sandbox's host, and the resources that the sandbox takes there.
@@ -94,30 +82,11 @@ func (l load) usage() placement.Usage {
 func newWorkingState(mu *sync.RWMutex, sandboxes map[key]*protocol.Sandbox) *workingState {
 	return &workingState{
 		mu: mu, sandboxes: sandboxes, schedulerWake: wake.New(), deadlineWake: wake.New(),
-		hosts: map[string]*hostLoad{}, assigned: map[key]reservedOn{},
+		hosts: newHostLoads(mu), assigned: map[key]reservedOn{},
 		pending: map[key]struct{}{}, active: map[key]struct{}{},
-		inFlight: map[key]reservedOn{}, changed: map[string]struct{}{}, deadlines: deadlines{at: map[key]time.Time{}},
-		tenants: newTenantShares(),
+		inFlight: map[key]reservedOn{}, deadlines: deadlines{at: map[key]time.Time{}},
+		tenants: newTenantShares(mu),
 	}
-}
-
-// host returns the entry of a host. It creates the entry if the host has none.
-func (w *workingState) host(id string) *hostLoad {
-	h := w.hosts[id]
-	if h == nil {
-		h = &hostLoad{sandboxes: map[key]struct{}{}, preparing: map[key]struct{}{}, pending: map[key]struct{}{}}
-		w.hosts[id] = h
-	}
-	return h
-}
-
-// addLoad adds l to the load of a host, or subtracts l if sign is -1.
-func (w *workingState) addLoad(id string, l load, sign int) {
-	if l == (load{}) {
-		return
-	}
-	w.host(id).used.add(l, sign)
-	w.changed[id] = struct{}{}
 }
 
 // moveLocked replaces a sandbox's handle in the indexes. before is nil if the sandbox is new. after is nil if the
@@ -128,7 +97,7 @@ func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (conce
 	w.landLocked(k, after, next.host)
 	freed := w.reserveLocked(k, after, next)
 	if next.host != "" {
-		h := w.hosts[next.host]
+		h := w.hosts.of[next.host]
 		set(h.preparing, k, after.State == protocol.StatePending && after.Assigned && !after.Resuming)
 		set(h.pending, k, workerPending(after))
 	}
@@ -161,7 +130,7 @@ func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
 	f, inFlight := w.inFlight[k]
 	if inFlight && (after == nil || after.Assigned && host == f.host) {
 		delete(w.inFlight, k)
-		w.addLoad(f.host, f.used, -1)
+		w.hosts.add(f.host, f.used, -1)
 	}
 }
 
@@ -172,14 +141,14 @@ func (w *workingState) reserveLocked(k key, after *protocol.Sandbox, next reserv
 		return false
 	}
 	if old.host != "" {
-		w.addLoad(old.host, old.used, -1)
+		w.hosts.add(old.host, old.used, -1)
 	}
 	if old.host != "" && old.host != next.host {
-		w.leaveHost(old.host, k)
+		w.hosts.leave(old.host, k)
 	}
 	if next.host != "" {
-		w.addLoad(next.host, next.used, 1)
-		h := w.host(next.host)
+		w.hosts.add(next.host, next.used, 1)
+		h := w.hosts.host(next.host)
 		h.worker, h.sandboxes[k], w.assigned[k] = after.Worker, struct{}{}, next
 	} else {
 		delete(w.assigned, k)
@@ -226,21 +195,6 @@ func (w *workingState) usesHostLocked(k key) bool {
 	return w.assigned[k].used.sandboxes > 0 || w.tenants.of[k].sandboxes > 0
 }
 
-// leaveHost removes a sandbox from a host.
-func (w *workingState) leaveHost(id string, k key) {
-	h := w.host(id)
-	delete(h.sandboxes, k)
-	delete(h.preparing, k)
-	delete(h.pending, k)
-	w.forgetEmptyHost(id)
-}
-
-func (w *workingState) forgetEmptyHost(id string) {
-	if h := w.hosts[id]; h != nil && len(h.sandboxes) == 0 && h.used == (load{}) {
-		delete(w.hosts, id)
-	}
-}
-
 func set[K comparable](m map[K]struct{}, k K, in bool) {
 	if in {
 		m[k] = struct{}{}
@@ -260,74 +214,12 @@ func (q *waitQueue) set(at waiting, in bool) {
 	}
 }
 
-// usages returns the usage of each host with a load, and the worker named in its newest assignment.
-func (w *workingState) usages() (used map[string]placement.Usage, workers map[string]string) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	used, workers = make(map[string]placement.Usage, len(w.hosts)), make(map[string]string, len(w.hosts))
-	for id, h := range w.hosts {
-		used[id] = h.used.usage()
-		if len(h.sandboxes) > 0 {
-			workers[id] = h.worker
-		}
-	}
-	return used, workers
-}
-
-// workerOn returns the worker named in the newest assignment to a host that has sandboxes, or an empty name.
-func (w *workingState) workerOn(hostID string) string {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if h := w.hosts[hostID]; h != nil && len(h.sandboxes) > 0 {
-		return h.worker
-	}
-	return ""
-}
-
-// takeChangedUsages returns the usage of the hosts whose usage changed since the last call.
-func (w *workingState) takeChangedUsages() map[string]placement.Usage {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.changed) == 0 {
-		return nil
-	}
-	used := make(map[string]placement.Usage, len(w.changed))
-	for id := range w.changed {
-		used[id] = placement.Usage{}
-		if h := w.hosts[id]; h != nil {
-			used[id] = h.used.usage()
-		}
-	}
-	clear(w.changed)
-	return used
-}
-
-// The method "on" returns the sandboxes of a host.
-func (w *workingState) on(hostID string) []key {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if h := w.hosts[hostID]; h != nil {
-		return slices.Collect(maps.Keys(h.sandboxes))
-	}
-	return nil
-}
-
-// pendingOn returns the sandboxes of a host for which its worker has something to do.
-func (w *workingState) pendingOn(hostID string) []key {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if h := w.hosts[hostID]; h != nil {
-		return slices.Collect(maps.Keys(h.pending))
-	}
-	return nil
-}
-
 // eachPending calls the function visit for each sandbox that its worker has something to do for, except on hosts for
 // which the function ready returns false.
 func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k key, b *protocol.Sandbox)) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	for id, h := range w.hosts {
+	for id, h := range w.hosts.of {
 		if len(h.pending) == 0 || !ready(id) {
 			continue
 		}
@@ -360,7 +252,7 @@ func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.
 	defer w.mu.RUnlock()
 	queue := w.waiting
 	for i, id := range lost {
-		h := w.hosts[id]
+		h := w.hosts.of[id]
 		if h == nil || len(h.preparing) == 0 {
 			continue
 		}
@@ -402,7 +294,7 @@ func (w *workingState) launch(
 		return false, over
 	}
 	w.inFlight[k] = f
-	w.addLoad(f.host, f.used, 1)
+	w.hosts.add(f.host, f.used, 1)
 	w.countLocked(k, now)
 	return true, nil
 }
@@ -413,8 +305,8 @@ func (w *workingState) abort(k key) {
 	defer w.mu.Unlock()
 	if f, flying := w.inFlight[k]; flying {
 		delete(w.inFlight, k)
-		w.addLoad(f.host, f.used, -1)
-		w.forgetEmptyHost(f.host)
+		w.hosts.add(f.host, f.used, -1)
+		w.hosts.forgetEmpty(f.host)
 		w.countLocked(k, w.sandboxes[k])
 	}
 }
@@ -424,7 +316,7 @@ func (w *workingState) countOn(hosts []*protocol.Host) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	for _, h := range hosts {
-		l := w.hosts[h.HostID]
+		l := w.hosts.of[h.HostID]
 		if l == nil {
 			continue
 		}

@@ -119,7 +119,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		used[f.host] = u
 	}
 	slices.SortFunc(line, waiting.compare)
-	got, gotWorkers := p.work.usages()
+	got, gotWorkers := p.work.hosts.usages()
 	if !maps.Equal(gotWorkers, workers) {
 		t.Fatalf("the workers are %v, want %v", gotWorkers, workers)
 	}
@@ -127,7 +127,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		if u := used[host].usage(); got[host] != u {
 			t.Fatalf("the usage of %s is %+v, want %+v", host, got[host], u)
 		}
-		if n := len(p.work.on(host)); n != len(on[host]) {
+		if n := len(p.work.hosts.on(host)); n != len(on[host]) {
 			t.Fatalf("%s has %d sandboxes, want %d", host, n, len(on[host]))
 		}
 	}
@@ -232,7 +232,7 @@ func TestADeletedSandboxTakesAtMost300Bytes(t *testing.T) {
 		t.Logf("a deleted sandbox takes %d bytes, %d of them for its entry and key", each,
 			unsafe.Sizeof(deletedEntry{})+unsafe.Sizeof(key{}))
 	}
-	if len(p.read.sandboxes)+len(p.journals)+len(p.work.assigned)+len(p.work.hosts)+len(p.work.deadlines.at) > 0 ||
+	if len(p.read.sandboxes)+len(p.journals)+len(p.work.assigned)+len(p.work.hosts.of)+len(p.work.deadlines.at) > 0 ||
 		len(p.read.deleted) != n {
 		t.Errorf("%d sandboxes are deleted and %d are living, or an index still has entries", len(p.read.deleted),
 			len(p.read.sandboxes))

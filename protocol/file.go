@@ -312,9 +312,9 @@ func ValidateFilePath(field, path string) error {
 	return nil
 }
 
-// FileOwner parses "uid[:gid]"; the default gid is the uid. Only the kernel decides whether the operation's user may
-// give files to another owner: in a sandbox with the profile hardened, nobody may. Error: invalid_argument with the
-// given field.
+// FileOwner parses "uid[:gid]"; the default gid is the uid. If the kernel does not let the operation's user give files
+// to another owner, as in a sandbox with the profile hardened, the worker sets the owner. Error: invalid_argument with
+// the given field.
 func FileOwner(field, owner string) (uid, gid int, err error) {
 	uid, gid, ok := (&Copy{Owner: owner}).Owners()
 	if !ok || owner == "" {

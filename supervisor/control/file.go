@@ -48,9 +48,29 @@ type FileCall struct {
 	Pack    *protocol.FilePack    `json:"pack,omitempty"`
 	Unpack  *protocol.FileUnpack  `json:"unpack,omitempty"` // packets of data follow
 	Dial    *protocol.FileDial    `json:"dial,omitempty"`
+
+	// Gives says that the worker sets owners when the helper asks for it with a [Give].
+	Gives bool `json:"gives,omitempty"`
 }
 
-// FileReply ends an operation, except a Read with Stream and a Watch. It has an error, or what its operation returns.
+// Give asks the worker to set the owner of the file or directory whose descriptor comes with it. A helper without the
+// capability CHOWN sends it in the middle of an operation that has an owner.
+type Give struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
+
+	// Answer asks for a [Given]. Without it, the worker ends the operation if it cannot set the owner. The helper does
+	// not ask for an answer while the worker sends it a stream.
+	Answer bool `json:"answer,omitempty"`
+}
+
+// Given answers a [Give].
+type Given struct {
+	Error *protocol.Error `json:"error,omitempty"`
+}
+
+// FileReply ends an operation, except a Read with Stream, a Watch and a Give. It has an error, or what its operation
+// returns.
 type FileReply struct {
 	Error   *protocol.Error       `json:"error,omitempty"`
 	File    *protocol.FileInfo    `json:"file,omitempty"`
@@ -60,6 +80,7 @@ type FileReply struct {
 	Matches *protocol.FileMatches `json:"matches,omitempty"`
 	Edited  *protocol.FileEdited  `json:"edited,omitempty"`
 	Events  *protocol.FileEvents  `json:"events,omitempty"`
+	Give    *Give                 `json:"give,omitempty"`
 
 	// Stream says that the bytes of a Read follow as packets of data, which another reply ends. Otherwise the reply has
 	// the file's descriptor, or the descriptor of the connection for a Dial.

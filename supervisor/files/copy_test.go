@@ -99,7 +99,7 @@ func TestANewDirectoryIsNotDescribedThroughALink(t *testing.T) {
 	}
 	defer p.close()
 	mode := uint32(0o777)
-	err = p.describeDirectory(&protocol.FileMkdir{Mode: &mode})
+	err = p.describeDirectory(&giver{}, &protocol.FileMkdir{Mode: &mode})
 	info, statErr := os.Stat(outside)
 	if err == nil || statErr != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("described through a link: %v, %v, %v", err, info, statErr)

@@ -34,7 +34,8 @@ type helper struct {
 	link *packet.Conn
 	cwd  string // where relative paths begin
 
-	buf []byte // buffer for copies; one call at a time uses it
+	buf    []byte // buffer for copies; one call at a time uses it
+	owners giver
 
 	// closed is called when the worker has closed the connection during a call.
 	closed func()
@@ -106,11 +107,14 @@ func (h *helper) receive() (*control.FileCall, error) {
 
 // run carries out one call. The error is that of the connection.
 func (h *helper) run(c *control.FileCall) error {
+	h.owners = giver{link: h.link, gives: c.Gives}
 	switch {
 	case c.Write != nil:
 		return h.upload(func(in *input) (*control.FileReply, error) { return h.write(in, c.Write) })
 	case c.Unpack != nil:
 		return h.upload(func(in *input) (*control.FileReply, error) { return h.unpack(in, c.Unpack) })
+	case c.Mkdir != nil: // it waits for the worker's packets, and soon ends
+		return h.answer(h.mkdir(c.Mkdir))
 	}
 	ctx, stop := h.whileConnected()
 	defer stop()
@@ -134,8 +138,6 @@ func (h *helper) simple(ctx context.Context, c *control.FileCall) (*control.File
 		return h.stat(ctx, c.Stat)
 	case c.List != nil:
 		return h.list(ctx, c.List)
-	case c.Mkdir != nil:
-		return h.mkdir(c.Mkdir)
 	case c.Move != nil:
 		return h.move(ctx, c.Move)
 	case c.Copy != nil:

@@ -15,27 +15,21 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-const (
-	// maxDeferred limits how many directories may have modes that would keep the user from filling them.
-	maxDeferred = 10_000
-	// fillable are the mode bits that the owner of a directory needs to create entries.
-	fillable = 0o300
-)
+// fillable are the mode bits that the owner of a directory needs to create entries.
+const fillable = 0o300
 
 // unpacking writes one tar stream below a directory. Package os opens each name step by step, and refuses links that
 // lead out of the directory, also those that another process makes meanwhile.
 type unpacking struct {
+	owners   *giver
 	r        *protocol.FileUnpack
+	byWorker bool // the worker sets owners, because the kernel does not let the user do so
 	root     *os.Root
 	in       *input
 	buf      []byte
-	deferred []deferredMode
+	deferred []deferred
+	size     int // of deferred
 	count    protocol.FileCount
-}
-
-type deferredMode struct {
-	name string
-	mode fs.FileMode
 }
 
 // unpack writes a tree from a tar stream.
@@ -47,6 +41,8 @@ func (h *helper) unpack(in *input, r *protocol.FileUnpack) (*control.FileReply, 
 	if err != nil {
 		return nil, err
 	}
+	var old unix.Stat_t
+	missing := unix.Stat(at, &old) == unix.ENOENT
 	if err := makeAll(at); err != nil {
 		return nil, err
 	}
@@ -55,7 +51,13 @@ func (h *helper) unpack(in *input, r *protocol.FileUnpack) (*control.FileReply, 
 		return nil, failure(r.Path, err)
 	}
 	defer root.Close()
-	u := &unpacking{r: r, root: root, in: in, buf: h.buf}
+	u := &unpacking{owners: &h.owners, r: r, root: root, in: in, buf: h.buf}
+	u.byWorker = h.owners.gives && !mayChown() && (r.Owner != "" || r.KeepOwner)
+	if missing {
+		if err := u.own(); err != nil {
+			return nil, err
+		}
+	}
 	stream := tar.NewReader(in)
 	for {
 		header, err := stream.Next()
@@ -75,8 +77,8 @@ func (h *helper) unpack(in *input, r *protocol.FileUnpack) (*control.FileReply, 
 	if err := in.drain(); err != nil { // after the end, archives have padding
 		return nil, err
 	}
-	for i := len(u.deferred) - 1; i >= 0; i-- {
-		if err := root.Chmod(u.deferred[i].name, u.deferred[i].mode); err != nil {
+	for i := len(u.deferred) - 1; i >= 0; i-- { // directories before those above them
+		if err := u.complete(&u.deferred[i]); err != nil {
 			return nil, u.failure(u.deferred[i].name, err)
 		}
 	}
@@ -136,6 +138,12 @@ func (u *unpacking) entry(h *tar.Header, content io.Reader) error {
 		if to, err = entryName(h.Linkname); err == nil {
 			err = u.fresh(name, func() error { return u.root.Link(to, name) })
 		}
+		if u.byWorker && errors.Is(err, unix.EPERM) { // the kernel links no files of others
+			e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPathDenied, "entry %.200q is a hard link to a file "+
+				"that has another owner already; leave out the owners, or use a profile with the capability CHOWN", h.Name)
+			e.Field = "owner"
+			err = e
+		}
 	default:
 		return refuse("entry %.200q is neither a directory, a file nor a link", h.Name)
 	}
@@ -185,32 +193,8 @@ func (u *unpacking) fresh(name string, create func() error) error {
 	return create()
 }
 
-// owner returns the owner that an entry gets, or false if it belongs to the user.
-func (u *unpacking) owner(h *tar.Header) (uid, gid int, set bool, err error) {
-	if u.r.Owner != "" {
-		uid, gid, err = protocol.FileOwner("owner", u.r.Owner)
-		return uid, gid, true, err
-	}
-	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) >= 1<<32-1 || int64(h.Gid) >= 1<<32-1 {
-		return 0, 0, false, refuse("entry %.200q has the invalid owner %d:%d", h.Name, h.Uid, h.Gid)
-	}
-	return h.Uid, h.Gid, u.r.KeepOwner, nil
-}
-
-// give sets the owner of an entry that was made with the user as its owner.
-func (u *unpacking) give(h *tar.Header, name string) error {
-	uid, gid, set, err := u.owner(h)
-	if err != nil || !set || uid == unix.Geteuid() && gid == unix.Getegid() {
-		return err
-	}
-	if err := u.root.Lchown(name, uid, gid); err != nil {
-		return notGiven(h.Name, err)
-	}
-	return nil
-}
-
 func (u *unpacking) symlink(h *tar.Header, name string) error {
-	if err := u.root.Symlink(h.Linkname, name); err != nil {
+	if err := u.root.Symlink(h.Linkname, name); err != nil || u.byWorker { // the worker gives no links away
 		return err
 	}
 	return u.give(h, name)
@@ -230,14 +214,20 @@ func (u *unpacking) directory(h *tar.Header, name string) error {
 	if err != nil {
 		return err
 	}
+	uid, gid, err := u.other(h)
+	if err != nil {
+		return err
+	}
+	if u.byWorker && uid >= 0 {
+		return u.later(deferred{name, mode &^ dropped, uid, gid})
+	}
 	if mode&fillable == fillable {
-		if err := u.root.Chmod(name, mode); err != nil {
-			return err
-		}
-	} else if len(u.deferred) >= maxDeferred {
-		return tooLarge("more than %d directories have modes that keep their owner from writing", maxDeferred)
+		err = u.root.Chmod(name, mode)
 	} else {
-		u.deferred = append(u.deferred, deferredMode{name, mode})
+		err = u.later(deferred{name, mode, -1, -1})
+	}
+	if err != nil {
+		return err
 	}
 	return u.give(h, name)
 }
@@ -262,16 +252,7 @@ func (u *unpacking) file(h *tar.Header, name string, content io.Reader) error {
 		_ = u.root.Remove(name) // the first error says more
 		return err
 	}
-	if err := u.give(h, name); err != nil {
-		return err
-	}
-	if err := file.Chmod(modeOf(h)); err != nil {
-		return err
-	}
-	if !h.ModTime.IsZero() {
-		_ = u.root.Chtimes(name, h.ModTime, h.ModTime) // a file system without times
-	}
-	return nil
+	return u.describe(h, name, file)
 }
 
 // modeOf returns the mode of an entry, with setuid, setgid and sticky.

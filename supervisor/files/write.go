@@ -2,7 +2,6 @@ package files
 
 import (
 	"crypto/rand"
-	"errors"
 	"io"
 	"os"
 	"path"
@@ -66,7 +65,7 @@ type target struct {
 	exists bool
 	stat   unix.Stat_t // status of the file that exists
 	fresh  bool        // refuse to replace a file
-	buf    []byte      // buffer for the copy
+	h      *helper
 }
 
 // openTarget finds where a path leads. A link at the end is followed, as a shell does, also if it leads nowhere yet.
@@ -80,7 +79,7 @@ func (h *helper) openTarget(at, asked string) (*target, error) {
 		if err != nil {
 			return nil, failure(asked, err)
 		}
-		t := &target{dir: fd, name: name, asked: asked, buf: h.buf}
+		t := &target{dir: fd, name: name, asked: asked, h: h}
 		switch err := unix.Fstatat(fd, name, &t.stat, unix.AT_SYMLINK_NOFOLLOW); {
 		case err == unix.ENOENT:
 			return t, nil
@@ -131,10 +130,22 @@ func (t *target) replace(content io.Reader, mode *uint32, owner string) (err err
 			_ = unix.Unlinkat(t.dir, temporary, 0) // the first error says more
 		}
 	}()
-	if _, err := io.CopyBuffer(onlyWriter{file}, onlyReader{content}, t.buf); err != nil {
+	if _, err := io.CopyBuffer(onlyWriter{file}, onlyReader{content}, t.h.buf); err != nil {
 		return errnoOf(err)
 	}
-	if err := t.describe(fd, mode, owner); err != nil {
+	ask, err := t.describe(fd, mode, owner)
+	switch {
+	case err != nil:
+		return err
+	case ask == nil:
+		return t.install(temporary)
+	case t.keepsOthersFiles(): // once it is given away, the user cannot rename it
+		if err := t.install(temporary); err != nil {
+			return err
+		}
+		return ask()
+	}
+	if err := ask(); err != nil {
 		return err
 	}
 	return t.install(temporary)
@@ -145,13 +156,10 @@ type onlyWriter struct{ io.Writer }
 type onlyReader struct{ io.Reader }
 
 // describe sets the owner and the mode of a new file. By default, the file takes them from the file that it replaces.
-// It keeps that owner only if the user may give files to this owner.
-func (t *target) describe(fd int, mode *uint32, owner string) error {
-	if owner != "" {
-		if err := giveTo(fd, owner); err != nil {
-			return err
-		}
-	} else if t.exists && (int(t.stat.Uid) != unix.Geteuid() || int(t.stat.Gid) != unix.Getegid()) {
+// It keeps that owner only if the user may give files to this owner. If the worker must set the owner, describe returns
+// a function that asks it.
+func (t *target) describe(fd int, mode *uint32, owner string) (ask func() error, err error) {
+	if owner == "" && t.exists && (int(t.stat.Uid) != unix.Geteuid() || int(t.stat.Gid) != unix.Getegid()) {
 		// Only root may give files away. A file that another user replaces belongs to that user.
 		_ = unix.Fchown(fd, int(t.stat.Uid), int(t.stat.Gid))
 	}
@@ -159,40 +167,20 @@ func (t *target) describe(fd int, mode *uint32, owner string) error {
 	switch {
 	case mode != nil:
 		bits = *mode
+	case t.exists && owner != "" && !mayChown():
+		bits = t.stat.Mode & 0o7777 &^ special
 	case t.exists:
 		bits = t.stat.Mode & 0o7777
 	}
-	return unix.Fchmod(fd, bits)
+	return t.h.owners.describe(fd, owner, &bits)
 }
 
-// giveTo sets the owner of an open file, if the kernel lets the user do so.
-func giveTo(fd int, owner string) error {
-	uid, gid, err := protocol.FileOwner("owner", owner)
-	if err != nil {
-		return err
-	}
+// keepsOthersFiles reports whether the directory lets nobody rename the files of another user there, not even the user
+// of this process.
+func (t *target) keepsOthersFiles() bool {
 	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return err
-	}
-	if int(stat.Uid) == uid && int(stat.Gid) == gid {
-		return nil
-	}
-	if err := unix.Fchown(fd, uid, gid); err != nil {
-		return notGiven(owner, err)
-	}
-	return nil
-}
-
-// notGiven is the error for an owner that the user may not give files to.
-func notGiven(owner string, err error) error {
-	if !errors.Is(err, unix.EPERM) {
-		return err
-	}
-	e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPathDenied,
-		"the user may not give files to %s; do the operation as that user, or use a profile with the capability CHOWN", owner)
-	e.Field = "owner"
-	return e
+	err := unix.Fstat(t.dir, &stat)
+	return err != nil || stat.Mode&unix.S_ISVTX != 0 && int(stat.Uid) != unix.Geteuid()
 }
 
 // install gives the new file the target's name.
@@ -239,18 +227,14 @@ func (t *target) appendTo(in io.Reader, r *protocol.FileWrite) error {
 	if kind := typeOf(stat.Mode); kind != protocol.FileRegular {
 		return notRegular(t.asked, kind)
 	}
-	if r.Owner != "" {
-		if err := giveTo(fd, r.Owner); err != nil {
-			return err
-		}
+	ask, err := t.h.owners.describe(fd, r.Owner, r.Mode)
+	if err != nil {
+		return err
 	}
-	if r.Mode != nil {
-		if err := unix.Fchmod(fd, *r.Mode); err != nil {
-			return err
-		}
+	if _, err = io.CopyBuffer(onlyWriter{file}, onlyReader{in}, t.h.buf); err != nil || ask == nil {
+		return errnoOf(err)
 	}
-	_, err = io.CopyBuffer(onlyWriter{file}, onlyReader{in}, t.buf)
-	return errnoOf(err)
+	return ask() // after the stream: during it, no answer could be received
 }
 
 // makeParents creates the missing directories above a path.
@@ -314,7 +298,7 @@ func (h *helper) mkdir(r *protocol.FileMkdir) (*control.FileReply, error) {
 			return nil, failure(r.Path, err)
 		}
 	}
-	if err := p.describeDirectory(r); err != nil {
+	if err := p.describeDirectory(&h.owners, r); err != nil {
 		return nil, failure(r.Path, err)
 	}
 	var stat unix.Stat_t
@@ -327,7 +311,7 @@ func (h *helper) mkdir(r *protocol.FileMkdir) (*control.FileReply, error) {
 
 // describeDirectory sets the owner and the mode of a directory, if the request has them. Only a directory that may have
 // existed before may be a link.
-func (p *place) describeDirectory(r *protocol.FileMkdir) error {
+func (p *place) describeDirectory(owners *giver, r *protocol.FileMkdir) error {
 	if r.Owner == "" && r.Mode == nil {
 		return nil
 	}
@@ -340,13 +324,9 @@ func (p *place) describeDirectory(r *protocol.FileMkdir) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if r.Owner != "" {
-		if err := giveTo(fd, r.Owner); err != nil {
-			return err
-		}
+	ask, err := owners.describe(fd, r.Owner, r.Mode)
+	if err != nil || ask == nil {
+		return err
 	}
-	if r.Mode == nil {
-		return nil
-	}
-	return unix.Fchmod(fd, *r.Mode)
+	return ask()
 }

@@ -16,6 +16,8 @@ type Conn struct {
 	conn *net.UnixConn
 	in   []byte
 	oob  []byte
+
+	sender *unix.Ucred // of the newest packet; nil: unknown
 }
 
 // The kinds of packets. A message longer than [MaxBody] is sent as parts, which the last packet completes.
@@ -31,7 +33,19 @@ const MaxBody = 64 << 10
 
 // New takes over a connection.
 func New(conn *net.UnixConn) *Conn {
-	return &Conn{conn: conn, in: make([]byte, 1+MaxBody), oob: make([]byte, unix.CmsgSpace(4*MostDescriptors))}
+	return &Conn{conn: conn, in: make([]byte, 1+MaxBody), oob: make([]byte, oobSpace)}
+}
+
+// oobSpace is the space for the descriptors and the credentials of one packet.
+var oobSpace = unix.CmsgSpace(4*MostDescriptors) + unix.CmsgSpace(unix.SizeofUcred)
+
+// Sender returns the user, in this process's user namespace, that the kernel says has sent the newest packet. It is
+// false if the socket lacks the option SO_PASSCRED, or lacked it when the packet was sent.
+func (p *Conn) Sender() (uid uint32, known bool) {
+	if p.sender == nil || p.sender.Pid == 0 {
+		return 0, false
+	}
+	return p.sender.Uid, true
 }
 
 // Socket returns the socket, for its deadlines.
@@ -82,6 +96,7 @@ func (p *Conn) send(kind byte, body []byte) error {
 func (p *Conn) Receive() (kind byte, body []byte, file int, err error) {
 	n, oobn, flags, _, err := p.conn.ReadMsgUnix(p.in, p.oob)
 	file, extra := descriptors(p.oob[:max(oobn, 0)])
+	p.sender = credentials(p.oob[:max(oobn, 0)])
 	for _, fd := range extra {
 		Discard(fd)
 	}
@@ -121,6 +136,20 @@ func descriptors(oob []byte) (first int, extra []int) {
 		}
 	}
 	return first, extra
+}
+
+// credentials returns the credentials in a control message, or nil.
+func credentials(oob []byte) *unix.Ucred {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range messages {
+		if cred, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
+			return cred
+		}
+	}
+	return nil
 }
 
 // Collector puts the parts of messages together.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -24,11 +25,15 @@ func (s *Session) mayChange() error {
 
 // simple carries out an operation whose result is in the reply alone.
 func (s *Session) simple(ctx context.Context, changes bool, c control.FileCall) (*control.FileReply, error) {
+	g, err := givingOf(s, &c, nil)
+	if err != nil {
+		return nil, err
+	}
 	h, err := s.begin(ctx, changes, c)
 	if err != nil {
 		return nil, err
 	}
-	reply, file, err := h.reply()
+	reply, file, err := h.replyGiving(g)
 	if err == nil && file >= 0 {
 		packet.Discard(file)
 		err = errUnexpected
@@ -48,6 +53,7 @@ func (s *Session) begin(ctx context.Context, changes bool, c control.FileCall) (
 			return nil, err
 		}
 	}
+	c.Gives = s.config.Container != nil
 	if err := h.link.SendMessage(&c, -1); err != nil {
 		h.done(false)
 		return nil, s.broken(ctx, err)
@@ -59,6 +65,9 @@ func (s *Session) begin(ctx context.Context, changes bool, c control.FileCall) (
 func (h *helper) finish(ctx context.Context, reply *control.FileReply, err error) (*control.FileReply, error) {
 	if err != nil {
 		h.done(false)
+		if refused := (*refusal)(nil); errors.As(err, &refused) {
+			return nil, refused.error
+		}
 		return nil, h.s.broken(ctx, err)
 	}
 	h.done(true)
@@ -93,12 +102,13 @@ func (h *helper) reply() (reply *control.FileReply, file int, err error) {
 }
 
 // send sends the bytes of r as packets of data, and then the packet that ends them. The result from is an error of r or
-// of the call; conn is an error of the connection.
-func (h *helper) send(ctx context.Context, r io.Reader) (from, conn error) {
+// of the call; conn is an error of the connection. sent counts the bytes.
+func (h *helper) send(ctx context.Context, r io.Reader, sent *atomic.Int64) (from, conn error) {
 	buf := packet.NewData()
 	for {
 		n, err := io.ReadFull(r, buf[packet.DataAt:])
 		if n > 0 {
+			sent.Add(int64(n)) // before the helper can do anything with them
 			if err := h.link.SendData(buf, n); err != nil {
 				return nil, err
 			}
@@ -120,6 +130,11 @@ func (h *helper) send(ctx context.Context, r io.Reader) (from, conn error) {
 // upload carries out an operation that takes a stream. The helper may reply with an error before the stream has ended;
 // it then drops the rest. If r can be interrupted, the reply does not wait for a Read of r.
 func (s *Session) upload(ctx context.Context, c control.FileCall, r io.Reader) (*control.FileReply, error) {
+	sent := &atomic.Int64{}
+	g, err := givingOf(s, &c, sent)
+	if err != nil {
+		return nil, err
+	}
 	h, err := s.begin(ctx, true, c)
 	if err != nil {
 		return nil, err
@@ -131,7 +146,7 @@ func (s *Session) upload(ctx context.Context, c control.FileCall, r io.Reader) (
 	answered := make(chan answer, 1)
 	early := make(chan struct{})
 	go func() {
-		reply, file, err := h.reply()
+		reply, file, err := h.replyGiving(g)
 		if err == nil && file >= 0 {
 			packet.Discard(file)
 			err = errUnexpected
@@ -142,7 +157,7 @@ func (s *Session) upload(ctx context.Context, c control.FileCall, r io.Reader) (
 			_ = waiting.SetReadDeadline(time.Unix(1, 0)) // without it, the answer would wait for the reader's next bytes
 		}
 	}()
-	from, sendErr := h.send(ctx, &stopping{r: r, stop: early})
+	from, sendErr := h.send(ctx, &stopping{r: r, stop: early}, sent)
 	if from != nil || sendErr != nil {
 		h.link.Close() // the helper drops the incomplete upload, and the receiver returns
 	}

@@ -10,7 +10,8 @@
 // The container's root can replace what a helper says. So everything that comes from a helper is bounded. A
 // descriptor is used only if it is a regular file on a file system whose reads end, or a connected socket. No
 // path from a helper is used on the host. Bytes are written by the helper, never by this process: so the kernel
-// accounts them to the sandbox, and checks the user's permissions.
+// accounts them to the sandbox, and checks the user's permissions. If a user may not give files away, this process sets
+// their owner, within the limits of what the container's root could do.
 //
 // The package imports protocol, supervisor/control and supervisor/packet.
 package files

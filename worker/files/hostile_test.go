@@ -3,6 +3,7 @@ package files
 import (
 	"context"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -18,12 +19,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(eventually.DescriptorsClosed())) }
 
-// facing returns a session whose helper is a function of the test.
+// facing returns a session whose helper is a function of the test. This process is the container.
 func facing(t *testing.T, helper func(c *packet.Conn)) *Session {
 	t.Helper()
-	s := New(Config{Start: func(context.Context) (*net.UnixConn, error) {
+	container, err := os.OpenRoot("/proc/self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Container: container, Start: func(context.Context) (*net.UnixConn, error) {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
+			return nil, err
+		}
+		if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 			return nil, err
 		}
 		theirs := packet.New(connOf(t, pair[1]))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -28,6 +29,10 @@ type Config struct {
 	// Lease returns an error if the worker must not change the sandbox now. A session asks before each operation that
 	// changes something, and before it completes a write. nil: it may always change the sandbox.
 	Lease func() error
+	// Container is the directory of the container's PID 1 in /proc, which the session closes. With it, the session sets
+	// owners for helpers whose users may not; the sockets of Start then need the option SO_PASSCRED. nil: helpers alone
+	// set owners.
+	Container *os.Root
 }
 
 // Session works on the files of one container as one user. Its methods may be called by several goroutines. Each
@@ -68,6 +73,9 @@ func (s *Session) Close() {
 	s.mu.Unlock()
 	for _, h := range idle {
 		h.close()
+	}
+	if s.config.Container != nil {
+		s.config.Container.Close()
 	}
 }
 

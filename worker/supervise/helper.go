@@ -3,6 +3,7 @@ package supervise
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 
@@ -20,17 +21,52 @@ import (
 // Files waits until the supervisor is connected. Errors: unavailable; failed_precondition with reason unsupported if an
 // older worker started the supervisor. Whether the user exists shows in the first operation.
 func (l *Link) Files(ctx context.Context, user, cwd string) (*files.Session, error) {
-	_, hello, err := l.session(ctx)
+	s, hello, err := l.session(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !hello.TakesHelp {
 		return nil, errTooOldForFiles
 	}
+	container, err := s.container()
+	if err != nil {
+		return nil, err
+	}
 	return files.New(files.Config{
-		Start: func(ctx context.Context) (*net.UnixConn, error) { return l.help(ctx, user, cwd) },
-		Lease: l.mayChange,
+		Start:     func(ctx context.Context) (*net.UnixConn, error) { return l.help(ctx, user, cwd) },
+		Lease:     l.mayChange,
+		Container: container,
 	}), nil
+}
+
+// container opens the directory of the container's PID 1 in /proc, which tells about no other process afterwards.
+func (s *session) container() (*os.Root, error) {
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/%d", s.pid))
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
+			"the container's first process has ended: %v", errors.Unwrap(err))
+	}
+	if s.alive() { // the number belongs to the process that connected, and not to a later one
+		return root, nil
+	}
+	root.Close()
+	return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
+		"the connection to the supervisor has ended")
+}
+
+// alive reports whether the supervisor has its end of the connection open.
+func (s *session) alive() bool {
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	open := false
+	err = raw.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd)}}
+		_, err := unix.Poll(poll, 0)
+		open = err == nil && poll[0].Revents&(unix.POLLHUP|unix.POLLERR) == 0
+	})
+	return err == nil && open
 }
 
 // Dial connects to a server in the container, as the container's default user. See [files.Session.Dial].
@@ -96,6 +132,12 @@ func socketPair() (*net.UnixConn, *passed, error) {
 		return nil, nil, err
 	}
 	theirs := newPassed(pair[1:])
+	// The kernel then says which user sent a packet, see files.Config.
+	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		unix.Close(pair[0])
+		theirs.release()
+		return nil, nil, err
+	}
 	ours := os.NewFile(uintptr(pair[0]), "connection to a helper")
 	defer ours.Close()
 	conn, err := net.FileConn(ours)
