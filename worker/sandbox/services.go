@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -187,21 +185,22 @@ func (m *services) get(name string) *service.Service {
 	return m.byName[name]
 }
 
-// each calls do for each service in the spec that has a container. The calls run concurrently.
+// each calls do for each service in the spec that has a container, for one after another: when two containers leave one
+// network at the same moment, Docker Engine 20.10 can block for ever, because it takes the locks of its network
+// controller and of the network in two orders.
 func (m *services) each(ctx context.Context, b *protocol.Sandbox,
 	do func(ctx context.Context, c docker.Container) error) error {
 	names, _ := b.Spec.Services()
-	group, ctx := errgroup.WithContext(ctx)
 	for _, name := range names {
-		group.Go(func() error {
-			c, err := m.s.containers().Inspect(ctx, service.ContainerName(m.s.host.Deployment, m.s.key, name))
-			if err != nil || c.ID == "" {
-				return err
-			}
-			return do(ctx, c)
-		})
+		c, err := m.s.containers().Inspect(ctx, service.ContainerName(m.s.host.Deployment, m.s.key, name))
+		if err == nil && c.ID != "" {
+			err = do(ctx, c)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return group.Wait()
+	return nil
 }
 
 // stop stops the services' containers, but does not remove them.
