@@ -192,7 +192,9 @@ var kinds = []Kind{
 	{HostSilent, Error, "a host sends no heartbeats",
 		"check the machine of {subject}, its worker's process and log, and its connection to NATS"},
 	{HostEngine, Error, "the engine of a host does not answer",
-		"on the host of {subject}, check that the Docker Engine runs: systemctl status docker, docker info"},
+		"on the host of {subject}, run systemctl status docker and docker network ls; if the engine runs but does not " +
+			"answer, restart it: systemctl restart docker; containers live on only with live-restore, and those of other " +
+			"ready sandboxes start again"},
 	{HostUnisolated, Error, "a host cannot isolate the networks of sandboxes, so it takes none",
 		"on the host of {subject}, give the worker root's rights and the kernel nftables: the worker's log says more"},
 	{HostFirewallOff, Warning, "a host does not isolate the networks of its sandboxes: its firewall is turned off",
