@@ -3,6 +3,7 @@ package auth_test
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -144,4 +145,49 @@ func TestSecretsAreSetWhileOnlyOneCoordinatorHasTheNewKey(t *testing.T) {
 		v.wantValue(v.w1, protocol.UnsealQuery{Sandbox: "s1", Generation: 1, Field: "secrets[0]"},
 			fmt.Sprintf("value %d", keyTries-1), keyTries)
 	}
+}
+
+// An operator must know what still needs a replaced key before they remove it, and which key is missing afterwards.
+func TestTheCheckupCountsWhatNeedsAReplacedKey(t *testing.T) {
+	t.Parallel()
+	v := newVault(t)
+	earlier := v.key
+	v.set("db", "first")
+	v.assigned("s1", protocol.SandboxSpec{Secrets: []protocol.SecretUse{{Name: "db"}},
+		SensitiveEnv: map[string]protocol.Sealed{"TOKEN": v.sealed(seal.Variable("blue", "TOKEN"), "abc"),
+			"OTHER": v.sealed(seal.Variable("blue", "OTHER"), "def")}})
+	v.end()
+	key, err := seal.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := v.coordinator("c2", seal.Keys{key, earlier})
+	v.set("db", "second")
+	v.wantSealed(protocol.SealedTo{Key: earlier.Public(), Versions: 1, Sandboxes: 1})
+	end()
+	v.coordinator("c3", seal.Keys{key})
+	v.wantSealed(protocol.SealedTo{Key: earlier.Public(), Missing: true, Versions: 1, Sandboxes: 1})
+	if err := v.blue.RemoveSecret(t.Context(), "db"); err != nil {
+		t.Fatal(err)
+	}
+	v.wantSealed(protocol.SealedTo{Key: earlier.Public(), Missing: true, Sandboxes: 1})
+	other := v.open(someone(rights.User, "otto", "red", ""))
+	reply, err := other.Query(t.Context(), "red", protocol.EndpointCheckup, &protocol.Query{})
+	if err != nil || len(reply.Checkup.Sealed) != 0 {
+		t.Errorf("a user of another tenant sees %+v, %v", reply, err)
+	}
+}
+
+// wantSealed waits until a checkup says what is sealed to other keys.
+func (v *vault) wantSealed(want ...protocol.SealedTo) {
+	v.t.Helper()
+	var got []protocol.SealedTo
+	eventually.Holds(v.t, 10*time.Second, "the checkup says what is sealed", func() bool {
+		reply, err := v.anna.Query(v.t.Context(), "blue", protocol.EndpointCheckup, &protocol.Query{})
+		if err != nil {
+			return false
+		}
+		got = reply.Checkup.Sealed
+		return slices.Equal(got, want)
+	})
 }

@@ -39,7 +39,7 @@
 //	quotas.go, quotause.go               quotas: the leader's answers; what each tenant uses
 //	quotaclaims.go, quotauploads.go      room for requests in progress; stored uploads
 //	secrets.go, secrettable.go           sets and removes secrets; the names and versions of all secrets
-//	unseal.go                            gives workers the values of the specs that they run
+//	unseal.go, sealedto.go               gives workers the values of their specs; what needs which fleet key
 //	notify.go                            the leader: notifies workers again
 //	snapshots.go, compact.go             the leader: keep restarts fast and the log small
 //	reservations.go                      the leader: ends ids that were reserved but never used

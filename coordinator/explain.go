@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,7 +13,7 @@ import (
 // explainExecs adds to an explanation why the sandbox's accepted execs wait.
 func (rd *reader) explainExecs(e *protocol.Explanation) {
 	b := e.Sandbox
-	waiting := 0
+	waiting, sealed := 0, ""
 	rd.projection.journal(key{Tenant: b.Tenant, ID: b.ID}).View(func(s *protocol.State, _ uint64) {
 		for _, x := range s.Active() {
 			if x.State != protocol.ExecStateAccepted {
@@ -21,6 +22,7 @@ func (rd *reader) explainExecs(e *protocol.Explanation) {
 			if waiting++; waiting == 1 || x.AcceptedAt.Before(e.Since) {
 				e.Since, e.Deadline = x.AcceptedAt, x.AcceptedAt.Add(x.Spec.StartWithin())
 			}
+			sealed = cmp.Or(sealed, whyUnopened(rd.coordinator, b.Tenant, x.Spec.SecretFields()))
 		}
 	})
 	if waiting == 0 {
@@ -32,7 +34,7 @@ func (rd *reader) explainExecs(e *protocol.Explanation) {
 			host = h
 		}
 	}
-	e.Waiting = fmt.Sprintf("%d execs are accepted and not started: %s", waiting, whyNotStarted(b, host))
+	e.Waiting = fmt.Sprintf("%d execs are accepted and not started: %s", waiting, cmp.Or(sealed, whyNotStarted(b, host)))
 }
 
 // explain answers why a sandbox waits.
@@ -64,6 +66,8 @@ func (rd *reader) explain(ctx context.Context, tenant string, q *protocol.Query)
 		}
 		if p := b.Pull; p != nil && !p.Complete {
 			e.Waiting += fmt.Sprintf(": it pulls %s, %s of %s so far", p.Image, p.Done, p.Total)
+		} else if why := whyUnopened(rd.coordinator, tenant, b.Spec.SecretFields()); why != "" {
+			e.Waiting += "; " + why
 		}
 		e.Deadline = b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
 	case b.State == protocol.StateReady && b.Desired == protocol.StateStopped:

@@ -27,11 +27,13 @@ func (rd *reader) checkup(ctx context.Context, tenant string, _ *protocol.Query)
 		r.Leaderless = protocol.AsError(err) != nil && protocol.AsError(err).Reason == protocol.ReasonNoLeader
 	}
 	var boxes []*protocol.Sandbox
+	of := ""
 	if user := jetstream.UserOf(ctx); user != "" && !strings.HasPrefix(user, "@") {
-		boxes = rd.projection.read.livingOf(tenant)
+		boxes, of = rd.projection.read.livingOf(tenant), tenant
 	} else {
 		boxes = rd.projection.read.living()
 	}
+	r.Sealed = sealedTo(rd.coordinator, of, boxes)
 	owed := rd.owed(ctx, boxes)
 	slices.SortFunc(owed, func(a, b protocol.Owed) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Sandbox, b.Sandbox),

@@ -265,6 +265,22 @@ func (t *secretTable) room(tenant string, s storedSecret, size int) error {
 	return nil
 }
 
+// keys returns how many kept versions are sealed to each fleet key. Only those of the tenant count, or those of all
+// tenants if it is empty.
+func (t *secretTable) keys(tenant string) map[string]int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	count := map[string]int{}
+	for k, s := range t.secrets {
+		for _, v := range s.versions {
+			if tenant == "" || k.tenant == tenant {
+				count[v.Key]++
+			}
+		}
+	}
+	return count
+}
+
 // of returns the secrets of a tenant.
 func (t *secretTable) of(tenant string) (all []*protocol.SecretInfo) {
 	t.mu.Lock()

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -51,10 +52,16 @@ func (w *watchdog) endLateExecs(
 	}
 	j := w.projection.journal(k)
 	var unstarted, overdue []string
-	j.View(func(s *protocol.State, _ uint64) { unstarted, overdue = w.lateExecs(k, s, lost, now) })
+	sealed := "" // why a late exec got no values of secrets
+	j.View(func(s *protocol.State, _ uint64) {
+		unstarted, overdue = w.lateExecs(k, s, lost, now)
+		for _, x := range unstarted {
+			sealed = cmp.Or(sealed, whyUnopened(w.coordinator, k.Tenant, s.Execs[x].Spec.SecretFields()))
+		}
+	})
 	if len(unstarted) > 0 {
 		if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-			return decideStartTimeouts(s, unstarted, whyNotStarted(b, host))
+			return decideStartTimeouts(s, unstarted, cmp.Or(sealed, whyNotStarted(b, host)))
 		}); err != nil {
 			return err
 		}

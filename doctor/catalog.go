@@ -43,6 +43,8 @@ const (
 	CoordinatorExpires    Code = "coordinator.expires"
 	CoordinatorKeyless    Code = "coordinator.no_fleet_key"
 	CoordinatorKeys       Code = "coordinator.fleet_keys"
+	CoordinatorKeyLost    Code = "coordinator.fleet_key_missing"
+	CoordinatorKeyOld     Code = "coordinator.fleet_key_replaced"
 
 	StorageProblem      Code = "storage.problem"
 	StorageFilling      Code = "storage.filling"
@@ -146,6 +148,12 @@ var kinds = []Kind{
 	{CoordinatorKeys, Warning, "coordinators let clients seal secrets to different fleet keys",
 		"give all coordinators the same file (boxfleet auth secrets-key --file writes it), and restart them; keep the " +
 			"key of every version that boxfleet secret list -o json shows"},
+	{CoordinatorKeyLost, Error, "a coordinator lacks a fleet key to which values of secrets are sealed",
+		"put the line of this key back into the file that coordinator.secrets_key of {subject} names, and restart " +
+			"{subject}; without the key, nobody can open the values: set these secrets again"},
+	{CoordinatorKeyOld, Note, "values of secrets are sealed to a fleet key that was replaced",
+		"keep the line of this key in the files of all coordinators until nothing is sealed to it: set these secrets " +
+			"again, and delete sandboxes that were created before the key was replaced"},
 
 	{StorageProblem, Error, "data is stored less safely than configured, or cannot be stored",
 		"run boxfleet ping, which shows each stream, and follow the message; boxfleet storage grow repairs replicas"},
@@ -184,7 +192,9 @@ var kinds = []Kind{
 	{HostSilent, Error, "a host sends no heartbeats",
 		"check the machine of {subject}, its worker's process and log, and its connection to NATS"},
 	{HostEngine, Error, "the engine of a host does not answer",
-		"on the host of {subject}, check that the Docker Engine runs: systemctl status docker, docker info"},
+		"on the host of {subject}, run systemctl status docker and docker network ls; if the engine runs but does not " +
+			"answer, restart it: systemctl restart docker; containers live on only with live-restore, and those of other " +
+			"ready sandboxes start again"},
 	{HostUnisolated, Error, "a host cannot isolate the networks of sandboxes, so it takes none",
 		"on the host of {subject}, give the worker root's rights and the kernel nftables: the worker's log says more"},
 	{HostFirewallOff, Warning, "a host does not isolate the networks of its sandboxes: its firewall is turned off",

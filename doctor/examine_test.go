@@ -184,6 +184,12 @@ func ofStore() []ill {
 		{CoordinatorKeys, "", "c1 to XA, c2 to XB", func(f *Facts) {
 			f.Coordinators[0].FleetKey, f.Coordinators[1].FleetKey = "XA", "XB"
 		}},
+		{CoordinatorKeyLost, "c1", "3 versions of secrets, and the sensitive variables of 2 sandboxes", func(f *Facts) {
+			f.Checkup.Sealed = []protocol.SealedTo{{Key: "XA", Missing: true, Versions: 3, Sandboxes: 2}}
+		}},
+		{CoordinatorKeyOld, "c1", "to the key XA", func(f *Facts) {
+			f.Checkup.Sealed = []protocol.SealedTo{{Key: "XA", Versions: 3}}
+		}},
 		{CoordinatorRefused, "c1", "refused 3 messages", func(f *Facts) { f.Ping.Refused = 3 }},
 		{CoordinatorExpires, "c1", "expire in 50h", func(f *Facts) { f.Checkup.CredentialsExpire = soon }},
 		{CoordinatorExpires, "c1", "expired at 2026", func(f *Facts) { f.Checkup.CredentialsExpire = now.Add(-time.Hour) }},

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,7 @@ func (e *examination) coordinators() {
 			e.Coordinators[0].Name, replicas)
 	}
 	e.fleetKeys()
+	e.sealed()
 	c := e.Checkup
 	if c == nil {
 		return
@@ -36,6 +38,27 @@ func (e *examination) coordinators() {
 	if expiresSoon(c.CredentialsIssued, c.CredentialsExpire, e.now()) {
 		e.find(CoordinatorExpires, e.Ping.Coordinator, "the credentials of coordinator %s %s", e.Ping.Coordinator,
 			left(c.CredentialsExpire, e.now()))
+	}
+}
+
+// sealed reports values that the coordinator cannot open, and values that keep it from giving up a replaced key. If
+// another coordinator lets clients seal to the missing key, fleetKeys reports that.
+func (e *examination) sealed() {
+	if e.Checkup == nil {
+		return
+	}
+	for _, s := range e.Checkup.Sealed {
+		has := func(c protocol.CoordinatorInfo) bool { return c.FleetKey == s.Key }
+		if s.Missing && slices.ContainsFunc(e.Coordinators, has) {
+			continue
+		}
+		code, how := CoordinatorKeyOld, "were sealed before the fleet key was replaced, to the key "+s.Key
+		if s.Missing {
+			code, how = CoordinatorKeyLost, fmt.Sprintf("are sealed to the fleet key %s, which coordinator %s lacks", s.Key,
+				e.Ping.Coordinator)
+		}
+		e.find(code, e.Ping.Coordinator, "%d versions of secrets, and the sensitive variables of %d sandboxes, %s",
+			s.Versions, s.Sandboxes, how)
 	}
 }
 

@@ -27,10 +27,12 @@ func TestTheFleetsKeyIsReplacedBesideALivingSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running, err := s.Start(ctx, withDB(0, "while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo $DB $TOKEN $OWN"))
+	running, err := s.Start(ctx, withDB(0,
+		"echo begun; while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo $DB $TOKEN $OWN"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	printed(t, ctx, running) // it has its values, so later versions do not change them
 	prints := func(when string, in *sdk.Sandbox, version uint64, want string) {
 		t.Helper()
 		if got := mustExec(ctx, t, in, withDB(version, "echo $DB $TOKEN $OWN")); got != want+"\n" {
@@ -65,7 +67,7 @@ func TestTheFleetsKeyIsReplacedBesideALivingSandbox(t *testing.T) {
 	if _, err := s.Exec(ctx, script("touch /tmp/enough")); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := running.Wait(ctx); err != nil || string(r.Stdout) != "first sealed-before first\n" {
+	if r, err := running.Wait(ctx); err != nil || string(r.Stdout) != "begun\nfirst sealed-before first\n" {
 		t.Errorf("the exec that ran all the time prints %+v, %v", r, err)
 	}
 }

@@ -73,7 +73,8 @@ func (s *Secrets) askToUnseal(ctx context.Context, now *writing, q protocol.Unse
 	m.Data = protocol.Encode(&q)
 	answer, err := s.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
-		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator with the fleet key answers")
+		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator that has a fleet key for secrets answers: "+
+			"boxfleet doctor shows the coordinators that run, and each needs the key file in coordinator.secrets_key")
 	}
 	if err != nil {
 		return nil, translate(causeOf(ctx, err), "ask for a secret")
@@ -103,14 +104,20 @@ func ErrNoCredentials(process string) *protocol.Error {
 // coordinator that has the key may be starting.
 const keyWithin = 2 * time.Second
 
+// keyPause is the pause before a client asks again because the coordinator that answered lacks the key. The server
+// chooses the coordinator that answers by chance. Many short pauses find the only one that has the key; a few long ones
+// may miss it.
+const keyPause = 25 * time.Millisecond
+
 // FleetKey returns the public key to which clients seal values. Only coordinators that have the key answer. Errors:
 // failed_precondition with reason no_fleet_key or no_credentials if the fleet keeps no secrets; unavailable.
 func (t *TenantReads) FleetKey(ctx context.Context) (string, error) {
-	giveUp, pause := time.Now().Add(keyWithin), backoff.New(busyPause, busyMost)
+	giveUp := time.Now().Add(keyWithin)
 	reply, err := t.Query(ctx, protocol.EndpointFleetKey, protocol.Query{})
 	for err != nil {
 		err = t.orNoFleetKey(ctx, err)
-		if protocol.AsError(err).Reason != protocol.ReasonNoFleetKey || time.Now().After(giveUp) || !pause.Wait(ctx) {
+		if protocol.AsError(err).Reason != protocol.ReasonNoFleetKey || time.Now().After(giveUp) ||
+			!backoff.Sleep(ctx, keyPause) {
 			return "", err
 		}
 		reply, err = t.Query(ctx, protocol.EndpointFleetKey, protocol.Query{})
@@ -188,7 +195,10 @@ func (t *TenantReads) askAboutSecret(
 			}
 			busy = true
 		case err != nil && protocol.AsError(err).Reason == protocol.ReasonNoFleetKey:
-			within, busy = keyWithin, true
+			if time.Since(began) > keyWithin || !backoff.Sleep(ctx, keyPause) {
+				return reply, err
+			}
+			continue
 		case err != nil:
 			busy = protocol.AsError(err).Reason == protocol.ReasonTooManyReads
 		}

@@ -23,6 +23,17 @@ type Checkup struct {
 	// low if many sandboxes should stop or restart.
 	Owed      []Owed `json:"owed,omitempty"`
 	OwedCount int    `json:"owed_count,omitempty"`
+
+	// Sealed says what is sealed to other fleet keys than the one to which clients seal now.
+	Sealed []SealedTo `json:"sealed,omitempty"`
+}
+
+// SealedTo says how much is sealed to a fleet key. Users and viewers of a tenant see what is sealed for their tenant.
+type SealedTo struct {
+	Key       string `json:"key"`                 // public fleet key
+	Missing   bool   `json:"missing,omitempty"`   // the coordinator lacks the key, so it cannot open the values
+	Versions  int    `json:"versions,omitempty"`  // kept versions of secrets
+	Sandboxes int    `json:"sandboxes,omitempty"` // living sandboxes that have sensitive variables, or execs with them
 }
 
 // MaxOwed is how many items a [Checkup] lists.

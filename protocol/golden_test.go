@@ -397,6 +397,8 @@ func goldenValues() map[string]any {
 		"reply-checkup-parts": &Reply{Version: 1, Checkup: &Checkup{Server: "2.12.1", MaxPayload: 1 << 20, Cluster: "n",
 			SyncAlways: true, Leaderless: true, CredentialsExpire: at, OwedCount: 2,
 			Owed: []Owed{{Kind: OwedExecEnd, Tenant: "default", Sandbox: "sb-1", Exec: "ex-1", Worker: "w1", Since: at}}}},
+		"reply-sealed-parts": &Reply{Version: 1, Checkup: &Checkup{Server: "2.12.1",
+			Sealed: []SealedTo{{Key: "XA", Missing: true, Versions: 3, Sandboxes: 2}}}},
 		"batch":               batch,
 		"workitem":            &WorkItem{Version: 1, Batch: batch, Record: 77},
 		"workitem-hash-parts": &WorkItem{Version: 1, Record: 77, Hash: []byte{0xab, 0x12}, Signed: true},

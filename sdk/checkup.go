@@ -12,6 +12,9 @@ type Checkup = protocol.Checkup
 // Owed is something that the fleet should have done for a sandbox by now.
 type Owed = protocol.Owed
 
+// SealedTo says how much is sealed to a fleet key.
+type SealedTo = protocol.SealedTo
+
 // CoordinatorInfo is the name and the version of a coordinator that runs.
 type CoordinatorInfo = protocol.CoordinatorInfo
 

@@ -3,6 +3,7 @@ package seal
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -167,6 +168,11 @@ func (ks Keys) Public() string {
 		return ""
 	}
 	return ks[0].public
+}
+
+// Has reports whether the keys have the one with this public key.
+func (ks Keys) Has(public string) bool {
+	return slices.ContainsFunc(ks, func(k *Key) bool { return k.public == public })
 }
 
 // Open opens a value that was sealed to one of the keys for a purpose. Errors: those of [Key.Open].

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -36,6 +37,8 @@ type engineWatch struct {
 	w *worker
 
 	followed  time.Time // when the present stream of events was requested
+	pinged    error     // why the engine did not answer the last ping; nil: it answered
+	listed    error     // why the last inspection of everything failed; nil: it succeeded
 	unchecked error     // why the last check after a reconnect failed; nil: the engine is known to be the same
 	events    <-chan docker.Event
 	failed    <-chan error
@@ -82,6 +85,9 @@ func (e *engineWatch) run(ctx context.Context, inspected bool) error {
 			e.reconcile(ctx)
 		case <-ping.C:
 			e.setHealth(w.engine.Ping(ctx))
+			if e.pinged == nil && e.listed != nil { // try again soon: meanwhile the host takes no sandboxes
+				e.reconcile(ctx)
+			}
 		}
 	}
 }
@@ -119,8 +125,20 @@ func (e *engineWatch) handle(ctx context.Context, event docker.Event) {
 	}
 }
 
-func (e *engineWatch) setHealth(err error) {
-	w := e.w
+// setHealth records whether the engine answered a ping. An engine may answer pings although it answers no request that
+// needs a lock which it holds for ever. It is healthy only after an inspection of everything, too, has succeeded.
+func (e *engineWatch) setHealth(pinged error) {
+	e.pinged = pinged
+	e.report()
+}
+
+// report shows the host's health if it has changed.
+func (e *engineWatch) report() {
+	w, err := e.w, cmp.Or(e.pinged, e.listed)
+	if e.pinged == nil && errors.Is(e.listed, docker.ErrEngineUnavailable) {
+		err = protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineUnavailable, "the engine answers pings, but not "+
+			"everything; if that stays so, restart it (systemctl restart docker): %s", protocol.AsError(e.listed).Message)
+	}
 	if !w.health.Set(err) {
 		return
 	}
@@ -176,7 +194,8 @@ func (e *engineWatch) check(ctx context.Context) error {
 func (e *engineWatch) reconcile(ctx context.Context) {
 	err := e.adopt(ctx)
 	if ctx.Err() == nil {
-		e.setHealth(err)
+		e.listed = err
+		e.report()
 	}
 }
 

@@ -44,6 +44,7 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	engine, registration := engineWatch{w: w}, registration{w}
 	failed := engine.adopt(ctx)
+	engine.listed = failed
 	if failed != nil && ctx.Err() == nil {
 		w.log.Warn("could not inspect everything on the host; retrying later", "error", failed)
 	}

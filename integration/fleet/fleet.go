@@ -136,6 +136,14 @@ func ReplaceSecretsKey(f *Fleet) (keepEarlier func(keep bool)) {
 	}
 }
 
+// TakeSecretsKey takes the keys for secrets away from coordinators that start from now on. Call the returned function
+// to give the keys back.
+func TakeSecretsKey(f *Fleet) (giveBack func()) {
+	keys := f.secrets
+	f.secrets = ""
+	return func() { f.secrets = keys }
+}
+
 func (f *Fleet) makeSecretsKey() {
 	f.TB.Helper()
 	key, err := seal.New()

@@ -51,6 +51,7 @@ type Sandbox struct {
 	local        *local
 	revivals     revivals
 	assigned     assignment
+	noSecrets    error     // why the last start got no values of secrets; nil: it got them, or there is none
 	waitingSince time.Time // when the restart of the container began to wait for a mount or a port; zero: no wait
 }
 

@@ -80,11 +80,23 @@ func (t *starter) connect(ctx context.Context, p *primary, d hostdir.Dir, c dock
 	}
 	s.host.Probe("before-hello")
 	s.host.LimitTerminals(c.Pid)
-	if err := p.Greet(ctx, c.Pid); err != nil {
+	if err := t.greet(ctx, p, c.Pid); err != nil {
 		return c, err
 	}
 	s.host.Track(s.key, c.Pid, p.Home)
 	return c, nil
+}
+
+// greet waits for the supervisor. If the time for the start ends first, the error is why an earlier try could not get
+// the values of the sandbox's secrets: the supervisor does not answer because it waits for them.
+func (t *starter) greet(ctx context.Context, p *primary, pid int) error {
+	err := p.Greet(ctx, pid)
+	if why := p.Link.Refused(); why != nil || err == nil {
+		t.s.noSecrets = why
+	} else if ctx.Err() != nil && t.s.noSecrets != nil {
+		return t.s.noSecrets
+	}
+	return err
 }
 
 // startMounted starts the container if it does not run. It returns the mounts to verify, or nil if there are no such
