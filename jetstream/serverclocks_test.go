@@ -16,6 +16,7 @@ import (
 // The clock of the server that leads the event log is behind the clock of the server that registered the worker's key.
 // The worker waits, because readers would refuse its messages forever.
 func TestAWriterStoresNothingWhileTheStoresClockIsBehindItsKey(t *testing.T) {
+	t.Parallel()
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
 	before, err := f.coordinator.LastRecord(t.Context())
@@ -40,6 +41,7 @@ func TestAWriterStoresNothingWhileTheStoresClockIsBehindItsKey(t *testing.T) {
 // The clocks differ as in the test before when the worker registers. It is not registered before readers would accept
 // its messages. If that takes too long, the error names the cause.
 func TestARegistrationEndsWhenReadersAcceptTheKey(t *testing.T) {
+	t.Parallel()
 	f := startSigned(t)
 	w := f.worker
 	at := time.Now().Add(1500 * time.Millisecond)

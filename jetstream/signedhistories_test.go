@@ -475,6 +475,7 @@ func TestALostRaceIsSignedAgain(t *testing.T) {
 
 // A journal remembers 1,000 ranges of refused messages. Readers do not show the older ones as part of the history.
 func TestARefusedMessageIsNeverShownHoweverManyThereAre(t *testing.T) {
+	t.Parallel()
 	const forged = 1500
 	f := startSigned(t)
 	f.ready(t, "t1", "s1")
