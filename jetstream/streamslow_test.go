@@ -32,7 +32,7 @@ func newStallingDialer() *stallingDialer {
 	return d
 }
 
-// Dial implements [nats.CustomDialer].
+// Dial implements the interface CustomDialer of the NATS library.
 func (d *stallingDialer) Dial(network, address string) (net.Conn, error) {
 	conn, err := net.Dial(network, address)
 	if err != nil {
@@ -122,7 +122,8 @@ func cutOff(t *testing.T, s *server.Server, c *jetstream.Conn, d *deployment, di
 		}
 		go func() { ended <- arrives(conn, size) }()
 	}
-	eventually.Holds(t, 30*time.Second, "the server has cut off the client", func() bool { return s.NumSlowConsumers() > 0 })
+	eventually.Holds(t, 30*time.Second, "the server has cut off the client",
+		func() bool { return s.NumSlowConsumers() > 0 })
 	other := openStream(t, d.connTo(t, s.ClientURL()), target(d), opening("echo", ""))
 	must(t, other.SetDeadline(time.Now().Add(20*time.Second)))
 	must(t, echoed(other, 4<<20)) // nobody else waits for the client
