@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -124,4 +125,26 @@ func (c *Conn) OpenStreams() (n int) {
 		n += len(bulk.all())
 	}
 	return n
+}
+
+// HoldFrames keeps the frames that arrive for the open streams from being taken, until release is called, and makes the
+// NATS library drop those of a stream that are more than most. dropped returns their number.
+func (c *Conn) HoldFrames(most int) (dropped func() int, release func()) {
+	ends := c.plain.all()
+	for _, e := range ends {
+		e.mu.Lock()
+		_ = e.sub.SetPendingLimits(most, -1) // fails only if the stream has ended
+	}
+	dropped = func() (all int) {
+		for _, e := range ends {
+			n, _ := e.sub.Dropped() // fails only if the stream has ended
+			all += n
+		}
+		return all
+	}
+	return dropped, sync.OnceFunc(func() {
+		for _, e := range ends {
+			e.mu.Unlock()
+		}
+	})
 }
