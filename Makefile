@@ -131,7 +131,7 @@ test-cluster: image build tools ## run the core scenarios of the integration tes
 ENGINE26 = TestASandboxLivesItsWholeLife|TestTheContainerIsAsTheSpecSays|TestS1_|TestS12_|TestS22_|TestX8_|TestX10_|$\
 TestX18_|TestP8_|TestH1_|TestQ10_|TestQ14_|TestAnImportLeavesTheHostsImageNamesAlone|TestUnusedImagesAreRemovedAboveTheBound|$\
 TestRequiredServicesGateReadyAndAreReachedByName|TestAWorkersRestartCostsNoService|TestAWorkerKilledDuringACreateOrADelete|$\
-TestAWorkerKilledDuringAStopOrAResume|TestAnEngineLivesAndLeavesNothing
+TestAWorkerKilledDuringAStopOrAResume|TestTheEngineIsStoppedAndStartedUnderAWorker|TestAnEngineLivesAndLeavesNothing
 
 .PHONY: test-engine26
 test-engine26: engine build tools registry ## run the tests that depend on the engine on Docker Engine 26, which this unpacks from Debian

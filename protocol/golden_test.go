@@ -90,7 +90,7 @@ func goldenValues() map[string]any {
 	pull := &PullProgress{Image: "docker.io/library/busybox:latest", Done: 5, Total: 9, Layers: 3, LayersDone: 1, Try: 2,
 		Complete: true}
 	below := &SandboxSpec{Memory: 1 << 30, Env: map[string]string{"A": "1"}}
-	stored := Bytes(6)
+	stored, read, written := Bytes(6), Bytes(7), Bytes(8)
 	tenant := &Tenant{Tenant: "acme",
 		Quota: Quota{Sandboxes: 1, Execs: 2, Waiting: 3, CPU: 1.5, Memory: 4, Disk: 5, Output: 6, Uploads: 7},
 		Used: TenantUse{Sandboxes: 1, Execs: 2, Waiting: 3, CPU: 0.5, Memory: 4, Disk: 5, Output: &stored,
@@ -98,7 +98,7 @@ func goldenValues() map[string]any {
 		Held: []HeldSandbox{{Sandbox: "sb-1", Name: "web", Why: failure}}}
 	usage := &SandboxUsage{Worker: "w1", HostID: "h1", Containers: []ContainerUsage{{Service: "db", Boot: "b1",
 		At: Duration(time.Hour), CPU: Duration(time.Minute), CPULimit: 1.5, Memory: 1, MemoryLimit: 2, PIDs: 3, PIDsLimit: 4,
-		Received: 5, Sent: 6, Read: 7, Written: 8, Error: failure}}}
+		Received: 5, Sent: 6, Read: &read, Written: &written, Error: failure}}}
 	processes := &ProcessList{Worker: "w1", HostID: "h1", Containers: []ContainerProcesses{{Service: "db", Boot: "b1",
 		More: 2, Error: failure, Processes: []Process{{PID: 7, Parent: 1, Exec: "ex-1", Primary: true, UID: 1000, State: "S",
 			Threads: 2, CPU: Duration(time.Second), Memory: 4096, Started: Duration(time.Hour), At: Duration(2 * time.Hour),

@@ -43,8 +43,8 @@ type ContainerUsage struct {
 	PIDsLimit   int64    `json:"pids_limit,omitempty"`
 	Received    Bytes    `json:"received"` // from the network
 	Sent        Bytes    `json:"sent"`
-	Read        Bytes    `json:"read"` // from disks
-	Written     Bytes    `json:"written"`
+	Read        *Bytes   `json:"read,omitempty"` // from disks; nil: the host's kernel does not tell
+	Written     *Bytes   `json:"written,omitempty"`
 
 	Error *Error `json:"error,omitempty"` // why the container could not be measured; then all counters are 0
 }

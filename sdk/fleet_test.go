@@ -2,6 +2,7 @@ package sdk_test
 
 import (
 	"errors"
+	"flag"
 	"testing"
 	"time"
 
@@ -9,7 +10,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestMain(m *testing.M) { fleet.Main(m) }
+func TestMain(m *testing.M) {
+	// Many tests wait for a coordinator, an outage or an engine. On small machines they therefore finish sooner with more
+	// parallel tests than cores. The flag -parallel overrides this number.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
+	fleet.Main(m)
+}
 
 // These tests share one fleet and run one after another. Each creates its own sandboxes.
 func TestAgainstAFleet(t *testing.T) {

@@ -27,7 +27,7 @@ type Process = protocol.Process
 // sandbox is not ready; unavailable with reason worker_away, naming the host, if its worker does not answer;
 // unavailable if no coordinator is running.
 func (s *Sandbox) Usage(ctx context.Context) (*SandboxUsage, error) {
-	reply, err := s.measure(ctx, protocol.EndpointUsage)
+	reply, err := measure(ctx, s, protocol.EndpointUsage)
 	if err == nil && reply.Usage == nil {
 		err = protocol.Errorf(protocol.Internal, "", "the answer has no usage")
 	}
@@ -41,7 +41,7 @@ func (s *Sandbox) Usage(ctx context.Context) (*SandboxUsage, error) {
 // them belongs to. The commands come from the sandbox and may contain any characters, also those that a terminal takes
 // as commands. If one container's processes cannot be listed, its Error says why. Errors are those of [Sandbox.Usage].
 func (s *Sandbox) Processes(ctx context.Context) (*ProcessList, error) {
-	reply, err := s.measure(ctx, protocol.EndpointProcesses)
+	reply, err := measure(ctx, s, protocol.EndpointProcesses)
 	if err == nil && reply.Processes == nil {
 		err = protocol.Errorf(protocol.Internal, "", "the answer has no processes")
 	}
@@ -51,7 +51,7 @@ func (s *Sandbox) Processes(ctx context.Context) (*ProcessList, error) {
 	return reply.Processes, nil
 }
 
-func (s *Sandbox) measure(ctx context.Context, endpoint string) (*protocol.Reply, error) {
+func measure(ctx context.Context, s *Sandbox, endpoint string) (*protocol.Reply, error) {
 	if err := protocol.ValidateID("sandbox", s.ID()); err != nil {
 		return nil, err
 	}

@@ -85,7 +85,7 @@ func (p *program) addCommands(root *cobra.Command) {
 		{groupRun, "Run commands:", roleClient, []*cobra.Command{
 			runs.runCommand(), runs.execCommand(), execsCommands{p.client}.group(),
 			logsCommand(p.client, "boxfleet logs"), waitCommands{p.client}.waitCommand(),
-			forwardCommands{p.client}.forwardCommand()}},
+			forwardCommands{p.client}.forwardCommand(), portCommands{p.client}.portsCommand()}},
 		{groupSandboxes, "Manage sandboxes:", roleClient, []*cobra.Command{
 			boxes.group(), cpCommands{p.client}.cpCommand(), fsCommands{cpCommands{p.client}}.group(),
 			applyCommands{p.client}.applyCommand(), specCommands{p.client}.group(),

@@ -134,13 +134,15 @@ func TestAnExecContinuesWhileNATSRefusesItsWorker(t *testing.T) {
 	worker.await(t, http.StatusOK, "holds the lock")
 	removeHostMark(t)
 	expect(t, "sandbox create --image "+image+" --id web --memory 64m", 0, "web\n")
-	expectOf(t, []string{"exec", "web", "--id", "x", "--detach", "--", "sh", "-c", "sleep 4; echo through"}, 0, "x\n")
+	expectOf(t, []string{"exec", "web", "--id", "x", "--detach", "--", "sh", "-c",
+		"echo up; sleep 4; echo through"}, 0, "x\n")
+	expect(t, "wait web x --contains up", 0, "up\n") // --detach does not wait for the start
 	s.reload(t, `token: "two"`)
 	worker.refusedFor(t, 4*time.Second)
 	replace(t, file, "two")
 	worker.await(t, http.StatusOK, "holds the lock")
 	coordinator.await(t, http.StatusOK, "NATS: connected")
-	expect(t, "execs logs web x --follow", 0, "through\n")
+	expect(t, "execs logs web x --follow", 0, "up\nthrough\n")
 	expect(t, "execs get web x -o json", 0, `"exit_code":0`)
 	expectOf(t, []string{"exec", "web", "--", "echo", "again"}, 0, "again\n")
 	expect(t, "sandbox delete web", 0, "")

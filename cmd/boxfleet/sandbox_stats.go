@@ -31,7 +31,8 @@ func (cmds sandboxCommands) statsCommand() *cobra.Command {
 		Use: "stats SANDBOX", Short: "Show what the containers of a sandbox use", Args: takes("SANDBOX"),
 		ValidArgsFunction: cmds.completeSandbox,
 		Long: `Show what each container of a sandbox uses: processor time, memory, network, disk and processes. The CPU column
-compares two readings, and counts one busy core as 100%. Network and disk are sums since the start of the container.
+compares two readings, and counts one busy core as 100%. Network and disk are sums since the start of the container;
+disk is "unknown" where the host's kernel does not count it.
 With --follow, a table is printed after each interval; with -o json, each reading is one line.`,
 		Example: "  boxfleet sandbox stats web\n  boxfleet sandbox stats web --follow --interval 5s",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -102,10 +103,18 @@ func printUsage(w io.Writer, shown *shownStats) {
 			pids += fmt.Sprintf(" of %d", c.PIDsLimit)
 		}
 		rows = append(rows, []any{containerName(c.Service), percentText(c.CPUPercent), sizeOf(c.Memory), limit, pids,
-			sizeOf(c.Received), sizeOf(c.Sent), sizeOf(c.Read), sizeOf(c.Written)})
+			sizeOf(c.Received), sizeOf(c.Sent), sizeOrUnknown(c.Read), sizeOrUnknown(c.Written)})
 	}
 	table(w, rows...)
 	printUnmeasured(w, failed)
+}
+
+// sizeOrUnknown formats a size that the host may not know.
+func sizeOrUnknown(b *protocol.Bytes) string {
+	if b == nil {
+		return "unknown"
+	}
+	return sizeOf(*b)
 }
 
 // sizeOf formats a size with one decimal, in the largest unit that fits.

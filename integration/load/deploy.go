@@ -82,7 +82,7 @@ func (d *deployment) fill(ctx context.Context) error {
 	}
 	conn.Close()
 	old, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: "filling", URL: d.at.URL,
-		Access: d.access})
+		Access: d.access, Snapshot: time.Second})
 	if err != nil {
 		return err
 	}

@@ -38,11 +38,14 @@ type role struct {
 
 	Access access.Dir `json:"access,omitempty"` // empty: NATS asks for no credentials
 
-	Dir   string `json:"dir,omitempty"`   // directory of the NATS store
-	Port  int    `json:"port,omitempty"`  // port of NATS; 0: any free port
-	Lazy  bool   `json:"lazy,omitempty"`  // fill the store faster: NATS acknowledges before it writes to disk
-	First int    `json:"first,omitempty"` // number of the first worker
-	Hosts int    `json:"hosts,omitempty"` // number of workers
+	Dir  string `json:"dir,omitempty"`  // directory of the NATS store
+	Port int    `json:"port,omitempty"` // port of NATS; 0: any free port
+	Lazy bool   `json:"lazy,omitempty"` // fill the store faster: NATS acknowledges before it writes to disk
+
+	Snapshot time.Duration `json:"snapshot,omitempty"` // time between a coordinator's rounds of snapshots; 0: the default
+
+	First int `json:"first,omitempty"` // number of the first worker
+	Hosts int `json:"hosts,omitempty"` // number of workers
 	fleet
 }
 
@@ -118,6 +121,7 @@ func (r *role) playCoordinator(ctx context.Context, log *slog.Logger, serve func
 	defer conn.Close()
 	return coordinator.Run(ctx, coordinator.Config{
 		Conn: conn, Name: r.Name, Build: "load", SyncAlways: true, Logger: log, OnReady: func() { serve(ready{}) },
+		Timing: coordinator.Timing{Snapshot: r.Snapshot},
 	})
 }
 

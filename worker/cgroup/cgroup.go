@@ -28,10 +28,11 @@ const mostRead = 64 << 10
 
 // Group are the control groups of one container.
 type Group struct {
-	root string
-	path string            // path of the group of version 2; empty: version 1
-	of   map[string]string // the directory of each controller of version 1
-	text string            // the groups as the kernel lists them
+	proc      string
+	path      string            // path of the group of version 2; empty: version 1
+	of        map[string]string // the directory of each controller of version 1
+	blkioRoot string            // directory of the root group of the controller blkio of version 1
+	text      string            // the groups as the kernel lists them
 }
 
 // Counters say what a container has used. A limit of 0 means that there is no limit.
@@ -41,6 +42,7 @@ type Counters struct {
 	MemoryLimit int64
 	PIDs        int64 // processes and threads
 	PIDsLimit   int64
+	DiskKnown   bool  // the kernel tells the next two
 	Read        int64 // bytes read from and written to disks
 	Written     int64
 }
@@ -53,7 +55,7 @@ func of(proc, root string, pid int) (*Group, error) {
 	if err != nil {
 		return nil, unreadable(err, "read the control groups of a container")
 	}
-	g := &Group{root: root, of: map[string]string{}, text: string(data)}
+	g := &Group{proc: proc, of: map[string]string{}, text: string(data)}
 	unified := ""
 	for line := range strings.Lines(g.text) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
@@ -68,6 +70,9 @@ func of(proc, root string, pid int) (*Group, error) {
 			g.of[controller] = filepath.Join(root, parts[1], path.Clean("/"+parts[2]))
 			if _, err := os.Stat(g.of[controller]); err != nil { // some systems mount each controller by itself
 				g.of[controller] = filepath.Join(root, controller, path.Clean("/"+parts[2]))
+			}
+			if controller == "blkio" {
+				g.blkioRoot = strings.TrimSuffix(g.of[controller], path.Clean("/"+parts[2]))
 			}
 		}
 	}
@@ -99,7 +104,10 @@ func (g *Group) readV2() (c Counters, err error) {
 	c.Memory = max(c.Memory-field(memory, "inactive_file"), 0)
 	c.MemoryLimit = number(g.path, "memory.max")
 	c.PIDs, c.PIDsLimit = number(g.path, "pids.current"), number(g.path, "pids.max")
-	io, _ := readFile(filepath.Join(g.path, "io.stat"))
+	io, err := readFile(filepath.Join(g.path, "io.stat"))
+	if c.DiskKnown = err == nil; !c.DiskKnown { // the controller is off
+		c.Read, c.Written, c.DiskKnown = g.ioOfProcesses()
+	}
 	for word := range bytes.FieldsSeq(io) {
 		if n, ok := bytes.CutPrefix(word, []byte("rbytes=")); ok {
 			c.Read += parse(n)
@@ -124,7 +132,12 @@ func (g *Group) readV1() (c Counters, err error) {
 		c.MemoryLimit = 0
 	}
 	c.PIDs, c.PIDsLimit = number(g.of["pids"], "pids.current"), number(g.of["pids"], "pids.max")
-	io, _ := readFile(filepath.Join(g.of["blkio"], "blkio.throttle.io_service_bytes_recursive"))
+	if !g.countsIO() {
+		c.Read, c.Written, c.DiskKnown = g.ioOfProcesses()
+		return c, nil
+	}
+	io, err := readFile(filepath.Join(g.of["blkio"], ioCounters))
+	c.DiskKnown = err == nil
 	for line := range bytes.Lines(io) { // 8:0 Read 4096
 		switch words := bytes.Fields(line); {
 		case len(words) != 3:

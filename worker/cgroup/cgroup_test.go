@@ -26,8 +26,8 @@ func tree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-var want = Counters{CPU: 1500 * time.Millisecond, Memory: 3000, MemoryLimit: 8192, PIDs: 4, PIDsLimit: 100, Read: 4106,
-	Written: 8212}
+var want = Counters{CPU: 1500 * time.Millisecond, Memory: 3000, MemoryLimit: 8192, PIDs: 4, PIDsLimit: 100,
+	DiskKnown: true, Read: 4106, Written: 8212}
 
 func TestVersion2(t *testing.T) {
 	dir := tree(t, map[string]string{
@@ -54,9 +54,48 @@ func TestVersion1(t *testing.T) {
 				"sys/pids/d/abc/pids.max":      "100\n",
 				"sys/blkio/d/abc/blkio.throttle.io_service_bytes_recursive": "8:0 Read 4096\n8:0 Write 8192\n" +
 					"8:0 Sync 1\n8:1 Read 10\n8:1 Write 20\nTotal 12318\n",
+				"sys/blkio/blkio.throttle.io_service_bytes_recursive": "8:0 Read 1\nTotal 1\n",
 			}), want)
 		})
 	}
+}
+
+// Where the kernel does not count for control groups, it counts for processes.
+func TestDiskIsCountedByProcessOrUnknown(t *testing.T) {
+	with := func(files map[string]string, more ...string) string {
+		for i := 0; i < len(more); i += 2 {
+			files[more[i]] = more[i+1]
+		}
+		return tree(t, files)
+	}
+	v1 := func(more ...string) string {
+		return with(map[string]string{"proc/7/cgroup": "2:cpuacct:/a\n1:blkio:/a\n", "sys/cpuacct/a/cpuacct.usage": "1",
+			"sys/blkio/a/" + ioCounters: "Total 0\n", "sys/blkio/" + ioCounters: "Total 0\n"}, more...)
+	}
+	v2 := func(more ...string) string {
+		return with(map[string]string{"proc/7/cgroup": "0::/a\n", "sys/a/cpu.stat": "usage_usec 0\n"}, more...)
+	}
+	procs := "7\n8\n9\n" // the second one has ended
+	first, second := "rchar: 9\nread_bytes: 4000\nwrite_bytes: 8000\n", "read_bytes: 96\nwrite_bytes: 192\n"
+	unknown, counted := Counters{}, Counters{DiskKnown: true, Read: 4096, Written: 8192}
+	for name, c := range map[string]struct {
+		dir  string
+		want Counters
+	}{
+		"version 1": {v1("sys/cpuacct/a/cgroup.procs", procs,
+			"proc/7/io", first, "proc/9/io", second), counted},
+		"version 2": {v2("sys/a/cgroup.procs", procs,
+			"proc/7/io", first, "proc/9/io", second), counted},
+		"version 1, and no count of processes":  {v1("sys/cpuacct/a/cgroup.procs", "7\n"), unknown},
+		"version 2, and no count of processes":  {v2("sys/a/cgroup.procs", "7\n"), unknown},
+		"version 2, and a count that is unread": {v2("sys/a/cgroup.procs", "7\n", "proc/7/io/directory", ""), unknown},
+	} {
+		if strings.HasPrefix(name, "version 1") {
+			c.want.CPU = 1
+		}
+		t.Run(name, func(t *testing.T) { check(t, c.dir, c.want) })
+	}
+	check(t, v2("sys/a/io.stat", ""), Counters{DiskKnown: true}) // it has read and written nothing
 }
 
 func check(t *testing.T, dir string, want Counters) {

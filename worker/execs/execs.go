@@ -102,12 +102,16 @@ func (e *Execs) unstartedSince(id string) time.Time {
 	return e.unstarted[id]
 }
 
-// containerOf returns the connection to the container in which an exec runs, or nil if there is no connection. The
+// containerOf returns the connection to the container in which an exec runs, or nil if there is no connection. For an
+// exec that has not started, it returns nil while the supervisor is away: Connected wakes the sandbox for the exec. The
 // result mustRun is true if the exec needs its goroutine even without a connection: the goroutine then finds out how
 // the exec ended, or fails an exec that cannot start. The parameter ended is true if every container has ended.
 func (e *Execs) containerOf(x *protocol.Exec, ended bool) (a *attach.Attachment, mustRun bool) {
 	running := x.State == protocol.ExecStateRunning
 	a, down, givenUp := e.cfg.Containers.Status(x.Spec.Service)
+	if !running && !a.Up() {
+		a = nil // a supervisor that is away cannot start the exec, and may have ended with its container
+	}
 	return a, running && (down || ended) || givenUp
 }
 
@@ -236,6 +240,7 @@ func (e *Execs) Restart() { e.cfg.Wake() }
 // run twice.
 func (e *Execs) Connected(a *attach.Attachment, h control.Hello, first bool) {
 	if !first {
+		e.cfg.Wake() // execs may have waited for the supervisor
 		return
 	}
 	e.mu.Lock()

@@ -68,7 +68,10 @@ func (c measured) read(u *protocol.ContainerUsage) *protocol.Error {
 	u.At, u.Boot, u.CPULimit = protocol.Duration(control.Clock()), c.a.Boot, c.cores
 	u.CPU, u.PIDs, u.PIDsLimit = protocol.Duration(counters.CPU), counters.PIDs, counters.PIDsLimit
 	u.Memory, u.MemoryLimit = protocol.Bytes(counters.Memory), protocol.Bytes(counters.MemoryLimit)
-	u.Read, u.Written = protocol.Bytes(counters.Read), protocol.Bytes(counters.Written)
+	if counters.DiskKnown {
+		read, written := protocol.Bytes(counters.Read), protocol.Bytes(counters.Written)
+		u.Read, u.Written = &read, &written
+	}
 	received, sent, err := cgroup.Network(c.a.Pid)
 	if err != nil {
 		return protocol.AsError(err)

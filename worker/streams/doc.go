@@ -8,7 +8,8 @@
 //	                                       ├─ file.go      kind "file": short operations; filecarry.go: transfers
 //	                                       ├─ dial.go      kind "dial": a connection to a server
 //	                                       ├─ stdin.go     kind "stdin": input of a running exec
-//	                                       └─ port.go      kind "port": a wait until a server answers
+//	                                       ├─ port.go      kind "port": a wait until a server answers
+//	                                       └─ ports.go     kind "ports": which ports have a server
 //
 // Kinds are registered in kinds.go. A handler gets a [Call]. It must not outlive the context it gets.
 //
@@ -19,5 +20,5 @@
 // with open streams from being stopped as idle.
 //
 // The package imports protocol, jetstream (for its types), stream, backoff, worker/attach, worker/decide,
-// worker/files, supervisor/control and zrecord.
+// worker/files, worker/supervise, supervisor/control and zrecord.
 package streams

@@ -21,6 +21,9 @@ import (
 const (
 	mostTransfers = 8 // transfers in one container at a time
 	mostWatches   = 4
+
+	// mostPortWatches limits how often the kernel's tables of a container's sockets are read.
+	mostPortWatches = 16
 )
 
 // turns counts the transfers and watches of containers.
@@ -33,6 +36,7 @@ type containerTurns struct {
 	users     int           // calls that use the entry
 	transfers chan struct{} // one entry for each transfer
 	watches   chan struct{} // one entry for each watch
+	ports     chan struct{} // one entry for each watch of ports
 }
 
 func newTurns() *turns { return &turns{of: map[*attach.Attachment]*containerTurns{}} }
@@ -68,13 +72,27 @@ func (t *turns) watch(ctx context.Context, a *attach.Attachment) (done func(), e
 	}
 }
 
+// ports takes one of the watches of a container's ports. Error: resource_exhausted.
+func (t *turns) ports(a *attach.Attachment) (done func(), err error) {
+	c := t.use(a)
+	select {
+	case c.ports <- struct{}{}:
+		return func() { <-c.ports; t.release(a, c) }, nil
+	default:
+		t.release(a, c)
+		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyStreams,
+			"the container's ports have %d watches, which is the most that are allowed: end one of them", mostPortWatches)
+	}
+}
+
 func (t *turns) use(a *attach.Attachment) *containerTurns {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.of[a]
 	if c == nil {
 		c = &containerTurns{
-			transfers: make(chan struct{}, mostTransfers), watches: make(chan struct{}, mostWatches)}
+			transfers: make(chan struct{}, mostTransfers), watches: make(chan struct{}, mostWatches),
+			ports: make(chan struct{}, mostPortWatches)}
 		t.of[a] = c
 	}
 	c.users++

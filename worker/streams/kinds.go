@@ -17,5 +17,6 @@ var kinds = map[string]Handler{
 	protocol.StreamKindDial:  dial,
 	protocol.StreamKindStdin: stdin,
 	protocol.StreamKindPort:  waitForPort,
+	protocol.StreamKindPorts: watchPorts,
 	protocol.StreamKindFile:  file,
 }

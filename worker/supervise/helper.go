@@ -39,6 +39,16 @@ func (l *Link) Files(ctx context.Context, user, cwd string) (*files.Session, err
 	}), nil
 }
 
+// Process opens the directory in /proc of a container's first process, which is the supervisor. It cannot be read once
+// the process has ended. Process waits until the supervisor is connected to the link. Error: unavailable.
+func Process(ctx context.Context, l *Link) (*os.Root, error) {
+	s, _, err := l.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.container()
+}
+
 // container opens the directory of the container's PID 1 in /proc, which tells about no other process afterwards.
 func (s *session) container() (*os.Root, error) {
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/%d", s.pid))
