@@ -236,15 +236,20 @@ func (d *Watch) check(ctx context.Context, now time.Time) {
 	}
 }
 
-// readRooms reads the free space of all disks. It takes the reserve if the worker's disk has enough free space.
+// readRooms reads the free space of all disks. It takes the reserve if the worker's disk has enough free space. A
+// released reserve does not count as free space: else a release could make a full disk count as not full.
 func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64) {
 	free = map[uint64]int64{}
 	var fullest *room
+	own := deviceOf(d.dirs[0])
 	defer func() { d.fullest.Store(fullest) }()
 	for i, dir := range d.dirs {
 		r, ok := readRoom(dir)
 		if !ok {
 			continue
+		}
+		if r.device == own && !d.reserve.held {
+			r.free = max(r.free-d.limits.reserveOf(r), 0)
 		}
 		if fullest == nil || float64(r.free)/float64(r.size) < float64(fullest.free)/float64(fullest.size) {
 			fullest = &r

@@ -109,6 +109,37 @@ func TestAWriterIsStoppedWithANoteAlthoughTheDiskIsFull(t *testing.T) {
 	}
 }
 
+// On a small disk, the reserve may be larger than disk_low.
+func TestAFullDiskStaysFullAfterTheReserveIsReleased(t *testing.T) {
+	t.Parallel()
+	dir := smallDisk(t)
+	d := New(Config{WorkerDir: dir, EngineDir: smallDisk(t), ReserveDir: dir, Low: mib / 2, Reserve: mib,
+		Logger: slog.New(slog.DiscardHandler)})
+	d.check(t.Context(), time.Now())
+	if !d.reserve.held {
+		t.Fatal("the reserve is not held on an empty disk")
+	}
+	foreign := filepath.Join(dir, "foreign") // no sandbox fills the disk
+	if err := fill(t, foreign, 64<<20); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filling the disk: got %v, want %v", err, unix.ENOSPC)
+	}
+	for i := range 3 {
+		d.check(t.Context(), time.Now())
+		if d.Full() == "" || i > 0 && d.reserve.held {
+			t.Fatalf("check %d: the host is full: %q; the reserve is held: %t", i, d.Full(), d.reserve.held)
+		}
+	}
+	if err := os.RemoveAll(foreign); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		d.check(t.Context(), time.Now())
+	}
+	if d.Full() != "" || !d.reserve.held {
+		t.Errorf("after space was freed, the host is full: %q; the reserve is held: %t", d.Full(), d.reserve.held)
+	}
+}
+
 // A worker that starts on a full disk stops the sandbox that filled the disk, but not before it knows all sandboxes.
 func TestASandboxThatFilledTheDiskWhileNoWorkerRanIsStopped(t *testing.T) {
 	t.Parallel()
