@@ -48,12 +48,12 @@ var larger = map[string]struct {
 
 	"coordinator: coordinator": {46,
 		"decisions of the leader, in files by subject; they share the scheduler and the log"},
-	"coordinator: projection":   {27, "the read model and its snapshots, which change together under one lock"},
-	"coordinator: hosts":        {28, "the table of hosts; its entries and indexes change together under one lock"},
-	"jetstream: connection":     {32, "the life of one connection; calls, waits and health depend on the same state"},
-	"worker/output: Exec":       {28, "the output of one exec; publishing, hashing and freeing share offsets"},
-	"worker/sandbox: Sandbox":   {36, "the steps of one sandbox, and the answers to clients' streams and queries"},
-	"worker: worker":            {26, "the life of one worker, and the wiring of its parts"},
+	"coordinator: projection": {27, "the read model and its snapshots, which change together under one lock"},
+	"coordinator: hosts":      {28, "the table of hosts; its entries and indexes change together under one lock"},
+	"jetstream: connection":   {32, "the life of one connection; calls, waits and health depend on the same state"},
+	"worker/output: Exec":     {28, "the output of one exec; publishing, hashing and freeing share offsets"},
+	"worker/sandbox: Sandbox": {36, "the steps of one sandbox, and the answers to clients' streams and queries"},
+	"worker: worker":          {26, "the life of one worker, and the wiring of its parts"},
 }
 
 // goSource is a Go file of the module.
