@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	eventually.InMemory()
 	// Tests spend most of their time waiting for elections and for the ends of leases. On small machines they therefore
 	// finish sooner with more parallel tests than cores. The flag -parallel overrides this number.
-	if err := flag.Set("test.parallel", "8"); err != nil {
+	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
 	code := m.Run()
